@@ -1,11 +1,13 @@
-//! A request by each of the clients, against a daemon of this build: a route that books and the free of that booking, from
-//! the call to the decoded reply, by the socket and by a lane, where both sides sleep between requests and where both look.
+//! The time of a request through each of the clients, against a daemon of this build: a route that books, and the free of
+//! that booking, from the call to the decoded reply. Over the socket and over a shm lane; with both sides asleep between
+//! requests, and with both busy-polling.
 //!
-//! One daemon and one gateway, one request at a time. Where both look the serving thread and the gateway need a processor
-//! each, that nobody else uses: the figures say nothing otherwise.
+//! One daemon, one gateway, one request at a time. To busy-poll, the serving thread and the gateway each need a processor
+//! that no other process uses; otherwise the figures mean nothing.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+#[path = "../tests/kit/mod.rs"]
+mod kit;
+
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main, measurement::WallTime};
@@ -13,55 +15,24 @@ use kvrouted::client::{Answer, AsyncClient, Client, ClientOptions, LaneUse, Stea
 use kvrouted::ids::{Scheme, SpaceId, Window};
 use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
-use tempfile::TempDir;
 use tokio::runtime::Builder;
 
-/// How long either side looks before it sleeps, where it looks.
+use kit::Daemon;
+
+/// How long each side busy-polls before it sleeps, if it does.
 const SPIN: Duration = Duration::from_millis(1);
 /// Blocks of the prompt, of 16 tokens each: 8 bytes a block are sent.
 const BLOCKS: u64 = 720;
 const BLOCK_SIZE: u32 = 16;
 const WORKERS: u64 = 8;
-/// Far beyond what the daemon takes to start.
-const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A daemon of this build, of as many workers, in a folder of its own.
-struct Daemon {
-    child: Child,
-    folder: TempDir,
-}
-
-impl Daemon {
-    fn start(looks: bool) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (socket, config) = (folder.path().join("s"), folder.path().join("kvrouted.toml"));
-        let spin_us = if looks { SPIN.as_micros() } else { 0 };
-        let workers: String = (1..=WORKERS).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
-        let serve = format!("[serve]\nsocket = \"{}\"\nspin_us_max = {spin_us}\n", socket.display());
-        let space = format!("[[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\n");
-        std::fs::write(&config, format!("{serve}{space}{workers}")).expect("written");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-        command.arg("serve").arg("--config").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
-        let daemon = Self { child: command.spawn().expect("the binary runs"), folder };
-        let since = Instant::now();
-        while Client::connect(&daemon.socket(), &ClientOptions::default()).is_err() {
-            assert!(since.elapsed() < PATIENCE, "the daemon does not serve");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        daemon
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // One that has ended has nothing left to kill.
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
+/// A daemon of this build with [`WORKERS`] workers.
+fn daemon(busy_polls: bool) -> Daemon {
+    let folder = kit::folder();
+    let spin_us = if busy_polls { SPIN.as_micros() } else { 0 };
+    let workers: String = (1..=WORKERS).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
+    let config = kit::configure_serve(folder.path(), &format!("spin_us_max = {spin_us}"), &workers);
+    Daemon::serve(folder, &["--config", kit::text(&config)])
 }
 
 /// How the daemon is asked.
@@ -75,7 +46,7 @@ struct Way {
 impl Way {
     fn steady(self) -> SteadyOptions {
         let Self { lane, spin, .. } = self;
-        SteadyOptions { name: "bench".to_owned(), timeout: PATIENCE, lane, spin, ..SteadyOptions::default() }
+        SteadyOptions { name: "bench".to_owned(), timeout: kit::WAIT_MAX, lane, spin, ..SteadyOptions::default() }
     }
 }
 
@@ -143,10 +114,10 @@ fn booking(answer: &Answer) -> kvrouted::client::Booking {
 /// A route of 720 hashes that books, and its free.
 fn route_and_free(c: &mut Criterion) {
     let hashes: Vec<u8> = (0..BLOCKS).flat_map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()).collect();
-    for looks in [false, true] {
-        let daemon = Daemon::start(looks);
-        let mut group = c.benchmark_group(format!("client/{}", if looks { "looking" } else { "asleep" }));
-        let spin = if looks { SPIN } else { Duration::ZERO };
+    for busy_polls in [false, true] {
+        let daemon = daemon(busy_polls);
+        let mut group = c.benchmark_group(format!("client/{}", if busy_polls { "looking" } else { "asleep" }));
+        let spin = if busy_polls { SPIN } else { Duration::ZERO };
         for (name, lane) in [("socket", LaneUse::Off), ("lane", LaneUse::Require)] {
             let way = Way { name, lane, spin };
             bare(&mut group, &daemon, way, &hashes);

@@ -1,4 +1,4 @@
-//! The index: what a query costs, and what an event costs its writer.
+//! The index: the cost of a query, and of an event for its writer.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -70,7 +70,7 @@ fn shared_prompt(workers: u64, blocks: u64) -> (World, Vec<LocalHash>) {
     (world, prompt)
 }
 
-/// The same prompt again and again, as a router sees it right after it hashed it.
+/// The same prompt again and again, as a router queries it right after hashing it.
 fn lookup_hot(c: &mut Criterion) {
     let mut group = short(c, "index/lookup_hot");
     let mut bench = |id: BenchmarkId, workers, blocks| {
@@ -88,7 +88,7 @@ fn lookup_hot(c: &mut Criterion) {
     group.finish();
 }
 
-/// Other prompts every time, more of them than caches hold: 8 workers with 500 prompts each.
+/// Other prompts every time, more than caches hold: 8 workers with 500 prompts each.
 fn lookup_cold(c: &mut Criterion) {
     const PROMPTS: u64 = 4000;
     let mut group = short(c, "index/lookup_cold");
@@ -109,7 +109,7 @@ fn lookup_cold(c: &mut Criterion) {
     group.finish();
 }
 
-/// One worker takes a prompt in and evicts it again, its last block first.
+/// One worker stores a prompt and evicts it again, its last block first.
 fn store_and_remove(c: &mut Criterion) {
     let mut group = short(c, "index/store_and_remove");
     for blocks in [1, 16, 256, 4096] {
@@ -130,7 +130,7 @@ fn store_and_remove(c: &mut Criterion) {
     group.finish();
 }
 
-/// A prompt that others hold too is stored: the blocks are there, only who holds them changes.
+/// A store of a prompt that others hold too: its blocks exist, and only its holder bit changes.
 fn store_what_others_hold(c: &mut Criterion) {
     let mut group = short(c, "index/store_what_others_hold");
     let (mut world, prompt) = shared_prompt(64, DEPTH);
@@ -147,7 +147,7 @@ fn store_what_others_hold(c: &mut Criterion) {
     group.finish();
 }
 
-/// Answers that grow block by block, of 16 requests at a time, and are evicted whole.
+/// Answers that grow block by block, 16 requests at a time, and are evicted whole.
 fn decode(c: &mut Criterion) {
     const REQUESTS: u64 = 16;
     const BLOCKS: u64 = 64;
@@ -173,7 +173,7 @@ fn decode(c: &mut Criterion) {
     group.finish();
 }
 
-/// Prompts that leave a long one at every eighth block: their names, their contents, and after which block.
+/// Prompts that branch off a long one at every eighth block: their names, their contents, and their parents.
 fn branches(blocks: u64) -> Vec<(EngineHash, Vec<EngineHash>, Vec<LocalHash>)> {
     const LENGTH: u64 = 4;
     let trunk = engine_hashes(1, blocks);
@@ -187,7 +187,7 @@ fn branches(blocks: u64) -> Vec<(EngineHash, Vec<EngineHash>, Vec<LocalHash>)> {
     branches
 }
 
-/// A long edge is cut into many by branches, and becomes one again when they are removed.
+/// Branches cut a long edge into many nodes, which become one again when the branches are removed.
 fn split_and_join(c: &mut Criterion) {
     const BLOCKS: u64 = 1024;
     let mut group = short(c, "index/split_and_join");
@@ -215,7 +215,7 @@ fn split_and_join(c: &mut Criterion) {
     group.finish();
 }
 
-/// Blocks of several prompts are removed in a chance order, each by an event of its own.
+/// Blocks of several prompts are removed in a random order, each by an event of its own.
 fn random_removal(c: &mut Criterion) {
     const PROMPTS: u64 = 16;
     const BLOCKS: u64 = 512;
@@ -245,7 +245,7 @@ fn random_removal(c: &mut Criterion) {
     group.finish();
 }
 
-/// A clear is at once for readers; what it leaves to the writer is swept in slices.
+/// A clear is immediate for readers; the writer's part is swept in slices.
 fn clear(c: &mut Criterion) {
     const HELD: u64 = 20_000;
     let (hashes, prompt) = (engine_hashes(1, HELD), locals(0, HELD));

@@ -1,22 +1,22 @@
-//! The only way from text to an endpoint: whatever names one is parsed here before anything connects or binds.
+//! Endpoints: every text that names one is parsed here before anything connects or binds.
 //!
-//! Endpoints come from strangers: HTTP callers, engines' answers, workers' files, administration requests. They end in
-//! sockets and in the resolver, which are not made for strangers. So an [`Endpoint`] exists only after
+//! Endpoints come from untrusted sources: HTTP clients, engines' answers, files of workers, administration requests. They
+//! end in sockets and in the resolver, which do not expect hostile input. So an [`Endpoint`] exists only after
 //! [`Endpoint::parse`] has accepted it, and sockets take nothing else.
 //!
-//! # Calls of dependencies that can panic, and what guards each
+//! # Calls into dependencies that can panic, and the guard of each
 //!
 //! | call | panics on | guard |
 //! |---|---|---|
 //! | `zmq::Socket::connect`, `bind` | a NUL byte (`CString::new().unwrap()`) | only the demo and tests use them, with names of their own |
-//! | sockets of [`crate::zmtp`] | nothing: what cannot be opened is an error, and is tried again | |
-//! | `std::time::Instant` + a duration | a sum beyond what it holds | durations are configured below a year (`limits`) |
-//! | `core_affinity`, `notify`, `ureq`, `toml_edit`, `serde_json` | nothing that input decides, as far as their sources and the fuzz targets tell | parsers and requests run on threads whose panic is an error (`spawn_blocking`) |
+//! | sockets of [`crate::zmtp`] | nothing: a failure to open is an error, and is retried | |
+//! | `std::time::Instant` + a duration | a sum out of range | configured durations are at most about a year (`limits`) |
+//! | `core_affinity`, `notify`, `ureq`, `toml_edit`, `serde_json` | no input, according to their sources and the fuzz targets | parsers and requests run on threads whose panic is an error (`spawn_blocking`) |
 //! | `flatbuffers` readers | offsets of a buffer that was not verified | every buffer is verified before it is read |
 //! | `mio::Registry::register` | nothing; a closed descriptor is an error | |
 //!
-//! What slips through all the same: a panic of an ingest thread costs its shard's index and not the daemon (see
-//! `ingest::rebuild`); a panic of a thread that cannot be rebuilt drains the daemon (see `daemon`).
+//! If a panic happens all the same: a panic of an ingest thread costs its shard's index and not the daemon (see the
+//! rebuild of a shard in `ingest`); a panic of a thread that cannot be rebuilt drains the daemon (see `daemon`).
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -28,43 +28,43 @@ use crate::limits::{
 };
 
 const TRANSPORTS: [&str; 2] = ["tcp", "ipc"];
-/// Hosts that say where a server binds, not where it can be reached.
+/// Hosts where a server binds, which no client can connect to.
 const WILDCARD_HOSTS: [&str; 3] = ["*", "0.0.0.0", "[::]"];
 
-/// Why a text is no endpoint.
+/// Why a text is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointFault {
-    /// What is wrong, fit for a log line: nothing of the text that a terminal would obey.
+pub struct EndpointError {
+    /// What is wrong. Safe for a log line: characters that control a terminal are escaped.
     pub message: String,
     /// What was probably meant.
     pub nearest: Option<String>,
 }
 
-impl EndpointFault {
+impl EndpointError {
     fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), nearest: None }
     }
 }
 
-impl fmt::Display for EndpointFault {
+impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for EndpointFault {}
+impl std::error::Error for EndpointError {}
 
-type Parsed<T> = Result<T, EndpointFault>;
+type Parsed<T> = Result<T, EndpointError>;
 
 /// A ZeroMQ endpoint that can be connected to: `tcp://host:port` or `ipc://path`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint(String);
 
 impl Endpoint {
-    /// Reads an endpoint.
+    /// Parses an endpoint.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the text.
     pub fn parse(text: &str) -> Parsed<Self> {
         match transport(text)? {
             ("tcp", address) => check_tcp(text, address)?,
@@ -79,8 +79,7 @@ impl Endpoint {
         &self.0
     }
 
-    /// The endpoint of the rank that comes `ranks` after this one's: its port counted up. `None` if it has no port, or
-    /// none that high.
+    /// The endpoint `ranks` ranks later: the port plus `ranks`. `None` if it has no port, or if the sum is not a port.
     #[must_use]
     pub fn of_rank(&self, ranks: u32) -> Option<Self> {
         if ranks == 0 {
@@ -91,12 +90,12 @@ impl Endpoint {
         u16::try_from(port).ok().map(|port| Self(format!("tcp://{host}:{port}")))
     }
 
-    /// Where nobody is: for a worker whose events come from a file or a test, and that opens no socket.
+    /// An endpoint without a peer, for a worker whose events come from a file or a test and that opens no socket.
     pub(crate) fn nowhere() -> Self {
         Self("ipc://@nowhere".to_owned())
     }
 
-    /// An endpoint that no operator may name: `inproc://`, or a name that no resolver is asked for.
+    /// An endpoint that no operator may configure, such as `inproc://`.
     #[cfg(test)]
     pub(crate) fn unparsed(text: &str) -> Self {
         Self(text.to_owned())
@@ -104,7 +103,7 @@ impl Endpoint {
 }
 
 impl FromStr for Endpoint {
-    type Err = EndpointFault;
+    type Err = EndpointError;
 
     fn from_str(text: &str) -> Parsed<Self> {
         Self::parse(text)
@@ -137,15 +136,15 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A ZeroMQ endpoint that can be bound: an [`Endpoint`], one on every address, or one on a port that is free.
+/// A ZeroMQ endpoint to bind: an [`Endpoint`], one on all addresses, or one on a free port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundEndpoint(String);
 
 impl BoundEndpoint {
-    /// Reads an endpoint to bind. Port `0` or `*` is a free one.
+    /// Parses an endpoint to bind. Port `0` or `*` means a free port.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the text.
     pub fn parse(text: &str) -> Parsed<Self> {
         if let ("tcp", address) = transport(text)?
             && let Some((host, port)) = address.rsplit_once(':')
@@ -165,19 +164,19 @@ impl BoundEndpoint {
     }
 }
 
-/// Reads the address of an engine's HTTP server, `http://host:port`. Answers with it without slashes at its end.
+/// Parses the address of an engine's HTTP server, `http://host:port`. Returns it without slashes at the end.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the text.
 pub fn server_url(text: &str) -> Parsed<String> {
     refuse_control(text)?;
     let Some((scheme, rest)) = text.split_once("://") else {
         let nearest = Some(format!("http://{}", shown(text)));
-        return Err(EndpointFault { message: format!("`{}` is not http://host:port", shown(text)), nearest });
+        return Err(EndpointError { message: format!("`{}` is not http://host:port", shown(text)), nearest });
     };
     if scheme != "http" {
-        let message = format!("`{}` is not spoken here, only http is", shown(scheme));
-        return Err(EndpointFault { message, nearest: Some(format!("http://{}", shown(rest))) });
+        let message = format!("`{}` is not supported, only http is", shown(scheme));
+        return Err(EndpointError { message, nearest: Some(format!("http://{}", shown(rest))) });
     }
     let address = rest.trim_end_matches('/');
     check_tcp(text, address)?;
@@ -187,69 +186,69 @@ pub fn server_url(text: &str) -> Parsed<String> {
 /// Checks the prefix of a subscription.
 ///
 /// # Errors
-/// Where it is too long, or holds characters that no engine's configuration means.
+/// If it is too long or has control characters.
 pub fn check_topic(text: &str) -> Parsed<()> {
     if text.len() > NAME_BYTES_MAX {
         let message = format!("is {} bytes, at most {NAME_BYTES_MAX} are allowed", text.len());
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     refuse_control(text)
 }
 
-/// Checks the path of a Unix socket that we bind.
+/// Checks the path of a Unix socket to bind.
 ///
 /// # Errors
-/// Where no socket can have it.
+/// If no socket can have this path.
 pub fn check_socket_path(path: &str) -> Parsed<()> {
     refuse_control(path)?;
     if path.is_empty() || path.ends_with('/') {
-        return Err(EndpointFault::new(format!("`{}` does not name a file", shown(path))));
+        return Err(EndpointError::new(format!("`{}` does not name a file", shown(path))));
     }
     check_path_length(path)
 }
 
-/// The transport and what it leads to.
+/// The transport and the address.
 fn transport(text: &str) -> Parsed<(&str, &str)> {
     refuse_control(text)?;
     let Some((transport, address)) = text.split_once("://") else {
-        return Err(EndpointFault::new(format!("`{}` is neither tcp://host:port nor ipc://path", shown(text))));
+        return Err(EndpointError::new(format!("`{}` is neither tcp://host:port nor ipc://path", shown(text))));
     };
     if TRANSPORTS.contains(&transport) {
         return Ok((transport, address));
     }
     let near = TRANSPORTS.into_iter().find(|known| strsim::damerau_levenshtein(known, transport) <= 1);
-    let message = format!("transport `{}` is not served, only tcp and ipc are", shown(transport));
-    Err(EndpointFault { message, nearest: near.map(str::to_owned) })
+    let message = format!("transport `{}` is not supported, only tcp and ipc are", shown(transport));
+    Err(EndpointError { message, nearest: near.map(str::to_owned) })
 }
 
-/// NUL ends a C string early or panics on the way to one; the others forge lines of a log.
+/// A NUL byte ends a C string early, or panics in the conversion to one; other control characters forge log lines.
 fn refuse_control(text: &str) -> Parsed<()> {
     match text.chars().find(|c| c.is_control()) {
-        Some('\0') => Err(EndpointFault::new(format!("`{}` has a zero byte in it", shown(text)))),
-        Some(_) => Err(EndpointFault::new(format!("`{}` has a control character in it", shown(text)))),
+        Some('\0') => Err(EndpointError::new(format!("`{}` has a zero byte in it", shown(text)))),
+        Some(_) => Err(EndpointError::new(format!("`{}` has a control character in it", shown(text)))),
         None => Ok(()),
     }
 }
 
 fn check_tcp(text: &str, address: &str) -> Parsed<()> {
     let Some((host, port)) = address.rsplit_once(':') else {
-        return Err(EndpointFault::new(format!("`{}` has no port", shown(text))));
+        return Err(EndpointError::new(format!("`{}` has no port", shown(text))));
     };
     if WILDCARD_HOSTS.contains(&host) {
         let message = format!("`{host}` is where an engine binds, not where it can be reached; name its host");
-        return Err(EndpointFault { message, nearest: Some(format!("tcp://127.0.0.1:{}", shown(port))) });
+        return Err(EndpointError { message, nearest: Some(format!("tcp://127.0.0.1:{}", shown(port))) });
     }
     if !is_host(host) {
         let message = format!("`{}` is not a host name or address (IPv6 goes in brackets)", shown(host));
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     match port.parse::<u16>() {
         Ok(1..) if port.bytes().all(|byte| byte.is_ascii_digit()) => Ok(()),
-        _ => Err(EndpointFault::new(format!("port `{}` is not in 1 to 65535", shown(port)))),
+        _ => Err(EndpointError::new(format!("port `{}` is not in 1 to 65535", shown(port)))),
     }
 }
 
-/// Whether a resolver may be asked for it.
+/// Whether the text may be passed to a resolver.
 fn is_host(host: &str) -> bool {
     if let Some(bracketed) = host.strip_prefix('[') {
         let Some(address) = bracketed.strip_suffix(']') else { return false };
@@ -259,7 +258,7 @@ fn is_host(host: &str) -> bool {
     if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return host.parse::<Ipv4Addr>().is_ok();
     }
-    // A dot at the end says that the name is whole.
+    // A dot at the end marks a fully qualified name.
     let name = host.strip_suffix('.').unwrap_or(host);
     host.len() <= HOST_BYTES_MAX && name.split('.').all(is_label)
 }
@@ -271,8 +270,8 @@ fn is_label(label: &str) -> bool {
 
 fn check_ipc(path: &str) -> Parsed<()> {
     match path {
-        "" | "@" => Err(EndpointFault::new("ipc:// needs a path")),
-        "*" => Err(EndpointFault::new("`*` is where an engine binds, not where it can be reached; name the path")),
+        "" | "@" => Err(EndpointError::new("ipc:// needs a path")),
+        "*" => Err(EndpointError::new("`*` is where an engine binds, not where it can be reached; name the path")),
         _ => check_path_length(path),
     }
 }
@@ -280,12 +279,12 @@ fn check_ipc(path: &str) -> Parsed<()> {
 fn check_path_length(path: &str) -> Parsed<()> {
     if path.len() > SOCKET_PATH_BYTES_MAX {
         let message = format!("the path is {} bytes, a Unix socket's has at most {SOCKET_PATH_BYTES_MAX}", path.len());
-        return Err(EndpointFault::new(message));
+        return Err(EndpointError::new(message));
     }
     Ok(())
 }
 
-/// Text of a stranger as a message may quote it: escaped, and no longer than a line.
+/// Untrusted text for a message: escaped, and cut to a line.
 fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(ENDPOINT_SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
     if text.chars().nth(ENDPOINT_SHOWN_CHARS_MAX).is_some() {
@@ -299,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_we_can_connect_to() {
+    fn valid_endpoints_are_accepted() {
         for good in [
             "tcp://127.0.0.1:5557",
             "tcp://engine-3.local:1",
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_we_cannot() {
+    fn invalid_endpoints_are_refused() {
         let label = "x".repeat(HOST_LABEL_BYTES_MAX + 1);
         let (long_label, long_host) = (format!("tcp://{label}:1"), format!("tcp://{}x:1", "a.".repeat(150)));
         for (bad, word) in [
@@ -360,7 +359,7 @@ mod tests {
         ] {
             let fault = Endpoint::parse(bad).expect_err(bad);
             assert!(fault.message.contains(word), "{bad:?}: {}", fault.message);
-            assert!(!fault.message.chars().any(char::is_control), "{bad:?}: a log line is forged");
+            assert!(!fault.message.chars().any(char::is_control), "{bad:?}: the message has control characters");
         }
         assert_eq!(Endpoint::parse("tpc://h:1").expect_err("transport").nearest.as_deref(), Some("tcp"));
         let long = format!("ipc://{}", "x".repeat(SOCKET_PATH_BYTES_MAX + 1));
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_to_bind_may_leave_address_and_port_open() {
+    fn an_endpoint_to_bind_may_have_wildcards() {
         for good in ["tcp://*:5567", "tcp://0.0.0.0:0", "tcp://[::]:1", "tcp://eth0:1", "tcp://127.0.0.1:*", "ipc:///r"]
         {
             assert_eq!(BoundEndpoint::parse(good).as_ref().map(BoundEndpoint::as_str), Ok(good));
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_servers() {
+    fn urls_of_servers_are_checked() {
         for good in ["http://10.0.0.1:30000", "http://10.0.0.1:30000/", "http://10.0.0.1:30000//"] {
             assert_eq!(server_url(good).as_deref(), Ok("http://10.0.0.1:30000"));
         }
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_text() {
+    fn topics_are_checked() {
         assert_eq!(check_topic("kv-events/é"), Ok(()));
         for bad in ["a\0b", "a\nb", "\u{1b}[31m"] {
             assert!(check_topic(bad).is_err(), "{bad:?}");

@@ -1,16 +1,15 @@
-//! One error type for everything a caller can be told: what went wrong, who has to act, whether trying
-//! again helps, and what to do.
+//! The one error type: what went wrong, which side has to act, whether a retry helps, and what to do.
 //!
-//! The codes are the wire's (`schemas/README.md`), append-only. A [`Kind`] decides side and retry once,
-//! so that the same failure reads the same in a log line, a reply and an exit message.
+//! The codes are those of the wire (`schemas/README.md`), append-only. A [`Kind`] fixes side and retry, so that the same
+//! failure reads the same in a log line, a reply and an exit message.
 
 use std::fmt;
 
-/// Who has to act on an error.
+/// The side that has to act on an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Side {
-    /// The one who asked.
+    /// The gateway that sent the request.
     Gateway = 0,
     /// An engine or its event stream.
     Worker = 1,
@@ -18,7 +17,7 @@ pub enum Side {
     Kernel = 2,
     /// The operator's configuration.
     Config = 3,
-    /// The daemon itself, for a time (draining, overloaded) or by fault.
+    /// The daemon itself: temporarily (draining, overloaded) or because of a fault.
     Daemon = 4,
 }
 
@@ -39,13 +38,13 @@ macro_rules! kinds {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Who has to act.
+            /// The side that has to act.
             #[must_use]
             pub const fn side(self) -> Side {
                 match self { $(Self::$variant => Side::$side,)* }
             }
 
-            /// Whether the same request may succeed later, unchanged.
+            /// Whether the same request, unchanged, may succeed later.
             #[must_use]
             pub const fn is_retryable(self) -> bool {
                 match self { $(Self::$variant => $retryable,)* }
@@ -59,23 +58,23 @@ kinds! {
     Malformed = 1, "malformed", Gateway, false;
     /// The body is larger than the daemon accepts.
     Oversized = 2, "oversized", Gateway, false;
-    /// The header's protocol version is not spoken here.
+    /// The daemon does not speak the header's protocol version.
     UnsupportedVersion = 3, "unsupported_version", Gateway, false;
-    /// The message kind, a feature bit or a field is not served here.
+    /// The daemon does not serve the message kind, a feature bit or a field.
     Unsupported = 4, "unsupported", Gateway, false;
     /// A request came before hello.
     HelloRequired = 5, "hello_required", Gateway, false;
-    /// A field has a value that means nothing.
+    /// A field has an invalid value.
     InvalidArgument = 6, "invalid_argument", Gateway, false;
-    /// No such space.
+    /// There is no such space.
     UnknownSpace = 7, "unknown_space", Gateway, false;
     /// Block size or window differ from the space's.
     SchemeMismatch = 8, "scheme_mismatch", Gateway, false;
-    /// The request is only answered on the admin socket.
+    /// Only the admin socket answers the request.
     AdminOnly = 9, "admin_only", Gateway, false;
-    /// The session holds as many bookings as it may.
+    /// The session has reached its limit of bookings.
     TooManyBookings = 10, "too_many_bookings", Gateway, true;
-    /// The request id is booked by another attempt that is still live.
+    /// Another live attempt has booked the request id.
     BookingExists = 11, "booking_exists", Gateway, false;
     /// The daemon is draining.
     Draining = 12, "draining", Daemon, true;
@@ -89,23 +88,23 @@ kinds! {
     System = 16, "system", Kernel, false;
     /// An event message could not be decoded.
     Undecodable = 17, "undecodable", Worker, false;
-    /// The other end closed the connection or sent what cannot be trusted.
+    /// The peer closed the connection or sent invalid data.
     Connection = 18, "connection", Daemon, true;
-    /// Something here is broken.
+    /// A fault of the daemon.
     Internal = 19, "internal", Daemon, false;
-    /// The worker that the request is pinned to is not on its allow-list.
+    /// The pinned worker is not on the request's allow-list.
     PinnedNotAllowed = 20, "pinned_not_allowed", Gateway, false;
-    /// The worker that the request is pinned to is beyond a busy threshold.
+    /// The pinned worker is beyond a busy threshold.
     PinnedBusy = 21, "pinned_busy", Worker, true;
-    /// Every worker that the request may have is beyond a busy threshold.
+    /// Every worker allowed for the request is beyond a busy threshold.
     AllBusy = 22, "all_busy", Worker, true;
-    /// No worker is what the request or the policy wants: allow-list, pin, labels, trust.
+    /// No worker meets the constraints of the request and the policy: allow-list, pin, labels, trust.
     AllFiltered = 23, "all_filtered", Gateway, false;
-    /// The space has no workers, or those that the request may have drain, are down or back off.
+    /// The space has no workers, or all workers allowed for the request are draining, down or backing off.
     NobodyAvailable = 24, "nobody_available", Worker, true;
-    /// Every worker is busy, and as much waits for one as may.
+    /// Every worker is busy and the queue is full.
     QueueFull = 25, "queue_full", Daemon, true;
-    /// The request waited for a worker for as long as it may.
+    /// The request waited for a worker until its deadline.
     DeadlinePassed = 26, "deadline_passed", Worker, true;
 }
 
@@ -117,7 +116,7 @@ impl Kind {
     }
 }
 
-/// An error with the words a person needs.
+/// An error with a message and a remedy for people.
 #[derive(Debug, thiserror::Error)]
 pub struct Error {
     kind: Kind,
@@ -129,45 +128,45 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind`: what happened, and what to do about it.
+    /// An error of `kind`, with what happened and what to do about it.
     #[must_use]
     pub fn new(kind: Kind, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { kind, message: message.into(), remedy: remedy.into(), retry_after_us: None, source: None }
     }
 
-    /// The same error with its cause.
+    /// Adds the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The same error, saying when it makes sense to ask again.
+    /// Adds the time after which a retry makes sense.
     #[must_use]
     pub const fn retry_after_us(mut self, us: u32) -> Self {
         self.retry_after_us = Some(us);
         self
     }
 
-    /// When it makes sense to ask again, microseconds; `None` = its kind says it.
+    /// The time after which a retry makes sense, microseconds; `None` = see its kind.
     #[must_use]
     pub const fn retry_after(&self) -> Option<u32> {
         self.retry_after_us
     }
 
-    /// What went wrong.
+    /// The kind of error.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Who has to act.
+    /// The side that has to act.
     #[must_use]
     pub const fn side(&self) -> Side {
         self.kind.side()
     }
 
-    /// Whether the same request may succeed later, unchanged.
+    /// Whether the same request, unchanged, may succeed later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         self.kind.is_retryable()
@@ -200,13 +199,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// `1 block`, `2 blocks`: a count as messages say it.
+/// A count with its noun, for messages: `1 block`, `2 blocks`.
 #[must_use]
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What fallible functions of this crate return.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! Newtypes for everything that would otherwise be a bare integer at a boundary.
+//! Identities: newtypes for values that would otherwise be bare integers, and other small types that every room uses.
 //!
-//! Units are part of the name or of the doc line. None of these types knows how it travels: the wire
-//! and the engines' formats convert at their own edge.
+//! Units are in the name or the doc line. These types know no encoding: the wire and the engines' formats convert.
 
 use std::fmt;
 
@@ -21,11 +20,11 @@ macro_rules! newtype {
 }
 
 newtype! {
-    /// An engine instance, as the operator or the gateway names it.
+    /// The number of an engine, as operators and gateways use it.
     WorkerId(u64)
 }
 newtype! {
-    /// A data-parallel rank of a worker. Each rank has a cache, an event stream and a load of its own.
+    /// A data-parallel rank of an engine. Each rank has a cache, an event stream and a load of its own.
     DpRank(u32)
 }
 newtype! {
@@ -37,73 +36,73 @@ newtype! {
     SequenceHash(u64)
 }
 newtype! {
-    /// Whatever an engine calls a block. An opaque handle, never compared across workers.
+    /// An engine's name for a block. Opaque, and never compared across workers.
     EngineHash(u64)
 }
 newtype! {
-    /// Position of an event batch in its publisher's stream, from 0.
+    /// The sequence number of an event batch in its publisher's stream, from 0.
     EventSeq(u64)
 }
 newtype! {
-    /// A (model, namespace, pool role), interned. Spaces share nothing.
+    /// The number of a space (model, namespace and role). Spaces share nothing.
     SpaceId(u32)
 }
 newtype! {
-    /// One ingest thread and everything only it may write.
+    /// The number of a shard: an ingest thread and the part of the index that only it writes.
     ShardId(u16)
 }
 newtype! {
-    /// A dense number of a worker within its shard, the index's name for it.
+    /// A worker's dense number within its shard, for the index.
     WorkerSlot(u16)
 }
 newtype! {
-    /// A worker's place in the fleet table, and which of the workers that had the place it is: never another
-    /// worker's in one daemon run. The first of a place has the place itself as its number.
+    /// A worker's place in the fleet table, with a generation that tells apart the workers that had this place. It is never
+    /// reused in one run of the daemon. The index of a place's first worker is the place itself.
     WorkerIndex(u32)
 }
 newtype! {
-    /// A KV-cache group of a hybrid model; 0 where there is only one.
+    /// A KV group of a hybrid model; 0 if there is only one.
     GroupId(u32)
 }
 newtype! {
-    /// The XXH3 seed that LoRA and salt give a chain. Blocks with different seeds never match.
+    /// The XXH3 seed of a chain, from LoRA adapter and salt. Blocks with different seeds never match.
     Seed(u64)
 }
 newtype! {
-    /// Echoed by the daemon on every reply; chosen by the gateway.
+    /// Chosen by the gateway for a request, and repeated in the reply.
     CorrelationId(u64)
 }
 
-/// Bits of a [`WorkerIndex`] that say the place.
+/// Bits of a [`WorkerIndex`] for the place.
 pub const WORKER_PLACE_BITS: u32 = 12;
 
 impl WorkerIndex {
-    /// How many workers may have a place one after another.
+    /// How many workers may have a place, one after another.
     pub const GENERATIONS: u32 = 1 << (u32::BITS - WORKER_PLACE_BITS);
 
-    /// The worker that is number `generation`, from 0, to have a place.
+    /// The worker with number `generation`, from 0, at a place.
     #[must_use]
     pub const fn at(place: u16, generation: u32) -> Self {
         Self(generation << WORKER_PLACE_BITS | place as u32)
     }
 
-    /// Its place in every table of workers, below `WORKERS_MAX`.
+    /// The place in every table of workers, below `WORKERS_MAX`.
     #[must_use]
     pub const fn place(self) -> usize {
         (self.0 & ((1 << WORKER_PLACE_BITS) - 1)) as usize
     }
 
-    /// How many had the place before it.
+    /// How many workers had the place before.
     #[must_use]
     pub const fn generation(self) -> u32 {
         self.0 >> WORKER_PLACE_BITS
     }
 }
 
-/// One candidate of a decision: a data-parallel rank of a worker.
+/// A worker: one data-parallel rank of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worker {
-    /// The engine instance.
+    /// The engine.
     pub id: WorkerId,
     /// Its data-parallel rank.
     pub rank: DpRank,
@@ -144,7 +143,7 @@ impl Worker {
     }
 }
 
-/// The ranks that a selector names: an allow-list, a pin, a report, or an operator's command.
+/// The ranks that a selector selects: in an allow-list, a pin, a report, or an operator's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankSelection {
     /// One rank.
@@ -188,25 +187,25 @@ impl fmt::Display for Worker {
     }
 }
 
-/// Where a worker keeps a block, nearest to the compute first.
+/// A tier: where a worker holds a block, fastest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Tier {
-    /// The accelerator's own memory.
+    /// The accelerator's memory.
     Device = 0,
     /// The host's memory.
     Host = 1,
     /// Local storage.
     Disk = 2,
-    /// A store shared with others.
+    /// A remote store, possibly shared.
     External = 3,
 }
 
 impl Tier {
-    /// Every tier, in the order in which each extends the one before.
+    /// Every tier. In this order each tier extends the overlap of the one before.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Disk, Self::External];
 
-    /// Its place in [`Tier::ALL`] and in every `[_; 4]` indexed by tier.
+    /// Its index in [`Tier::ALL`] and in every array by tier.
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
@@ -230,8 +229,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// Blocks of one prompt that one worker holds, tier by tier; each lower tier counts only what
-/// extends the tier above.
+/// A worker's overlap with a prompt, in blocks by tier. Each lower tier counts only blocks that extend the tier above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierBlocks {
     /// Leading blocks in device memory.
@@ -245,29 +243,29 @@ pub struct TierBlocks {
 }
 
 impl TierBlocks {
-    /// Every block that need not be computed again, whichever tier holds it.
+    /// The overlap over all tiers.
     #[must_use]
     pub const fn total(self) -> u32 {
         self.device + self.host + self.disk + self.external
     }
 }
 
-/// How the tokens of consecutive blocks lie.
+/// How the tokens of consecutive blocks relate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Window {
-    /// Side by side: block `i` covers `[i*size, (i+1)*size)`.
+    /// Without overlap: block `i` covers `[i*size, (i+1)*size)`.
     #[default]
     Plain,
     /// Overlapping by one token, as EAGLE's pairs do: block `i` covers `[i*size, (i+1)*size]`.
     Bigram,
 }
 
-/// What must agree between a worker and a prompt for their hashes to mean the same.
+/// The hash scheme. A worker's and a prompt's hashes can only be compared if their schemes are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scheme {
     /// Tokens per block, at least 1.
     pub block_size: u32,
-    /// How blocks' tokens lie.
+    /// How the tokens of consecutive blocks relate.
     pub window: Window,
 }
 

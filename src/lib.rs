@@ -26,6 +26,7 @@ mod protocol;
 mod reasons;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod schema_generated;
+mod simd;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod trust;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
@@ -36,11 +37,17 @@ pub mod client;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
-mod directory_lock;
-#[cfg(feature = "daemon")]
 pub mod endpoint;
 #[cfg(feature = "daemon")]
+mod framed_file;
+#[cfg(feature = "daemon")]
+mod log_quota;
+#[cfg(feature = "daemon")]
 pub mod metrics;
+#[cfg(feature = "daemon")]
+mod owned_directory;
+#[cfg(feature = "daemon")]
+mod recycling_queue;
 #[cfg(feature = "daemon")]
 mod sync;
 #[cfg(feature = "daemon")]
@@ -67,6 +74,8 @@ pub mod load;
 pub mod predict;
 #[cfg(feature = "daemon")]
 pub mod queue;
+#[cfg(feature = "daemon")]
+pub mod requests;
 #[cfg(feature = "daemon")]
 pub mod route;
 #[cfg(feature = "daemon")]

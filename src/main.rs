@@ -32,7 +32,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Demo(args) => done(demo::run(args)),
         Command::DemoEngine(args) => done(demo::engine::run(args)),
         Command::DemoGateway(args) => done(demo::gateway::run(args)),
-        Command::DemoDaemon(args) => Err(demo::lifetime::run_daemon(args).into()),
+        Command::DemoDaemon(args) => Err(demo::run_daemon(args).into()),
     }
 }
 

@@ -1,6 +1,7 @@
-//! What is counted. Each thread counts into a set of its own; a scrape or a status request merges them.
+//! Counters and histograms. Each thread counts into a set of its own; a scrape or a status request adds them up.
 //!
-//! Every drop, refusal and downgrade has a counter here with the reason in its name.
+//! Every drop, refusal and loss of trust has a counter here, with the reason in its name. The names do not change
+//! (`tests/fixtures/frozen/metrics.txt`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -10,11 +11,11 @@ use crate::ids::WorkerIndex;
 pub trait CounterName: Copy + 'static {
     /// Every counter of the list, in the order of [`CounterName::index`].
     const ALL: &'static [Self];
-    /// Its place in the list.
+    /// The position of the counter in [`CounterName::ALL`].
     fn index(self) -> usize;
-    /// Its name in status, JSON and (with a prefix) Prometheus.
+    /// The name in `kvrouted status` and, with the prefix `kvrouted_`, in Prometheus.
     fn name(self) -> &'static str;
-    /// What it counts, in one sentence.
+    /// The help text: what the counter counts, in one sentence.
     fn help(self) -> &'static str;
 }
 
@@ -40,106 +41,294 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Per worker, counted by its ingest thread.
+    /// Per worker, counted by its ingest thread: its event stream.
     WorkerCounter {
         Batches = "batches", "Event batches applied.";
-        BlocksStored = "blocks_stored", "Block references stored.";
-        BlocksRemoved = "blocks_removed", "Block references removed.";
-        Cleared = "cleared", "Clears applied.";
-        Duplicates = "duplicates", "Batches seen before and ignored.";
-        Gaps = "gaps", "Gaps in the sequence.";
-        BatchesMissed = "batches_missed", "Batches a gap skipped.";
+        BlocksStored = "blocks_stored", "References to blocks that events stored. A reference is one worker holding one block in one tier.";
+        BlocksRemoved = "blocks_removed", "References to blocks that events removed.";
+        Cleared = "cleared", "Clears of the whole cache applied.";
+        Duplicates = "duplicates", "Batches ignored because they had been applied before.";
+        Gaps = "gaps", "Gaps in the sequence numbers of batches.";
+        BatchesMissed = "batches_missed", "Batches that gaps skipped.";
         Restarts = "restarts", "Restarts of the publisher.";
-        Disconnects = "disconnects", "Times the publisher's connection broke.";
-        HandshakesFailed = "handshakes_failed", "Times what answers at the worker's endpoint was no event publisher.";
-        Emptied = "emptied", "Times everything held for the worker was dropped because it could not be trusted.";
-        MessagesOversized = "messages_oversized", "Messages larger than the bound, skipped.";
-        MessagesUnbounded = "messages_unbounded", "Times the publisher's connection was cut because a message broke the bound on bytes or parts as it arrived.";
-        ProtocolErrors = "protocol_errors", "Times the publisher's connection was cut because what came over it was not ZMTP.";
-        MessagesMisframed = "messages_misframed", "Messages without a topic, an 8-byte sequence and a payload, skipped.";
-        BatchesUndecodable = "batches_undecodable", "Batches that could not be decoded, skipped.";
-        UnknownTags = "unknown_tags", "Events of an unknown kind, skipped.";
+        Disconnects = "disconnects", "Times the connection to the publisher broke.";
+        HandshakesFailed = "handshakes_failed", "Handshakes that failed because the peer at the worker's endpoint is no event publisher.";
+        Emptied = "emptied", "Times the daemon dropped all blocks of the worker because it could no longer trust them.";
+        MessagesOversized = "messages_oversized", "Messages skipped because they were larger than the limit.";
+        MessagesUnbounded = "messages_unbounded", "Connections to the publisher cut because an arriving message exceeded the limit on bytes or parts.";
+        ProtocolErrors = "protocol_errors", "Connections to the publisher cut because its bytes were not ZMTP.";
+        MessagesMisframed = "messages_misframed", "Messages skipped because they were not a topic, an 8-byte sequence number and a payload.";
+        BatchesUndecodable = "batches_undecodable", "Batches skipped because they could not be decoded.";
+        UnknownTags = "unknown_tags", "Events skipped because their kind is unknown.";
         UnknownKeys = "unknown_keys", "Unknown keys of known events, ignored.";
-        TrailingElements = "trailing_elements", "Elements past the known ones, ignored.";
-        StoresSchemeMismatch = "stores_scheme_mismatch", "Stored events of another block size or window, refused.";
-        StoresUnusable = "stores_unusable", "Stored events whose tokens cannot be assigned to their blocks, and of which not all blocks were held elsewhere.";
-        BlocksResolved = "blocks_resolved", "Blocks stored without usable tokens, taken for what is held under their hashes.";
-        BlocksUnresolved = "blocks_unresolved", "Blocks stored without usable tokens whose hashes are not held, not bound.";
-        BlocksPartial = "blocks_partial", "Blocks stored before they were full, which no prompt can match; not bound.";
-        StoresUnchained = "stores_unchained", "Stored events whose hashes do not tell where their blocks are, not bound.";
-        StoresUnknownRoot = "stores_unknown_root", "Stored events whose chain's seed is unknown, not bound.";
-        StoresHashConflict = "stores_hash_conflict", "Stored events that bind a held hash elsewhere, refused.";
-        StoresAmbiguous = "stores_ambiguous", "Root chains announced again, not counted again.";
-        StoresCopied = "stores_copied", "Root chains announced again, counted as one more copy.";
-        FullReports = "full_reports", "Times that announcements showed a full report where full_reports is none.";
-        LastCopyRemovals = "last_copy_removals", "Times that events showed one removal for all copies of a block.";
-        StoresBounded = "stores_bounded", "Stored events refused because a bound was reached.";
-        StoresMemoryBound = "stores_memory_bound", "Stored events refused because the space's memory ceiling was reached.";
-        StoresSchemeUnknown = "stores_scheme_unknown", "Stored events before the space's hash scheme was known, not bound.";
-        BlocksDormant = "blocks_dormant", "Blocks stored under a parent that is not held.";
-        RemovesUnknown = "removes_unknown", "Removals of blocks that were not held.";
-        EventsOtherGroup = "events_other_group", "Events of KV groups other than main attention, not counted.";
-        EventsUnknownMedium = "events_unknown_medium", "Events in a medium that maps to no tier, ignored.";
-        EventsNeverRemoved = "events_never_removed", "Events of stores that never say when a block is gone, not counted.";
-        BlocksRebound = "blocks_rebound", "Blocks of lower tiers that were bound again because device memory said something else of their hashes.";
-        EventsRemote = "events_remote", "Events about blocks on other machines, ignored.";
-        RankConflicts = "rank_conflicts", "Batches of another rank than the stream's, refused.";
-        Chokes = "chokes", "Times the worker's events had to wait because memory given up by the index was not yet free.";
-        MessagesHeld = "messages_held", "Messages that waited while the worker was dumped, loaded or recovered.";
-        MessagesDropped = "messages_dropped", "Live messages dropped while the worker was recovered because too many waited.";
-        MessagesPassedOver = "messages_passed_over", "Live messages dropped because a replay, from a buffer that no longer held what was lost, went on behind them.";
-        MessagesDroppedBroken = "messages_dropped_broken", "Live messages dropped because their connection broke; a replay has them.";
-        Recoveries = "recoveries", "Times lost batches were fetched again, or shown not to be missing, to the last.";
-        ReplaysAsked = "replays_asked", "Replays asked for.";
-        ReplaysAnswered = "replays_answered", "Replays that were answered up to their end.";
-        ReplaysTimedOut = "replays_timed_out", "Replays that did not begin or stopped before their end.";
-        BatchesReplayed = "batches_replayed", "Batches that replays brought and that were applied.";
+        TrailingElements = "trailing_elements", "Elements after the last known one of an event, ignored.";
+        StoresSchemeMismatch = "stores_scheme_mismatch", "Store events refused because their block size or window differs from the space's.";
+        StoresUnusable = "stores_unusable", "Store events whose tokens could not be assigned to their blocks, and whose blocks were not all held elsewhere.";
+        BlocksResolved = "blocks_resolved", "Blocks stored without usable tokens and matched to known content by their hash.";
+        BlocksUnresolved = "blocks_unresolved", "Blocks stored without usable tokens and left out because their hash is unknown.";
+        BlocksPartial = "blocks_partial", "Blocks stored before they were full and left out, because no prompt can match them.";
+        StoresUnchained = "stores_unchained", "Store events left out because their hashes do not depend on the blocks before them.";
+        StoresUnknownRoot = "stores_unknown_root", "Store events left out because the seed of their chain is unknown.";
+        StoresHashConflict = "stores_hash_conflict", "Store events refused because a hash is already bound to other content.";
+        StoresAmbiguous = "stores_ambiguous", "Root chains announced again and not counted as another copy.";
+        StoresCopied = "stores_copied", "Root chains announced again and counted as another copy.";
+        FullReports = "full_reports", "Times the events showed a full report although the space's full_reports is \"none\".";
+        LastCopyRemovals = "last_copy_removals", "Times the events showed that the engine announces one removal for all copies of a block.";
+        StoresBounded = "stores_bounded", "Store events refused because a limit on blocks was reached.";
+        StoresMemoryBound = "stores_memory_bound", "Store events refused because the space's memory limit was reached.";
+        StoresSchemeUnknown = "stores_scheme_unknown", "Store events left out because the space's block size was not known yet.";
+        BlocksDormant = "blocks_dormant", "Blocks stored under a parent that the worker does not hold.";
+        RemovesUnknown = "removes_unknown", "Removals of blocks that the worker did not hold.";
+        EventsOtherGroup = "events_other_group", "Events left out because they are about a KV group other than main attention.";
+        EventsUnknownMedium = "events_unknown_medium", "Events ignored because their medium maps to no tier.";
+        EventsNeverRemoved = "events_never_removed", "Events left out because their store never announces removals.";
+        BlocksRebound = "blocks_rebound", "Blocks of lower tiers bound again because device memory showed other content for their hash.";
+        EventsRemote = "events_remote", "Events ignored because they are about blocks on other machines.";
+        RankConflicts = "rank_conflicts", "Batches refused because they name another rank than the stream's.";
+        Chokes = "chokes", "Times the worker's events had to wait until the index could free memory it had given up.";
+        MessagesHeld = "messages_held", "Messages that waited for the end of a dump, load or recovery of the worker.";
+        MessagesDropped = "messages_dropped", "Live messages dropped in a recovery because too many waited. A replay brings them again.";
+        MessagesPassedOver = "messages_passed_over", "Live messages dropped because the engine's replay buffer no longer held the lost batches and the replay resumed after these messages.";
+        MessagesDroppedBroken = "messages_dropped_broken", "Live messages dropped because their connection broke. A replay brings them again.";
+        Recoveries = "recoveries", "Recoveries that fetched every missing batch, or found that none was missing.";
+        ReplaysAsked = "replays_asked", "Replays requested.";
+        ReplaysAnswered = "replays_answered", "Replays answered to their end.";
+        ReplaysTimedOut = "replays_timed_out", "Replays that did not begin, or stopped before their end.";
+        BatchesReplayed = "batches_replayed", "Batches applied from replays.";
         ReplayHoles = "replay_holes", "Replays in which batches were missing.";
-        ReplaysLate = "replays_late", "Replays that began behind what was asked for, or ended before the live stream.";
-        ReplaysUnfillable = "replays_unfillable", "Times missing batches could not be had and the worker was emptied.";
-        ReplayFramesUnknown = "replay_frames_unknown", "Messages of replays without a sequence and a payload, skipped.";
-        Probes = "probes", "Replays asked for because the worker was quiet.";
-        Renewals = "renewals", "Replays from the beginning asked for after batches had been lost for good.";
-        Renewed = "renewed", "Replays that brought the beginning after batches had been lost for good: the worker began anew.";
-        TailsFound = "tails_found", "Probes that found batches which the live stream had lost.";
-        Heartbeats = "heartbeats", "Heartbeats of a relay.";
-        MessagesUnnumbered = "messages_unnumbered", "Messages outside of a relay's sequence that are no heartbeat, skipped.";
-        SnapshotsTaken = "snapshots_taken", "Snapshots of a relay put in place of what was known of the worker.";
-        SnapshotsFailed = "snapshots_failed", "Snapshots of a relay that were not whole or did not fit; the worker was left empty.";
-        Resyncs = "resyncs", "Times everything was asked for because the relay believed the worker more than was believed here.";
-        Dumps = "dumps", "Dumps of the worker that reached their end.";
-        Loads = "loads", "Dumps loaded into the worker to their end.";
-        Resets = "resets", "Times the worker was emptied because somebody asked for it.";
-        Rebuilds = "rebuilds", "Times the worker was emptied because the thread that takes its events in panicked.";
+        ReplaysLate = "replays_late", "Replays that began after the requested batch, or ended before the live stream.";
+        ReplaysUnfillable = "replays_unfillable", "Times the daemon could not fetch missing batches and dropped all blocks of the worker.";
+        ReplayFramesUnknown = "replay_frames_unknown", "Replay messages skipped because they were not a sequence number and a payload.";
+        Probes = "probes", "Replays requested because the worker was quiet.";
+        Renewals = "renewals", "Replays requested from the first batch because batches had been lost for good.";
+        Renewed = "renewed", "Renewals that succeeded: the replay began at the first batch and the daemon rebuilt the worker from it.";
+        TailsFound = "tails_found", "Probes that found batches the live stream had lost.";
+        Heartbeats = "heartbeats", "Heartbeats received from a relay.";
+        MessagesUnnumbered = "messages_unnumbered", "Messages skipped because they are outside a relay's sequence and no heartbeat.";
+        SnapshotsTaken = "snapshots_taken", "Snapshots from a relay that replaced the worker's blocks.";
+        SnapshotsFailed = "snapshots_failed", "Snapshots from a relay that were incomplete or did not fit. The worker was left without blocks.";
+        Resyncs = "resyncs", "Full resynchronisations requested because the relay trusted the worker more than this daemon did.";
+        Dumps = "dumps", "Dumps of the worker that completed.";
+        Loads = "loads", "Loads of a dump into the worker that completed.";
+        Resets = "resets", "Times the daemon dropped all blocks of the worker because a client asked for it.";
+        Rebuilds = "rebuilds", "Times the daemon dropped all blocks of the worker because its ingest thread panicked.";
     }
 }
 
-mod core;
-mod http;
-mod journal;
-mod lane;
-mod load_report;
-mod page;
-mod queue;
-mod relay;
-mod snapshot;
-
-pub use core::CoreCounter;
-pub use http::HttpCounter;
-pub use journal::JournalCounter;
-pub use lane::LaneCounter;
-pub use load_report::LoadReportCounter;
-pub use page::PageCounter;
-pub use queue::QueueCounter;
-pub use relay::RelayCounter;
-pub use snapshot::SnapshotCounter;
+counters! {
+    /// Per serving thread: connections, requests, decisions and bookings.
+    CoreCounter {
+        Connections = "connections", "Connections accepted.";
+        ConnectionsClosed = "connections_closed", "Connections that ended, for any reason.";
+        ConnectionsUntrusted = "connections_untrusted", "Connections closed because of an invalid frame header.";
+        ConnectionsHelloOverdue = "connections_hello_overdue", "Connections closed because hello did not arrive within serve.frame_timeout_ms.";
+        ConnectionsFrameOverdue = "connections_frame_overdue", "Connections closed because the rest of a frame did not arrive within serve.frame_timeout_ms.";
+        ConnectionsFailed = "connections_failed", "Connections that ended with a socket error.";
+        ConnectionsUnread = "connections_unread", "Connections closed because the peer did not read its replies.";
+        SpinsPaid = "spins_paid", "Busy-polls that found work.";
+        SpinsInVain = "spins_in_vain", "Busy-polls that ended without work.";
+        Requests = "requests", "Requests answered, errors included.";
+        TurnsEndedByWork = "turns_ended_by_work", "Fairness quanta of a connection that ended because of the work of its requests, before the limits on requests and bytes.";
+        FramesNoRoom = "frames_no_room", "Large frames refused because large frames of all connections had used up their shared memory.";
+        FramesNoRoomUser = "frames_no_room_user", "Large frames refused because one user's large frames had used up that user's share of the memory.";
+        Errors = "errors", "Requests answered with an error.";
+        Routes = "routes", "Decisions made.";
+        RoutesNobody = "routes_nobody", "Decisions that found no eligible worker.";
+        RoutesPinnedNotAllowed = "routes_pinned_not_allowed", "Decisions without an eligible worker because the pinned worker is not on the allow-list.";
+        RoutesPinnedBusy = "routes_pinned_busy", "Decisions without an eligible worker because the pinned worker is busy.";
+        RoutesAllBusy = "routes_all_busy", "Decisions without an eligible worker because every worker is busy.";
+        RoutesAllFiltered = "routes_all_filtered", "Decisions without an eligible worker because no worker meets the constraints of the request and the policy.";
+        RoutesNobodyAvailable = "routes_nobody_available", "Decisions without an eligible worker because there is none, or all are draining, down or backing off.";
+        RoutesUnmatchable = "routes_unmatchable", "Decisions whose prompt could not be compared with cached blocks reliably.";
+        RoutesSchemeUnknown = "routes_scheme_unknown", "Decisions by load alone because the space's block size is not known yet.";
+        RoutesAllDown = "routes_all_down", "Decisions among workers that were all down.";
+        RequestsSchemeMismatch = "requests_scheme_mismatch", "Requests refused because their block hashes have another block size or window than the space.";
+        RoutesContended = "routes_contended", "Decisions whose index lookup was contended.";
+        RoutesDecidedAgain = "routes_decided_again", "Decisions repeated because the chosen worker's load changed meanwhile.";
+        Bookings = "bookings", "Bookings made.";
+        BookingsSuperseded = "bookings_superseded", "Bookings replaced by a later attempt of the same request.";
+        BookingsUnshared = "bookings_unshared", "Bookings counted in full because there was no memory left to count blocks shared with other requests once.";
+        ActiveReadsLocked = "active_reads_locked", "Decisions that had to take the lock of the bookings because bookings changed too fast to read beside them.";
+        BookingsMoved = "bookings_moved", "Bookings that a gateway moved to another worker.";
+        LoadsReported = "loads_reported", "Worker loads that gateways reported.";
+        FailuresReported = "failures_reported", "Worker failures that gateways reported.";
+        FailureReportsRefusedUser = "failure_reports_refused_user", "Failure reports that excluded no worker, or not every rank, because the same user's reports already excluded its share of the space's workers while other users had sessions.";
+        LoadReportsRefusedUser = "load_reports_refused_user", "Load reports ignored because the same user's reports already applied to its share of the space's workers while other users had sessions.";
+        WatchesTold = "watches_told", "Fleet changes sent to watching connections.";
+        WatchPages = "watch_pages", "Further pages of the fleet sent to watching connections, after the first page.";
+        BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
+        BookingsUnknown = "bookings_unknown", "Reports about bookings that do not exist.";
+        PredictionsDropped = "predictions_dropped", "Bookings without predictions because too many waited for the predictor.";
+        JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
+        AffinityNew = "affinity_new", "Bookings that bound an unbound session to a worker.";
+        AffinityKept = "affinity_kept", "Bookings of a session on the worker to which it was bound.";
+        AffinityMovedIneligible = "affinity_moved_ineligible", "Bookings that rebound a session because its worker was not eligible.";
+        AffinityMovedOverloaded = "affinity_moved_overloaded", "Bookings that rebound a session because its worker had too many requests in flight.";
+        AffinityMovedOutweighed = "affinity_moved_outweighed", "Bookings that rebound a session because another worker was cheaper in spite of affinity_factor.";
+        AffinityMovedPinned = "affinity_moved_pinned", "Bookings that rebound a session because the request was pinned to another worker.";
+        AffinityEvicted = "affinity_evicted", "Bindings of sessions evicted because the table was full.";
+        AffinitySkipped = "affinity_skipped", "Bookings that left the binding of their session unchanged because other threads were changing bindings.";
+        Pairs = "pairs", "Decisions that chose a prefill worker and a decode worker.";
+        PairsLocal = "pairs_local", "Decisions for a pair in which the policy let one worker do prefill and decode.";
+        PairsNobody = "pairs_nobody", "Decisions for a pair that found no eligible prefill worker.";
+        RequestBlocks = "request_blocks", "Prompt blocks looked up.";
+        ChosenOverlapBlocks = "chosen_overlap_blocks", "Prompt blocks that the chosen workers held, over all tiers.";
+    }
+}
 
 counters! {
-    /// Per worker and serving core: what decisions show of the worker.
+    /// Once per daemon, counted by the thread of the HTTP port.
+    HttpCounter {
+        Connections = "http_connections", "Connections accepted on the HTTP port.";
+        ConnectionsFailed = "http_connections_failed", "Connections to the HTTP port that broke, sent no valid HTTP, or sent no request in time.";
+        ConnectionsStalled = "http_connections_stalled", "Connections to the HTTP port closed because the client read the response too slowly or not at all.";
+        ConnectionsDisplaced = "http_connections_displaced", "Connections to the HTTP port closed while they waited for their client, to make room for new ones.";
+        Requests = "http_requests", "Requests answered on the HTTP port, with any status.";
+        Refused = "http_refused", "Requests answered on the HTTP port with a status from 400 to 499.";
+        Failed = "http_failed", "Requests answered on the HTTP port with a status from 500 to 599.";
+        RepliesCrowded = "http_replies_crowded", "Responses refused because unread responses of other clients had used up the memory for responses.";
+        EndpointsRefused = "http_endpoints_refused", "Requests to register workers refused because http.worker_hosts does not allow an endpoint's host.";
+        BodiesOversized = "http_bodies_oversized", "Requests refused because their body was larger than http.body_bytes_max.";
+        BodiesLate = "http_bodies_late", "Requests refused because their body did not arrive in time.";
+        BodiesCrowded = "http_bodies_crowded", "Requests refused because bodies of other requests had used up the memory for bodies.";
+        BodiesUnusable = "http_bodies_unusable", "Requests refused because their body was not the expected JSON.";
+        AdministrationRefused = "http_administration_refused", "Requests to change or dump workers refused because http.administer is false.";
+        PagesRefused = "http_pages_refused", "Requests refused because a web page sent them, or because their Host is a name that http.hosts does not list.";
+        SelectionsEvicted = "http_selections_evicted", "Selections forgotten before they were booked because the table was full.";
+        SelectionsExpired = "http_selections_expired", "Selections forgotten because they were not booked in time.";
+        Unwanted = "http_unwanted", "Requests whose client disconnected before the decision.";
+        Dumps = "http_dumps", "Dumps started.";
+        DumpsIncomplete = "http_dumps_incomplete", "Dumps that left out blocks of a worker, or that the client did not read to the end.";
+        DumpsSlow = "http_dumps_slow", "Dumps ended, with their connection, because the client read too slowly.";
+        DumpsRefused = "http_dumps_refused", "Dumps refused because another was running.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the journal's writer.
+    JournalCounter {
+        Records = "journal_records", "Decisions written to the journal.";
+        Bytes = "journal_bytes", "Bytes written to the journal.";
+        Files = "journal_files", "Journal files started.";
+        FilesRemoved = "journal_files_removed", "Journal files removed because journal.files_max was reached.";
+        Gaps = "journal_gaps", "Places in the journal where decisions are missing because too many waited to be written.";
+        WritesFailed = "journal_writes_failed", "Writes to the journal that the file system refused.";
+        Unwritten = "journal_unwritten", "Decisions left out of the journal because it could not be written.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by any serving thread: shared-memory lanes.
+    LaneCounter {
+        Opened = "lanes_opened", "Shared-memory lanes opened.";
+        BellsHeard = "lane_bells_heard", "Times a lane's bell woke a sleeping serving thread.";
+        RefusedOff = "lanes_refused_off", "Lanes refused because serve.lanes_max is 0.";
+        RefusedFull = "lanes_refused_full", "Lanes refused because serve.lanes_max was reached.";
+        RefusedUser = "lanes_refused_user", "Lanes refused because their user had reached its share.";
+        RefusedSizes = "lanes_refused_sizes", "Lanes refused because rings of the requested sizes are not allowed.";
+        RefusedSecond = "lanes_refused_second", "Lanes refused because the connection already has one, or is one.";
+        RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they were used, because the kernel gave no memory or descriptors.";
+        ClosedWithConnection = "lanes_closed_with_connection", "Lanes closed because their connection ended, or because the gateway closed its end of the bell.";
+        ClosedPositions = "lanes_closed_positions", "Lanes closed, with their connection, because a ring position was invalid.";
+        ClosedHeader = "lanes_closed_header", "Lanes closed, with their connection, because of an invalid frame header.";
+        ClosedUnread = "lanes_closed_unread", "Lanes closed, with their connection, because the gateway did not read its replies.";
+        ClosedPanic = "lanes_closed_panic", "Lanes closed, with their connection, because the answer to a request panicked.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the thread that receives engines' load reports.
+    LoadReportCounter {
+        Reports = "load_reports", "Load reports of engines that were used.";
+        ReportsOvertaken = "load_reports_overtaken", "Load reports of engines ignored because a newer one had arrived.";
+        ReportsUndecodable = "load_reports_undecodable", "Load reports of engines that could not be decoded.";
+        ReportsMisframed = "load_reports_misframed", "Messages on a load socket skipped because they were not an 8-byte sequence number and a payload.";
+        ReportsUnknownWorker = "load_reports_unknown_worker", "Load reports about a worker that had just been removed.";
+        SourcesSilent = "load_sources_silent", "Times an engine stopped reporting its load. Until it reports again, only bookings count.";
+        SourcesRefused = "load_sources_refused", "Load sockets that could not be opened.";
+        ConnectionsCut = "load_connections_cut", "Connections to load sockets cut because their bytes were not ZMTP or exceeded a limit.";
+    }
+}
+
+counters! {
+    /// Once per process: the metrics page, on the metrics port and on the HTTP port.
+    PageCounter {
+        Scrapes = "metrics_scrapes", "Requests for the metrics page.";
+        Pages = "metrics_pages", "Metrics pages made. Simultaneous scrapes share one.";
+        PagesStale = "metrics_pages_stale", "Times the last metrics page was served again because slow readers held the maximum number of pages.";
+        ScrapesCrowded = "metrics_scrapes_crowded", "Requests for the metrics page refused because too many waited, or because slow readers held all pages.";
+        ScrapesRefused = "metrics_scrapes_refused", "Requests to the metrics port refused because a web page sent them, or because metrics.hosts does not list their Host.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by any thread: the queue of requests that wait for a worker.
+    QueueCounter {
+        Queued = "queue_queued", "Requests that found every worker busy and were queued.";
+        Woken = "queue_woken", "Queued requests answered with a decision or with an error of the decision.";
+        FoundByLook = "queue_found_by_look", "Queued requests dispatched by the recheck every 100 ms, because no report announced the free capacity.";
+        PutBack = "queue_put_back", "Times a queued request was tried, found every worker busy again and stayed queued.";
+        Expired = "queue_expired", "Queued requests given up at their deadline because no worker had become free.";
+        Cancelled = "queue_cancelled", "Queued requests dropped because their connection ended.";
+        Undelivered = "queue_undelivered", "Decisions for queued requests whose connection had just ended. Their bookings were freed.";
+        Drained = "queue_drained", "Queued requests refused because the daemon began to drain.";
+        RefusedRequests = "queue_refused_requests", "Requests refused because every worker was busy and policy.queue_requests_max was reached.";
+        RefusedMemory = "queue_refused_memory", "Requests refused because every worker was busy and the queue had reached its memory limit.";
+        RefusedSets = "queue_refused_sets", "Requests refused because every worker was busy and the queue held too many different sets of workers.";
+        RefusedUser = "queue_refused_user", "Requests refused because every worker was busy and their user had reached its share of the queue.";
+        RepliesUnread = "queue_replies_unread", "Connections closed because they left too many replies to queued requests unread.";
+    }
+}
+
+counters! {
+    /// Once per relay.
+    RelayCounter {
+        Batches = "relay_batches", "Batches published.";
+        BatchBytes = "relay_batch_bytes", "Payload bytes of the batches published.";
+        Heartbeats = "relay_heartbeats", "Heartbeats published.";
+        SendsFailed = "relay_sends_failed", "Batches and heartbeats that reached no subscriber because too many waited for the sending thread.";
+        MessagesDropped = "relay_messages_dropped", "Messages dropped for one subscriber because too many bytes waited for it. The subscriber requests a replay.";
+        PeersRefused = "relay_peers_refused", "Connections refused because too many were open, in total or from one address.";
+        PeersCut = "relay_peers_cut", "Connections cut because of invalid bytes, or because the handshake took too long.";
+        PeersStalled = "relay_peers_stalled", "Connections cut because the peer read nothing for too long, or fell too far behind the stream.";
+        Generations = "relay_generations", "Times the relay began a new generation of its stream because no batch could express the change.";
+        BatchesForgotten = "relay_batches_forgotten", "Batches dropped from the replay buffer because it was full.";
+        Questions = "relay_questions", "Replays requested.";
+        QuestionsMisframed = "relay_questions_misframed", "Messages to the replay socket ignored because they are no replay request.";
+        QuestionsRefused = "relay_questions_refused", "Replay requests not answered because too many answers were running.";
+        Answers = "relay_answers", "Replay requests answered to the end.";
+        AnswersStalled = "relay_answers_stalled", "Answers to replay requests given up because the peer read nothing for too long.";
+        AnswersUnreachable = "relay_answers_unreachable", "Answers to replay requests given up because the peer had disconnected.";
+        AnswersWithoutSnapshot = "relay_answers_without_snapshot", "Answers to replay requests given up because their snapshot failed.";
+        Snapshots = "relay_snapshots", "Snapshots completed.";
+        SnapshotsFailed = "relay_snapshots_failed", "Snapshots that failed. The log has the reason.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the threads that write and load snapshots.
+    SnapshotCounter {
+        SnapshotsWritten = "snapshots_written", "Snapshots of a worker written and put in place.";
+        SnapshotsUnchanged = "snapshots_unchanged", "Snapshots not written again because the worker had published nothing since.";
+        SnapshotsFailed = "snapshots_failed", "Snapshots that the file system did not let the daemon write.";
+        SnapshotsBrokenOff = "snapshots_broken_off", "Snapshots given up because the dump of the worker was aborted.";
+        SnapshotsOvertaken = "snapshots_overtaken", "Snapshots given up because the worker was reset before they were in place.";
+        SnapshotsLate = "snapshots_late", "Snapshots that the daemon did not wait for when it stopped.";
+        SnapshotsLoaded = "snapshots_loaded", "Snapshots loaded into their workers.";
+        SnapshotsExpired = "snapshots_expired", "Snapshots removed because their worker had been gone for snapshot.keep_s.";
+        SnapshotsReset = "snapshots_reset", "Snapshots removed by kvrouted reset.";
+        SnapshotWrittenBytes = "snapshot_written_bytes", "Bytes of the snapshots written.";
+        SnapshotLoadedBytes = "snapshot_loaded_bytes", "Bytes of the snapshots loaded.";
+        SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
+    }
+}
+
+counters! {
+    /// Per worker and serving thread: what decisions show about the worker.
     RouteCounter {
-        Decisions = "decisions", "Decisions that chose the worker, for prompts of at least a block.";
-        OverlapsFound = "overlaps_found", "Decisions that chose the worker and found some of the prompt on it, and prompts sent there before that were found again.";
-        RepeatsMissed = "repeats_missed", "Prompts that were sent to the worker seconds before and of which nothing was found there.";
+        Decisions = "decisions", "Decisions that chose the worker for a prompt of at least one block.";
+        OverlapsFound = "overlaps_found", "Decisions that chose the worker and found blocks of the prompt on it, and repeated prompts found on it again.";
+        RepeatsMissed = "repeats_missed", "Repeated prompts that had been sent to the worker seconds before and had no block there.";
     }
 }
 
@@ -147,31 +336,31 @@ counters! {
     /// Once per daemon, counted by the control thread.
     DaemonCounter {
         ConnectionsRefused = "connections_refused", "Connections refused because too many were open.";
-        ConnectionsRefusedUser = "connections_refused_user", "Connections refused because their user had as many open as one user may have.";
-        ConnectionsNotPermitted = "connections_not_permitted", "Connections refused because neither serve.allow_uids nor serve.allow_gids names the peer.";
-        MailboxFull = "mailbox_full", "Connections refused because a core's mailbox was full.";
+        ConnectionsRefusedUser = "connections_refused_user", "Connections refused because their user had reached its share of connections.";
+        ConnectionsNotPermitted = "connections_not_permitted", "Connections refused because neither serve.allow_uids nor serve.allow_gids lists the peer.";
+        MailboxFull = "mailbox_full", "Connections refused because a serving thread's mailbox was full.";
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
-        AdminConnectionsNotPermitted = "admin_connections_not_permitted", "Connections to the admin socket refused because neither admin.allow_uids nor admin.allow_gids names the peer.";
+        AdminConnectionsNotPermitted = "admin_connections_not_permitted", "Connections to the admin socket refused because neither admin.allow_uids nor admin.allow_gids lists the peer.";
         AdminConnectionsOverdue = "admin_connections_overdue", "Connections to the admin socket closed because hello, the rest of a frame, or room for a reply did not come in time.";
-        BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they were too old.";
-        WorkersAdded = "workers_added", "Workers that came while the daemon ran.";
-        WorkersRemoved = "workers_removed", "Workers that left while the daemon ran.";
+        BookingsExpiredAge = "bookings_expired_age", "Bookings dropped because they reached booking.age_s_max.";
+        WorkersAdded = "workers_added", "Workers added while the daemon ran.";
+        WorkersRemoved = "workers_removed", "Workers removed while the daemon ran.";
         WorkersChanged = "workers_changed", "Workers whose record changed while the daemon ran.";
-        WorkersEmptied = "workers_emptied", "Workers emptied because their events come from elsewhere now.";
-        WorkersUnheard = "workers_unheard", "Workers that came or changed, and whose events cannot be received.";
-        WorkersRefusedConflict = "workers_refused_conflict", "Workers not taken from a source: another names the same worker or endpoint.";
-        WorkersRefusedFull = "workers_refused_full", "Workers not taken because there is no room for more.";
+        WorkersEmptied = "workers_emptied", "Workers whose blocks were dropped because their events now come from another endpoint.";
+        WorkersUnheard = "workers_unheard", "Workers added or changed whose events cannot be received.";
+        WorkersRefusedConflict = "workers_refused_conflict", "Workers of a source refused because another source names the same worker or endpoint.";
+        WorkersRefusedFull = "workers_refused_full", "Workers refused because the fleet is full.";
         WorkersRefusedRequest = "workers_refused_request", "Requests to add, change or remove a worker that were refused.";
-        DiscoveryFilesUnusable = "discovery_files_unusable", "Times a file of workers was found unreadable or wrong; what it said before holds.";
-        DiscoveryFilesRead = "discovery_files_read", "Times a file of workers was read after a change.";
-        DiscoveryFilesGone = "discovery_files_gone", "Files of workers whose workers were removed because the file had gone.";
-        ServerLooksFailed = "server_looks_failed", "Times an engine named by its URL did not answer a look.";
-        ServerInfoFailed = "server_info_failed", "Times an engine named by its URL did not say where it publishes.";
-        ConfigReloads = "config_reloads", "Times the configuration was read again and used.";
-        ConfigReloadsRefused = "config_reloads_refused", "Times the configuration was read again and could not be used.";
-        PoliciesReplaced = "policies_replaced", "Times the policies were replaced by others.";
+        DiscoveryFilesUnusable = "discovery_files_unusable", "Times a file of workers could not be read or had errors. Its last valid content stays in force.";
+        DiscoveryFilesRead = "discovery_files_read", "Times a changed file of workers was read.";
+        DiscoveryFilesGone = "discovery_files_gone", "Files of workers that disappeared, and whose workers were removed.";
+        ServerLooksFailed = "server_looks_failed", "Checks of an engine named by its URL that got no answer.";
+        ServerInfoFailed = "server_info_failed", "Requests to an engine named by its URL that did not yield its event endpoints.";
+        ConfigReloads = "config_reloads", "Times the configuration was reloaded.";
+        ConfigReloadsRefused = "config_reloads_refused", "Times a reload of the configuration failed.";
+        PoliciesReplaced = "policies_replaced", "Times the policies were replaced.";
         BookingsEndedWorkerRemoved = "bookings_ended_worker_removed", "Bookings dropped because their worker was removed.";
-        BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session's last connection had gone.";
+        BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session had no connection for booking.session_grace_s.";
     }
 }
 
@@ -179,20 +368,20 @@ counters! {
     /// Once per daemon, counted by the predictor.
     PredictorCounter {
         Bookings = "predicted_bookings", "Bookings from which blocks were predicted.";
-        BlocksPredicted = "predicted_blocks_added", "Blocks that became predicted for a worker.";
-        BlocksRenewed = "predicted_blocks_renewed", "Blocks that were predicted already when they were booked again.";
-        BlocksExpired = "predicted_blocks_expired", "Predicted blocks dropped because they were not booked again for too long.";
-        BlocksEvicted = "predicted_blocks_evicted", "Predicted blocks dropped because their worker had more than its bound.";
-        BlocksEvictedMemory = "predicted_blocks_evicted_memory", "Predicted blocks dropped because the space's predictions reached their memory ceiling.";
-        BlocksForgotten = "predicted_blocks_forgotten", "Predicted blocks dropped because their worker was down, gone or got events.";
-        BookingsOfOthers = "predicted_bookings_of_others", "Bookings that came when nothing was predicted for their worker any more.";
-        BookingsMemoryBound = "predicted_bookings_memory_bound", "Bookings whose new blocks did not fit the memory ceiling of the space's predictions.";
+        BlocksPredicted = "predicted_blocks_added", "Blocks newly predicted for a worker.";
+        BlocksRenewed = "predicted_blocks_renewed", "Blocks booked again that were already predicted.";
+        BlocksExpired = "predicted_blocks_expired", "Predicted blocks dropped because they were not booked again within approximate_ttl_s.";
+        BlocksEvicted = "predicted_blocks_evicted", "Predicted blocks dropped because their worker had reached its limit.";
+        BlocksEvictedMemory = "predicted_blocks_evicted_memory", "Predicted blocks dropped because the space's predictions had reached their memory limit.";
+        BlocksForgotten = "predicted_blocks_forgotten", "Predicted blocks dropped because their worker went down, was removed or now publishes events.";
+        BookingsOfOthers = "predicted_bookings_of_others", "Bookings that arrived after predictions for their worker had ended.";
+        BookingsMemoryBound = "predicted_bookings_memory_bound", "Bookings whose new blocks exceeded the memory limit of the space's predictions.";
         BookingsRefused = "predicted_bookings_refused", "Bookings whose new blocks the index of predictions refused for another reason.";
-        WorkersNotAdmitted = "predicted_workers_not_admitted", "Workers for which nothing is predicted because the index of predictions is full of workers.";
+        WorkersNotAdmitted = "predicted_workers_not_admitted", "Workers without predictions because the index of predictions has no room for more workers.";
     }
 }
 
-/// One thread's values of one list. Padded, so that two threads' sets share no cache line.
+/// One thread's counters of one list. Aligned so that two threads' sets share no cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CounterSet<L: CounterName> {
@@ -207,18 +396,18 @@ impl<L: CounterName> Default for CounterSet<L> {
 }
 
 impl<L: CounterName> CounterSet<L> {
-    /// Adds `n`.
+    /// Adds `n` to a counter.
     pub fn add(&self, counter: L, n: u64) {
         // Relaxed: a count orders nothing.
         self.values[counter.index()].fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Adds one.
+    /// Adds 1 to a counter.
     pub fn bump(&self, counter: L) {
         self.add(counter, 1);
     }
 
-    /// The value now.
+    /// The current value of a counter.
     #[must_use]
     pub fn get(&self, counter: L) -> u64 {
         // Relaxed: see `add`.
@@ -226,22 +415,23 @@ impl<L: CounterName> CounterSet<L> {
     }
 }
 
-/// One thread's values of one list for every worker, by its place. Who comes next to a place begins at 0.
+/// One thread's counters of one list for every worker, by place in the fleet table. A worker that takes over a place
+/// begins at 0.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CounterTable<L: CounterName> {
     values: Box<[AtomicU64]>,
-    /// Of each place, the [`WorkerIndex`] whose values are there.
+    /// The [`WorkerIndex`] whose values stand at each place.
     owners: Box<[AtomicU32]>,
     list: std::marker::PhantomData<fn() -> L>,
 }
 
 impl<L: CounterName> CounterTable<L> {
-    /// A table with room for so many workers.
+    /// A table for up to `workers` places.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         let values = (0..workers * L::ALL.len()).map(|_| AtomicU64::new(0)).collect();
-        // The first of a place has the place as its number.
+        // The index of a place's first worker is the place itself.
         let owners = (0..workers as u32).map(AtomicU32::new).collect();
         Self { values, owners, list: std::marker::PhantomData }
     }
@@ -250,33 +440,34 @@ impl<L: CounterName> CounterTable<L> {
         &self.values[worker.place() * L::ALL.len()..][..L::ALL.len()]
     }
 
-    /// Adds one. Only the thread whose table it is may: nothing is locked. A worker beyond the room is not counted,
-    /// nor is one that another has followed in its place.
+    /// Adds 1. Only the thread that owns the table may call this: nothing is locked. A worker without a place in the
+    /// table is not counted, nor is a worker whose place another has taken over.
     pub fn bump(&self, worker: WorkerIndex, counter: L) {
         let Some(owner) = self.owners.get(worker.place()) else { return };
-        // Relaxed: nobody else writes it.
+        // Relaxed: only this thread writes it.
         let owned_by = WorkerIndex(owner.load(Ordering::Relaxed));
         if owned_by.generation() > worker.generation() {
             return;
         }
         let values = self.values(worker);
         if owned_by != worker {
-            // Relaxed: the owner's store shows them.
+            // Relaxed: the Release store of the owner publishes them.
             values.iter().for_each(|value| value.store(0, Ordering::Relaxed));
-            // Release: pairs with the Acquire in `get`, which then sees nothing of who was there before.
+            // Release: pairs with the Acquire in `get`, which then sees no value of the previous worker.
             owner.store(worker.0, Ordering::Release);
         }
         let value = &values[counter.index()];
-        // Relaxed: a count orders nothing, and nobody else writes it.
+        // Relaxed: a count orders nothing, and only this thread writes it.
         value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// The value now; 0 for a worker beyond the room, and for one that is not the last of its place that was counted.
+    /// The current value. 0 for a worker without a place in the table, and for a worker that is not the latest one
+    /// counted at its place.
     #[must_use]
     pub fn get(&self, worker: WorkerIndex, counter: L) -> u64 {
         // Acquire: pairs with the Release in `bump`.
         let is_owner = self.owners.get(worker.place()).is_some_and(|owner| owner.load(Ordering::Acquire) == worker.0);
-        // Relaxed: see `bump`. A worker that is followed right now may be told its follower's first counts.
+        // Relaxed: see `bump`. While a place changes hands, this may return the next worker's first counts.
         if is_owner { self.values(worker)[counter.index()].load(Ordering::Relaxed) } else { 0 }
     }
 }
@@ -284,7 +475,7 @@ impl<L: CounterName> CounterTable<L> {
 /// Upper bounds of [`Latency`]'s buckets: 2^8 ns (256 ns) doubling to 2^26 ns (67 ms), then the rest.
 const LATENCY_BUCKET_BITS: std::ops::RangeInclusive<u32> = 8..=26;
 
-/// How long something took, in buckets that double. One thread's own, merged on scrape.
+/// A histogram of durations in buckets that double. Each thread has its own; a scrape merges them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Latency {
@@ -293,7 +484,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Counts one duration.
+    /// Counts one duration, in nanoseconds.
     pub fn record(&self, ns: u64) {
         let bits = 64 - ns.saturating_sub(1).leading_zeros();
         let bucket = bits.clamp(*LATENCY_BUCKET_BITS.start(), *LATENCY_BUCKET_BITS.end() + 1);
@@ -339,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_counts_per_worker_and_leaves_out_who_has_no_room() {
+    fn a_table_counts_per_worker_and_ignores_workers_without_a_place() {
         let table = CounterTable::new(2);
         table.bump(WorkerIndex(1), RouteCounter::RepeatsMissed);
         table.bump(WorkerIndex(1), RouteCounter::RepeatsMissed);
@@ -350,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn who_follows_in_a_place_begins_at_zero_and_who_left_is_not_counted() {
+    fn a_worker_that_takes_over_a_place_begins_at_zero_and_its_predecessor_is_no_longer_counted() {
         let table = CounterTable::new(2);
         let (left, here) = (WorkerIndex::at(1, 0), WorkerIndex::at(1, 1));
         table.bump(left, RouteCounter::RepeatsMissed);

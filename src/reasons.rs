@@ -1,6 +1,6 @@
-//! Lists of reasons: one line says what a reason is called, what it says, and whatever else is known of every one.
+//! A macro for lists of reasons: one line holds a reason's name, its meaning and all its other columns.
 
-/// Makes an enum of a list, and a method of each column.
+/// Makes an enum with a method for each column.
 ///
 /// ```text
 /// reasons! {
@@ -14,8 +14,8 @@
 /// }
 /// ```
 ///
-/// Beside the columns there are `ALL`, `name` and `meaning`, which is the variant's doc. Where numbers matter a variant
-/// has its own: `Unreadable(0) = "unreadable", …`.
+/// Besides the columns the enum has `ALL`, `name`, and `meaning`, which is the variant's doc comment. A variant may have a
+/// number: `Unreadable(0) = "unreadable", …`.
 macro_rules! reasons {
     (
         $(#[$of_list:meta])*
@@ -26,7 +26,7 @@ macro_rules! reasons {
         pub enum $list { $(#[doc = $doc] $variant $(= $number)?,)* }
 
         impl $list {
-            /// Every one, in the order of their numbers.
+            /// Every variant, in order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
             /// The name used in logs, metrics and JSON.
@@ -35,7 +35,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// What it says, in one sentence.
+            /// What it means, in one sentence.
             #[must_use]
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $doc.trim_ascii(),)* }
@@ -44,7 +44,7 @@ macro_rules! reasons {
 
         $crate::reasons::reasons!(@column $list [$($variant ($($value),*))*] $($columns)*);
     };
-    // One column: the first value that is left of every line.
+    // One column: takes the first remaining value of every line.
     (
         @column $list:ident [$($variant:ident ($value:expr $(, $rest:expr)*))*]
         $(#[$of_column:meta])* $column:ident: $type:ty;

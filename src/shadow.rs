@@ -140,19 +140,23 @@ impl ShadowTally {
     #[must_use]
     pub const fn counts(&self) -> [(&'static str, &'static str, u64); 7] {
         [
-            ("shadow_decisions", "Decisions judged by the shadow policy too.", self.decisions),
+            ("shadow_decisions", "Decisions that the shadow policy judged too.", self.decisions),
             ("shadow_agreements", "Decisions for which the shadow policy chose the same worker.", self.agreements),
             ("shadow_disagreements", "Decisions for which the shadow policy chose another worker.", self.disagreements),
-            ("shadow_excluded", "Decisions whose worker was out of the running for the shadow policy.", self.excluded),
-            ("shadow_nobody", "Decisions for which only one of the two policies found anybody eligible.", self.nobody),
+            ("shadow_excluded", "Decisions whose worker was not eligible under the shadow policy.", self.excluded),
+            (
+                "shadow_nobody",
+                "Decisions for which only one of the two policies found an eligible worker.",
+                self.nobody,
+            ),
             (
                 "shadow_blocks_saved",
-                "Prompt blocks that the shadow policy's workers held and the chosen ones did not.",
+                "Prompt blocks by which the shadow policy's worker held more than the chosen one.",
                 self.blocks_saved,
             ),
             (
                 "shadow_blocks_lost",
-                "Prompt blocks that the chosen workers held and the shadow policy's did not.",
+                "Prompt blocks by which the shadow policy's worker held fewer than the chosen one.",
                 self.blocks_lost,
             ),
         ]
@@ -240,7 +244,7 @@ mod tests {
             PolicyDifference::Other { overlap_blocks: -6, cost_regret: 2.0 }
         );
         assert_eq!(compare(&kv, None), PolicyDifference::Nobody);
-        assert_eq!(seen, before, "it is as it was");
+        assert_eq!(seen, before, "the observation is unchanged");
     }
 
     #[test]
@@ -256,7 +260,7 @@ mod tests {
     #[test]
     fn a_choice_counts_the_tokens_to_compute() {
         let mut seen = observation();
-        let pick = PolicyComparison::default().pick(&Policy::default(), &mut seen, 1).expect("somebody");
+        let pick = PolicyComparison::default().pick(&Policy::default(), &mut seen, 1).expect("an eligible worker");
         assert_eq!((pick.index, pick.overlap_blocks, pick.prefill_tokens, pick.busy), (WorkerIndex(0), 8, 32, (80, 0)));
     }
 
@@ -264,7 +268,8 @@ mod tests {
     fn a_round_robin_shadow_policy_takes_one_worker_after_the_other() {
         let (mut seen, mut comparison) = (observation(), PolicyComparison::default());
         let policy = Policy { mode: Mode::RoundRobin, ..Policy::default() };
-        let picks = [1, 2, 3, 4].map(|seed| comparison.pick(&policy, &mut seen, seed).expect("somebody").index.0);
+        let picks =
+            [1, 2, 3, 4].map(|seed| comparison.pick(&policy, &mut seen, seed).expect("an eligible worker").index.0);
         assert_eq!(picks, [0, 1, 2, 0]);
         assert_eq!(seen, observation());
     }

@@ -1,41 +1,47 @@
-//! Everything countable that a client can hold, and how much of it one user may have.
+//! The resources that clients share, and one user's share of them.
 
-/// What there is a bounded amount of for all clients together. Of each, one user may have `serve.user_share_percent`.
+mod users;
+
+pub use users::UserQuotas;
+pub(crate) use users::UserReservation;
+
+/// A resource of which there is a bounded amount for all clients together. One user may have `serve.user_share_percent`
+/// of each.
 ///
-/// All else that a client can hold hangs on one of these: a connection has one watch, one receive buffer of the smallest
-/// size and bounded replies; a lane is its connection's; a selection of the HTTP port belongs to its callers, who are one
-/// user together ([`HTTP_USER`]), as does the one dump that may be under way. What is not held is not listed: names of
-/// bookings that ended, predictions and notes for the journal are kept for whoever came last.
+/// Everything else that a client can hold depends on one of these. A connection has one watch, one receive buffer of
+/// the smallest size, and bounded replies. A lane belongs to a connection. A selection of the HTTP port belongs to its
+/// callers, who count as one user together ([`HTTP_USER`]). The one dump that may be in progress belongs to them too.
+/// The names of ended bookings, predictions and journal records are not held: newer ones displace older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scarce {
+pub enum SharedResource {
     /// Connections to the routing socket.
     Connections,
-    /// Bytes of large frames that are being received, by core.
+    /// Bytes of large frames that are being received, for each core.
     ReceiveBytes,
-    /// Lanes.
+    /// Shm lanes.
     Lanes,
-    /// Requests that wait for a worker.
+    /// Queued requests.
     WaitingRequests,
-    /// Bytes of those requests.
+    /// Bytes of queued requests.
     WaitingBytes,
-    /// Different sets of workers that they wait for.
+    /// Different sets of workers for which requests are queued.
     WaitingSets,
-    /// Sessions.
+    /// Sessions of gateways.
     Sessions,
-    /// Bookings.
+    /// Bookings of requests.
     Bookings,
-    /// Memory for the prompts of bookings, by which blocks that requests share are counted once.
+    /// Memory for the prompts of bookings, which counts blocks that requests share once.
     PromptMemory,
-    /// Bindings of sessions to workers, by bucket of their table.
+    /// Bindings of affinity sessions to workers, for each bucket of their table.
     AffinityBindings,
-    /// Workers of a space that reports of failure keep requests away from.
+    /// Workers of a space from which reports of failure keep requests away.
     WorkersKeptAway,
-    /// Workers of a space whose load is what a gateway reports.
+    /// Workers of a space whose load is the report of a gateway.
     WorkersWithReportedLoads,
 }
 
-impl Scarce {
-    /// All of them.
+impl SharedResource {
+    /// All resources.
     pub const ALL: [Self; 12] = [
         Self::Connections,
         Self::ReceiveBytes,
@@ -52,16 +58,16 @@ impl Scarce {
     ];
 }
 
-/// The user that callers of the HTTP port are together: a number that the kernel gives to nobody.
+/// The user that counts for all callers of the HTTP port: a number that the kernel gives to no user.
 pub const HTTP_USER: u32 = u32::MAX;
 
-/// So many percent of `all`, rounded up.
+/// `percent` of `all`, rounded up.
 #[must_use]
 pub const fn share(percent: u8, all: usize) -> usize {
     (all as u128 * percent as u128).div_ceil(100) as usize
 }
 
-/// `percent` of `all`, rounded down, and at least one: of workers, of which nobody may steer all that others use.
+/// `percent` of `all`, rounded down, and at least one. For workers: one user must not steer all that others use.
 #[must_use]
 pub const fn share_rounded_down(percent: u8, all: usize) -> usize {
     let rounded_down = (all as u128 * percent as u128 / 100) as usize;
@@ -73,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_workers_a_user_has_at_least_one_and_not_all_unless_the_share_is_all() {
+    fn a_share_of_workers_is_at_least_one_and_all_only_at_100_percent() {
         let workers = [0, 1, 2, 3, 4, 4096];
         assert_eq!(workers.map(|all| share_rounded_down(75, all)), [1, 1, 1, 2, 3, 3072]);
         assert_eq!(workers.map(|all| share_rounded_down(100, all)), [1, 1, 2, 3, 4, 4096]);

@@ -1,27 +1,27 @@
-//! How much an answer about a worker may be believed, and why.
+//! Trust: how far an answer about a worker's cache may be believed, and why not further.
 //!
-//! A level and a set of reasons; both travel with every candidate of every reply. What moves a worker
-//! between levels is `event::trust`; this file is only the vocabulary.
+//! Every candidate of every reply carries a level and a set of reasons. This file only defines them; `event::trust`
+//! decides when a worker's trust changes.
 
 use std::fmt;
 
 use crate::finding::Harm;
 use crate::reasons::reasons;
 
-/// Belief in what the index holds for a worker. The order is the order of trust.
+/// How far the index's blocks of a worker may be believed, lowest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum TrustLevel {
-    /// No event stream, and nothing guessed in its place.
+    /// No event stream, and no predictions instead.
     #[default]
     None = 0,
-    /// Guessed from our own decisions; the engine says nothing.
+    /// Predicted from the daemon's own decisions; the engine publishes nothing.
     Predicted = 1,
-    /// Something may be wrong either way; the reasons say what.
+    /// The overlap may be too high or too low; the reasons say why.
     Unproven = 2,
-    /// Every block reported is held; more may be.
+    /// Every block counted is held; the worker may hold more.
     LowerBound = 3,
-    /// Exactly what the engine held at the sequence the answer names.
+    /// Exactly what the engine held at the sequence number in the answer.
     Exact = 4,
 }
 
@@ -38,23 +38,21 @@ impl TrustLevel {
         }
     }
 
-    /// What it costs that no more is believed.
+    /// What the level costs an operator.
     #[must_use]
     pub const fn consequence(self) -> &'static str {
         match self {
-            Self::None => "nothing is known of the worker's cache: it is chosen by load alone",
-            Self::Predicted => "what the worker holds is guessed: prompts may be sent where nothing of them is cached",
-            Self::Unproven => {
-                "what is said of the worker's cache may be too much or too little: prompts may be sent wrong"
+            Self::None => "nothing is known about the worker's cache: it is chosen by load alone",
+            Self::Predicted => {
+                "the worker's blocks are predicted: prompts may go to a worker that holds none of their blocks"
             }
-            Self::LowerBound => {
-                "blocks that the worker holds may not be counted: prompts may be computed again elsewhere"
-            }
+            Self::Unproven => "the worker's overlaps may be too high or too low: prompts may go to the wrong worker",
+            Self::LowerBound => "some of the worker's blocks may not count: prompts may be computed again elsewhere",
             Self::Exact => "nothing",
         }
     }
 
-    /// The level with this number, if there is one.
+    /// The level with this number on the wire, if there is one.
     #[must_use]
     pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
@@ -79,75 +77,75 @@ reasons! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[repr(u8)]
     TrustReason {
-        /// The best level a worker with this reason can have.
+        /// The highest level of a worker with this reason.
         cap: TrustLevel;
-        /// How much harm it does as long as it lasts.
+        /// How much harm it does while it lasts.
         harm: Harm;
         /// What an operator can do about it.
         remedy: &'static str;
     }
-    /// Nothing received from the worker yet.
-    Joining(0) = "joining", TrustLevel::Unproven, Harm::Note, "if the worker is ready, it has published nothing yet: send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
-    /// The first batch seen was not the stream's first.
-    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache) and send it one request, or restart the engine where it offloads, and start kvrouted before the engine";
-    /// Sequences are missing and could not be fetched again; the worker was emptied.
-    Gap(2) = "gap", TrustLevel::LowerBound, Harm::Warning, "raise `hwm`, and `buffer_steps` where the worker has a `replay`, in the engine's --kv-events-config, then clear its prefix cache once";
-    /// The connection to the publisher broke; the worker was emptied, or is to be shown to go on by a replay.
+    /// The worker has published nothing yet.
+    Joining(0) = "joining", TrustLevel::Unproven, Harm::Note, "if the worker is ready, send it a prompt; otherwise start the engine with KV events enabled, or check the endpoint in the worker's record";
+    /// The first batch received was not the first of the stream.
+    JoinedLate(1) = "joined_late", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once (SGLang: POST /flush_cache, vLLM: POST /reset_prefix_cache) and send it one request, or restart the engine if it offloads blocks; in future start kvrouted before the engine";
+    /// Batches are missing and could not be fetched again; the worker's blocks were dropped.
+    Gap(2) = "gap", TrustLevel::LowerBound, Harm::Warning, "raise `hwm` in the engine's --kv-events-config, and `buffer_steps` if the worker has a `replay`; then clear its prefix cache once";
+    /// The connection to the publisher broke; the worker's blocks were dropped, or a replay has yet to show that nothing was lost.
     Disconnected(3) = "disconnected", TrustLevel::Unproven, Harm::Warning, "check that the engine runs and that its endpoint is reachable";
     /// A message could not be decoded and was skipped.
     Undecodable(4) = "undecodable", TrustLevel::LowerBound, Harm::Severe, "check that the engine's version is supported; the log names the first bad field";
     /// Blocks of another block size or window arrived and were refused.
-    SchemeMismatch(5) = "scheme_mismatch", TrustLevel::LowerBound, Harm::Severe, "give the engine the space's block size, or the worker a space of its own";
-    /// A stored event bound a held hash to another place and was refused.
-    HashConflict(6) = "hash_conflict", TrustLevel::LowerBound, Harm::Warning, "check that one endpoint is not shared by two engines";
-    /// A root chain was announced again and not counted: a second copy, or a full report, which look the same.
-    AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Warning, "if no caller can send this engine kv_cache_report_mode=full, set full_reports = \"none\" in the worker's [[space]]: second copies are then counted; without it a prefix whose copy is evicted is not seen again until the engine's prefix cache is cleared";
-    /// Blocks arrived whose chain, and so whose salt, is unknown; they were not bound.
-    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request, or restart the engine where it offloads, after what the worker's other reasons name is mended";
-    /// A bound on this worker's blocks was reached; blocks were refused.
-    CapacityBound(9) = "capacity_bound", TrustLevel::LowerBound, Harm::Warning, "raise the bound that the log names, or check the worker's capacity in blocks";
+    SchemeMismatch(5) = "scheme_mismatch", TrustLevel::LowerBound, Harm::Severe, "start the engine with the space's block size, or put the worker into a space of its own";
+    /// A store event bound a known hash to other content and was refused.
+    HashConflict(6) = "hash_conflict", TrustLevel::LowerBound, Harm::Warning, "check that no two engines share one endpoint";
+    /// A root chain was announced again and not counted: a second copy and a full report look the same.
+    AmbiguousStore(7) = "ambiguous_store", TrustLevel::LowerBound, Harm::Warning, "if no caller can send this engine kv_cache_report_mode=full, set full_reports = \"none\" in the worker's [[space]], so that second copies are counted; without it a prefix of which one copy was evicted is not counted again until the engine's prefix cache is cleared";
+    /// Blocks arrived whose chain, and so whose salt, is unknown; they were left out.
+    UnknownRoot(8) = "unknown_root", TrustLevel::LowerBound, Harm::Warning, "first mend what the worker's other reasons name; then clear the engine's prefix cache once and send it one request, or restart the engine if it offloads blocks";
+    /// A limit on this worker's blocks was reached; further blocks were refused.
+    CapacityBound(9) = "capacity_bound", TrustLevel::LowerBound, Harm::Warning, "raise the limit that the log names, or check capacity_blocks in the worker's record";
     /// The engine has KV groups that no rule covers yet.
-    Hybrid(10) = "hybrid", TrustLevel::Unproven, Harm::Warning, "overlap of hybrid models is not proven yet; route by load or accept the risk";
+    Hybrid(10) = "hybrid", TrustLevel::Unproven, Harm::Warning, "route by load, or accept the risk: overlaps of this hybrid model are not proven yet";
     /// Blocks in a medium that maps to no tier were ignored.
-    UnknownMedium(11) = "unknown_medium", TrustLevel::LowerBound, Harm::Warning, "report the medium's name; its blocks are not counted";
-    /// Two live streams claim the worker, or its rank changed; the later one is refused.
-    RankConflict(12) = "rank_conflict", TrustLevel::LowerBound, Harm::Severe, "give every data-parallel rank its own endpoint and dp_rank";
-    /// No batch for longer than the configured silence.
-    Silent(13) = "silent", TrustLevel::Unproven, Harm::Warning, "check the engine; raise ingest.silence_ms_max if it is merely idle";
+    UnknownMedium(11) = "unknown_medium", TrustLevel::LowerBound, Harm::Warning, "report the medium's name, so that its blocks can be counted";
+    /// Two live streams claim to be the worker, or its rank changed; the later one is refused.
+    RankConflict(12) = "rank_conflict", TrustLevel::LowerBound, Harm::Severe, "give every data-parallel rank an endpoint and a dp_rank of its own";
+    /// The worker sent no batch for longer than ingest.silence_ms_max.
+    Silent(13) = "silent", TrustLevel::Unproven, Harm::Warning, "check the engine; if it is only idle, raise ingest.silence_ms_max";
     /// The worker publishes no events.
-    NoEvents(14) = "no_events", TrustLevel::None, Harm::Note, "give the worker's record an events endpoint";
-    /// The index moved under the query more often than it was willing to look again.
-    ReadContended(15) = "read_contended", TrustLevel::Unproven, Harm::Warning, "retry; if it persists spread workers over more shards (ingest.shards)";
-    /// Sequences are, or may be, missing and are being fetched.
+    NoEvents(14) = "no_events", TrustLevel::None, Harm::Note, "add an endpoint to the worker's record";
+    /// The index changed under the lookup more often than the lookup retries.
+    ReadContended(15) = "read_contended", TrustLevel::Unproven, Harm::Warning, "retry; if it persists, spread the workers over more shards (ingest.shards)";
+    /// Batches are, or may be, missing and are being fetched.
     Recovering(16) = "recovering", TrustLevel::Unproven, Harm::Note, "wait; recovery is bounded in time";
-    /// The engine's wire cannot say that a prompt was salted, or says salts in two forms.
-    IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "state in the space's record that no cache salts are used (salts = \"none\"), or update the engine; where some salts have the prefix dynamo-cache-salt: and some have not, use one form";
-    /// Something was said that cannot be read, and it may have been a removal.
+    /// The engine's events cannot show that a prompt was salted, or show salts in two forms.
+    IsolationUnknown(17) = "isolation_unknown", TrustLevel::Unproven, Harm::Warning, "if no prompt carries a cache salt, set salts = \"none\" in the worker's [[space]]; otherwise update the engine; if only some salts have the prefix dynamo-cache-salt: use one form for all";
+    /// Part of a batch could not be understood, and it may have been a removal.
     UnknownEvents(18) = "unknown_events", TrustLevel::Unproven, Harm::Warning, "update kvrouted, or clear the engine's prefix cache once; the log names what was not understood";
-    /// The engine's block hashes cover tokens after the block, or its connector moves chunks of several blocks, so a block may fit a prompt only in part.
-    LookaheadHash(19) = "lookahead_hash", TrustLevel::Unproven, Harm::Note, "none needed; a match may be too long by the last block, or chunk of offloaded blocks, where the prompts part";
-    /// A message without the frames of a batch came; only the next batch shows whether it was one.
+    /// The engine's block hashes cover tokens after the block, or its connector moves chunks of several blocks, so that a block may fit a prompt only in part.
+    LookaheadHash(19) = "lookahead_hash", TrustLevel::Unproven, Harm::Note, "nothing to do: a match may be too long by the last block, or by the last chunk of offloaded blocks, before prompts diverge";
+    /// A message without the frames of a batch arrived; only the next batch shows whether it was one.
     Misframed(20) = "misframed", TrustLevel::Unproven, Harm::Warning, "give the worker a topic of its own, or check what else publishes at its endpoint";
-    /// The space's memory ceiling was reached; blocks were refused.
+    /// The space's memory limit was reached; further blocks were refused.
     MemoryBound(21) = "memory_bound", TrustLevel::LowerBound, Harm::Warning, "raise memory_bytes_max of the worker's space, or lower blocks_max of its workers";
-    /// The worker publishes no events; what it holds is guessed from the decisions booked on it.
-    OwnDecisions(22) = "own_decisions", TrustLevel::Predicted, Harm::Note, "give the worker's record an events endpoint";
-    /// The engine's block hashes say nothing of what is before the block; none of its blocks is bound.
-    UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker is routed to by load alone";
+    /// The worker publishes no events; its blocks are predicted from the bookings on it.
+    OwnDecisions(22) = "own_decisions", TrustLevel::Predicted, Harm::Note, "add an endpoint to the worker's record";
+    /// The engine's block hashes do not depend on the blocks before them; all its blocks are left out.
+    UnchainedHashes(23) = "unchained_hashes", TrustLevel::LowerBound, Harm::Severe, "use SGLang 0.5.6 or later; until then the worker gets requests by load alone";
     /// A relay or a snapshot of another version gives a reason that this version does not know.
-    UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update kvrouted here to the version of the worker's relay; the level is what the relay says, at most lower_bound";
+    UnknownReason(24) = "unknown_reason", TrustLevel::LowerBound, Harm::Warning, "update this kvrouted to the version of the worker's relay; until then the relay's level holds, at most lower_bound";
     /// A caller reported that the engine's cache was cleared; the engine has not published the clear yet.
-    ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request: engines publish a clear with their next step; if this reason stays, the clear was published before the report: clear once more and send one request";
-    /// The engine announced more copies than it can hold, as full reports do, although the space rules these out; the worker was emptied.
+    ClearAwaited(25) = "clear_awaited", TrustLevel::Unproven, Harm::Note, "send the worker one request, because engines publish a clear with their next step; if this reason stays, the clear was published before the report: clear once more and send one request";
+    /// The engine announced more copies than it can hold, as full reports do, although the space rules these out; the worker's blocks were dropped.
     FullReports(26) = "full_reports", TrustLevel::LowerBound, Harm::Severe, "find the caller that sends the engine kv_cache_report_mode=full and strip the field there, or set full_reports = \"possible\" in the worker's [[space]]; then clear the engine's prefix cache once and send it one request";
-    /// Offloaded blocks are known by their hashes only, and device memory has not said what they are; they were not bound.
-    OffloadUnbound(27) = "offload_unbound", TrustLevel::LowerBound, Harm::Note, "none needed: it ends when the engine loads or drops those blocks; start kvrouted, or a relay, before the engine to have none";
-    /// Part of what is held below device memory is not known: a clear did not say whether it went, or its store says too little.
-    LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "none needed where device memory is what counts; otherwise restart the engine after kvrouted: a clear of its prefix cache does not speak of a connector's tiers";
-    /// The ingest thread of the worker panicked; its shard of the index was discarded and is built anew.
-    IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic that the log has; a worker whose events make the thread panic again and again is left out: change its endpoint, or remove it and add it again";
-    /// The engine announces one removal for all copies of a block, which were counted each; the worker was emptied.
-    LastCopyRemovals(30) = "last_copy_removals", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request; the daemon has noticed how this engine removes, and from now on takes each removal for all copies of a block";
+    /// Offloaded blocks are known only by their hashes, and device memory has not shown their content; they were left out.
+    OffloadUnbound(27) = "offload_unbound", TrustLevel::LowerBound, Harm::Note, "nothing to do: it ends when the engine loads or drops those blocks; to avoid it, start kvrouted, or a relay, before the engine";
+    /// Part of what the worker holds below device memory is unknown: a clear did not say whether it included that part, or its store announces too little.
+    LowerTiersUnknown(28) = "lower_tiers_unknown", TrustLevel::LowerBound, Harm::Note, "nothing to do if only device memory matters; otherwise restart the engine after kvrouted, because a clear of its prefix cache does not cover a connector's tiers";
+    /// The worker's ingest thread panicked; its shard of the index was discarded and is being rebuilt.
+    IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic from the log; a worker whose events cause the panic again and again is left out: change its endpoint, or remove it and add it again";
+    /// The engine announces one removal for all copies of a block, but the copies were counted one by one; the worker's blocks were dropped.
+    LastCopyRemovals(30) = "last_copy_removals", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request; from now on the daemon takes each removal of this engine for all copies of the block";
 }
 
 /// A set of [`TrustReason`]s.
@@ -155,20 +153,20 @@ reasons! {
 pub struct TrustReasons(u64);
 
 impl TrustReasons {
-    /// No reason at all.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// The bits of every reason that this version knows.
+    /// The bits of all reasons of this version.
     pub const KNOWN_BITS: u64 = (1 << TrustReason::ALL.len()) - 1;
 
-    /// The set with these wire bits. Bits that this version does not know are kept, so that a newer peer's reasons
-    /// survive a relay; they count as [`TrustReason::UnknownReason`].
+    /// The set with these wire bits. It keeps bits that this version does not know, so that a newer peer's reasons pass
+    /// through a relay. Unknown bits count as [`TrustReason::UnknownReason`].
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The wire bits.
+    /// The bits on the wire.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
@@ -179,49 +177,49 @@ impl TrustReasons {
         self.0 |= 1 << reason as u8;
     }
 
-    /// Takes a reason away.
+    /// Removes a reason.
     pub const fn remove(&mut self, reason: TrustReason) {
         self.0 &= !(1 << reason as u8);
     }
 
-    /// The reasons of both.
+    /// The reasons of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether a reason is in the set.
+    /// Whether the set contains a reason.
     #[must_use]
     pub const fn contains(self, reason: TrustReason) -> bool {
         self.0 & (1 << reason as u8) != 0
     }
 
-    /// Whether there is none.
+    /// Whether the set has no reason.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The set without the bits that this version does not know, which become [`TrustReason::UnknownReason`].
+    /// The set with [`TrustReason::UnknownReason`] in place of bits that this version does not know.
     #[must_use]
     pub const fn known(self) -> Self {
         let known = self.0 & Self::KNOWN_BITS;
         Self(if known == self.0 { known } else { known | 1 << TrustReason::UnknownReason as u8 })
     }
 
-    /// The known reasons in the set, by bit number; unknown ones not even as [`TrustReason::UnknownReason`].
+    /// The reasons of this version in the set, by bit number. Skips unknown bits.
     pub fn iter(self) -> impl Iterator<Item = TrustReason> {
         TrustReason::ALL.iter().copied().filter(move |r| self.contains(*r))
     }
 
-    /// The best level these reasons leave.
+    /// The highest level that these reasons allow.
     #[must_use]
     pub fn cap(self) -> TrustLevel {
         self.known().iter().map(TrustReason::cap).min().unwrap_or(TrustLevel::Exact)
     }
 }
 
-/// The names, e.g. `{joined_late, gap}`; bits of a newer peer by number, as `bit_40`.
+/// Names, such as `{joined_late, gap}`, and numbers of unknown bits, such as `bit_40`.
 impl fmt::Debug for TrustReasons {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut set = f.debug_set();
@@ -245,27 +243,27 @@ impl FromIterator<TrustReason> for TrustReasons {
     }
 }
 
-/// A worker's trust as a reader sees it, with what it is as of.
+/// A worker's trust as a reader sees it, and the batch up to which it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// How much to believe.
+    /// The level.
     pub level: TrustLevel,
-    /// Why not more.
+    /// Why the level is not `exact`.
     pub reasons: TrustReasons,
     /// When the level last changed, milliseconds of Unix time.
     pub since_unix_ms: u64,
-    /// The last batch the index has applied; `None` before the first.
+    /// The sequence number of the last batch applied to the index; `None` before the first.
     pub as_of_seq: Option<crate::ids::EventSeq>,
     /// When that batch was applied, milliseconds of Unix time; 0 before the first.
     pub as_of_unix_ms: u64,
 }
 
 impl Trust {
-    /// The trust in an answer that was read between this and `later`: no more than either.
+    /// The trust in an answer that was read between `self` and `later`: no higher than either.
     ///
-    /// A level falls before what it speaks of can be read, and rises after, so the worse of the two holds for
-    /// all that could be read in between. Where the level went away and came back meanwhile, what was read
-    /// may be of any level, which counts as contended.
+    /// The level falls before readers can see the doubtful state, and rises only after that state is gone. So the lower
+    /// of the two levels holds for everything read in between. If the level fell and rose again meanwhile, the answer may
+    /// be from any level, and counts as contended.
     #[must_use]
     pub fn meet(self, later: Self) -> Self {
         let mut reasons = self.reasons.union(later.reasons);
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_between_two_trusts_is_worth_the_worse() {
+    fn an_answer_read_between_two_trusts_has_the_lower_one() {
         let trust = |level, since_unix_ms, seq| Trust {
             level,
             reasons: if level == TrustLevel::Exact {
@@ -307,7 +305,7 @@ mod tests {
             as_of_unix_ms: seq,
         };
         let (exact, fallen) = (trust(TrustLevel::Exact, 1, 10), trust(TrustLevel::LowerBound, 2, 11));
-        assert_eq!(exact.meet(trust(TrustLevel::Exact, 1, 12)), exact, "as of what was known before");
+        assert_eq!(exact.meet(trust(TrustLevel::Exact, 1, 12)), exact, "as of the earlier batch");
         assert_eq!(exact.meet(fallen), Trust { as_of_seq: exact.as_of_seq, as_of_unix_ms: 10, ..fallen });
         assert_eq!(fallen.meet(trust(TrustLevel::Exact, 3, 12)), fallen);
         let back = exact.meet(trust(TrustLevel::Exact, 3, 12));
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_of_another_version_is_named_and_takes_exact_away() {
+    fn an_unknown_reason_is_reported_and_prevents_exact() {
         for bit in TrustReason::ALL.len() as u32..u64::BITS {
             let reasons = TrustReasons::from_bits(1 << bit | 1 << TrustReason::Gap as u8);
             assert_eq!(reasons.known(), [TrustReason::Gap, TrustReason::UnknownReason].into_iter().collect(), "{bit}");

@@ -1,4 +1,4 @@
-/* Asks a daemon for a worker, books it, and ends the request; by a lane where the daemon gives one.
+/* Asks a daemon for a worker, books it, and ends the request; over a shm lane if the daemon offers one.
  *
  *     cc -std=c99 -O2 -o example example.c && ./example SOCKET MODEL
  */
@@ -26,7 +26,7 @@ int main(int count, char **arguments) {
     }
     for (i = 0; i < 64; i++) tokens[i] = (uint32_t)(i * 31);
     status = kvr_connect(&client, arguments[1], "c-example", NULL, 1000) != KVR_OK;
-    /* By memory that is shared with the daemon, or else by the socket, as before. */
+    /* Uses memory that is shared with the daemon, or else the socket. */
     if (!status && kvr_open_lane(&client) != KVR_OK) fprintf(stderr, "no lane: %s\n", client.message);
     if (status || kvr_find_space(&client, arguments[2], NULL, &space) != KVR_OK) {
         status = failed(&client, arguments[1]);
@@ -42,7 +42,7 @@ int main(int count, char **arguments) {
     if (kvr_route(&client, &request, &reply) != KVR_OK) {
         status = failed(&client, "route");
     } else if (reply.candidate_count == 0) {
-        printf("nobody is eligible: error code %u\n", (unsigned)reply.nobody);
+        printf("no worker is eligible: error code %u\n", (unsigned)reply.nobody);
     } else {
         kvr_candidate *best = &reply.candidates[0];
         printf("worker %llu/%u holds %u of %u blocks, cost %.2f\n", (unsigned long long)best->worker_id,

@@ -1,7 +1,7 @@
-/* Tokens into block hashes, bit for bit as kvrouted does it, to send 8 bytes a block instead of 4 a token.
+/* Block hashes of tokens, bit for bit as kvrouted computes them, to send 8 bytes a block instead of 4 a token.
  *
- * C99 or C++, without other headers of this client. XXH3-64 by its specification, plain and portable: it spares the
- * daemon work, not the gateway, whose processor could do several blocks at once.
+ * C99 or C++, without other headers of this client. It is XXH3-64 by its specification, plain and portable. It saves
+ * work of the daemon, not of the gateway: vector code would hash several blocks at once.
  */
 #ifndef KVROUTED_HASH_H
 #define KVROUTED_HASH_H
@@ -62,7 +62,7 @@ static inline uint64_t kvr__swap(uint64_t value, size_t bytes) {
     return swapped;
 }
 
-/* The two halves of the 128-bit product, one over the other. */
+/* The two halves of the 128-bit product, combined by XOR. */
 static inline uint64_t kvr__fold(uint64_t a, uint64_t b) {
     uint64_t low = (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu), high = (a >> 32) * (b >> 32);
     uint64_t one = (a >> 32) * (b & 0xFFFFFFFFu), other = (a & 0xFFFFFFFFu) * (b >> 32);
@@ -171,14 +171,14 @@ static inline uint64_t kvr_xxh3(const void *bytes, size_t count, uint64_t seed) 
     return count <= 240 ? kvr__xxh3_middle(in, count, seed) : kvr__xxh3_long(in, count, seed);
 }
 
-/* How many whole blocks so many tokens make; window 1: a block needs the token after its last. */
+/* The number of whole blocks in a number of tokens. Window 1: a block needs the token after its last. */
 static inline size_t kvr_block_count(size_t token_count, uint32_t block_size, uint8_t window) {
     size_t overlap = window == 1 ? 1 : 0;
     return block_size == 0 || token_count < overlap ? 0 : (token_count - overlap) / block_size;
 }
 
-/* Writes the local hash of every whole block, as many as there is room for; answers with how many there are. `scratch`
- * holds a block's tokens as bytes: (block_size + 1) * 4. `lora` and `salt` NULL or empty = none. */
+/* Writes the local hash of every whole block, as many as there is room for. Answers with how many blocks there are.
+ * `scratch` holds a block's tokens as bytes: (block_size + 1) * 4. `lora` and `salt` NULL or empty = none. */
 static inline size_t kvr_local_hashes(const uint32_t *tokens, size_t token_count, uint32_t block_size, uint8_t window,
     const char *lora, const char *salt, uint8_t *scratch, uint64_t *hashes, size_t room) {
     size_t count = kvr_block_count(token_count, block_size, window), block, i;

@@ -1,9 +1,9 @@
-/* A lane: memory that a gateway shares with the daemon, by which frames pass without a system call. Of kvrouted.h, which
- * includes it; what lies where, and who stores what in which order: schemas/README.md, "Lanes".
+/* A lane: memory that a gateway shares with the daemon, through which frames pass without a system call. kvrouted.h
+ * includes this header. schemas/README.md, "Lanes", specifies the layout, and the order of the stores of each side.
  *
- * The memory is only ever touched by atomic accesses of words, because the other side may write anything anywhere in it at
- * any time. A side keeps its own position, and what it last believed of the other's, in memory of its own. The builtins of
- * GCC and Clang stand for C11's atomics, so that this is C99 and C++ as well.
+ * All accesses are atomic accesses of words, because the other side may write anything anywhere at any time. Each
+ * side keeps its own position, and the last valid position of the other side, in memory of its own. The builtins of
+ * GCC and Clang stand for C11's atomics, so that this compiles as C99 and C++ too.
  */
 #ifndef KVROUTED_LANE_H
 #define KVROUTED_LANE_H
@@ -27,15 +27,15 @@ extern "C" {
 typedef struct kvr_lane {
     uint64_t *words; /* mapped; NULL = there is no lane */
     size_t bytes;
-    int bell;                            /* a socket: a byte on it means "look again" */
+    int bell;                            /* a socket: a byte on it means "read the positions again" */
     uint64_t request_words, reply_words; /* of the rings: powers of two */
-    uint64_t request_tail, request_head; /* its own position, and the last of the daemon's that was believed */
+    uint64_t request_tail, request_head; /* this side's position, and the last valid one of the daemon */
     uint64_t reply_head, reply_tail;     /* the same of the replies */
 } kvr_lane;
 
-/* What a side sleeps for. */
+/* What a sleeping side waits for. */
 enum { KVR__AWAITS_DATA = 1, KVR__AWAITS_ROOM = 2, KVR__AWAITS_BOTH = 3 };
-/* The layout that this header knows, and its words. */
+/* The layout that this header knows, and the places of its words. */
 enum {
     KVR__LANE_LAYOUT = 1,
     KVR__REQUEST_TAIL = 0,
@@ -46,13 +46,13 @@ enum {
     KVR__DAEMON_WAITS = 80,
     KVR__CONTROL_WORDS = 512
 };
-/* Bytes of a ring, at least and at most. */
+/* The limits of a ring's bytes. */
 #define KVR__RING_BYTES_MIN (4u << 10)
 #define KVR__RING_BYTES_MAX (64u << 20)
-/* Looks at a silent lane between two looks at the clock. */
-#define KVR__LOOKS_PER_CLOCK 16
+/* Polls of a silent lane between two readings of the clock. */
+#define KVR__POLLS_PER_CLOCK 16
 
-/* Tells the processor that this is a loop that waits. */
+/* Tells the processor that this is a busy-poll. */
 static inline void kvr__pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -65,23 +65,23 @@ static inline int kvr__is_ring(uint32_t bytes) {
     return bytes >= KVR__RING_BYTES_MIN && bytes <= KVR__RING_BYTES_MAX && (bytes & (bytes - 1)) == 0;
 }
 
-/* Maps the memory of a lane that was opened, whose bell it takes over where it succeeds; answers with NULL, or with what is
- * wrong. */
+/* Maps the memory of an opened lane. Answers with NULL, or with the fault. If it succeeds, it owns the bell. */
 static inline const char *kvr__lane_map(
     kvr_lane *lane, int memory, int bell, uint32_t layout, uint32_t request_bytes, uint32_t reply_bytes) {
-    /* F_GET_SEALS, F_SEAL_SEAL and F_SEAL_SHRINK of Linux, which headers give to those alone who ask for GNU's names. */
+    /* F_GET_SEALS, F_SEAL_SEAL and F_SEAL_SHRINK of Linux. Headers define them only under _GNU_SOURCE. */
     enum { GET_SEALS = 1034, SEALED = 1 | 2 };
     struct stat found;
     void *mapped;
     int seals, flags = MAP_SHARED;
     size_t bytes = 8 * (size_t)KVR__CONTROL_WORDS + request_bytes + reply_bytes;
-    if (layout != KVR__LANE_LAYOUT) return "the daemon's lanes are of a layout that this header does not know";
-    if (!kvr__is_ring(request_bytes) || !kvr__is_ring(reply_bytes)) return "the daemon's lane has rings of no size";
-    /* One that could shrink could make an access to it fail. */
+    if (layout != KVR__LANE_LAYOUT) return "this header does not know the layout of the daemon's lanes";
+    if (!kvr__is_ring(request_bytes) || !kvr__is_ring(reply_bytes))
+        return "the daemon's lane has rings of an invalid size";
+    /* If the memory could shrink, an access could fail. */
     seals = fcntl(memory, GET_SEALS);
     if (seals < 0 || (seals & SEALED) != SEALED) return "the daemon's lane is not sealed";
     if (fstat(memory, &found) < 0 || found.st_size < 0 || (uint64_t)found.st_size != bytes)
-        return "the daemon's lane is of another size than was said";
+        return "the daemon's lane has another size than its reply says";
 #ifdef MAP_POPULATE
     flags |= MAP_POPULATE;
 #endif
@@ -96,7 +96,7 @@ static inline const char *kvr__lane_map(
     return NULL;
 }
 
-/* Lets go of a lane, if there is one. */
+/* Closes a lane, if there is one. */
 static inline void kvr__lane_close(kvr_lane *lane) {
     if (lane->words == NULL) return;
     munmap(lane->words, lane->bytes);
@@ -104,60 +104,61 @@ static inline void kvr__lane_close(kvr_lane *lane) {
     memset(lane, 0, sizeof *lane);
 }
 
-/* Words that can be written now; -1 = the daemon's position cannot be. */
+/* The words that can be written now; -1 = the daemon's position is invalid. */
 static inline int64_t kvr__lane_room(kvr_lane *lane) {
-    /* Acquire: pairs with the daemon's release of the head; what is written from here on comes after its copies. */
+    /* Acquire: pairs with the daemon's release of the head. Words written from here on come after its copies. */
     uint64_t head = __atomic_load_n(&lane->words[KVR__REQUEST_HEAD], __ATOMIC_ACQUIRE);
     if (head < lane->request_head || head > lane->request_tail) return -1;
     lane->request_head = head;
     return (int64_t)(lane->request_words - (lane->request_tail - head));
 }
 
-/* Words that can be read now; -1 = the daemon's position cannot be. */
+/* The words that can be read now; -1 = the daemon's position is invalid. */
 static inline int64_t kvr__lane_ready(kvr_lane *lane) {
-    /* Acquire: pairs with the daemon's release of the tail; the words before it are there. */
+    /* Acquire: pairs with the daemon's release of the tail. The words before it are there. */
     uint64_t tail = __atomic_load_n(&lane->words[KVR__REPLY_TAIL], __ATOMIC_ACQUIRE);
     if (tail < lane->reply_tail || tail - lane->reply_head > lane->reply_words) return -1;
     lane->reply_tail = tail;
     return (int64_t)(tail - lane->reply_head);
 }
 
-/* Whether there is what is waited for; -1 = the daemon's positions cannot be. */
+/* Whether the awaited words or room are there; -1 = a position of the daemon is invalid. */
 static inline int kvr__lane_has(kvr_lane *lane, uint64_t awaited) {
     int64_t words = kvr__lane_ready(lane);
     if (words == 0 && awaited != KVR__AWAITS_DATA) words = kvr__lane_room(lane);
     return words < 0 ? -1 : words > 0;
 }
 
-/* Says what this side is about to sleep for. It must look once more before it does. */
+/* Announces what this side is about to sleep for. It must check once more before it sleeps. */
 static inline void kvr__lane_announce(kvr_lane *lane, uint64_t awaited) {
     /* Relaxed: the fence orders it. */
     __atomic_fetch_or(&lane->words[KVR__GATEWAY_WAITS], awaited, __ATOMIC_RELAXED);
-    /* Sequentially consistent: pairs with the daemon's fence between what it moves and its look at this word. */
+    /* Sequentially consistent: pairs with the daemon's fence between the move of its position and its read of this
+     * word. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-/* Takes that back. */
+/* Withdraws the announcement. */
 static inline void kvr__lane_settle(kvr_lane *lane) {
-    /* Relaxed: if the daemon does not see it yet it rings once too often. */
+    /* Relaxed: if the daemon does not see it yet, it rings once too often. */
     __atomic_fetch_and(&lane->words[KVR__GATEWAY_WAITS], ~(uint64_t)KVR__AWAITS_BOTH, __ATOMIC_RELAXED);
 }
 
-/* Rings for the daemon if it sleeps for what there is now; after a position was moved. */
+/* Rings for the daemon if it sleeps for what this side has just made available by moving a position. */
 static inline void kvr__lane_ring(kvr_lane *lane, uint64_t moved) {
     uint64_t *waits = &lane->words[KVR__DAEMON_WAITS];
     const uint8_t rung = 1;
-    /* Sequentially consistent: pairs with the daemon's fence between its word and its last look. */
+    /* Sequentially consistent: pairs with the daemon's fence between its announcement and its last check. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    /* Relaxed: the fence orders the load; the exchange hands on nothing. */
+    /* Relaxed: the fence orders the load, and the exchange publishes nothing. */
     if ((__atomic_load_n(waits, __ATOMIC_RELAXED) & moved) == 0) return;
     if (__atomic_exchange_n(waits, 0, __ATOMIC_RELAXED) == 0) return;
-    /* One that cannot be rung has rung already, or nobody hears it, which the connection's socket says. */
+    /* A full bell has rung already. If the other end is closed, the connection's socket shows it. */
     while (send(lane->bell, &rung, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno == EINTR) {
     }
 }
 
-/* Takes what has rung; answers whether the daemon still holds the other end. */
+/* Empties the bell. Answers whether the daemon still holds the other end. */
 static inline int kvr__lane_hear(kvr_lane *lane) {
     uint8_t rings[256];
     ssize_t heard;
@@ -170,7 +171,7 @@ static inline void kvr__words_in(uint64_t *words, const uint8_t *bytes, uint64_t
     uint64_t i, word;
     for (i = 0; i < count; i++) {
         memcpy(&word, bytes + 8 * i, 8);
-        /* Relaxed: shown by the release of the tail. */
+        /* Relaxed: the release of the tail publishes it. */
         __atomic_store_n(&words[i], word, __ATOMIC_RELAXED);
     }
 }
@@ -184,7 +185,8 @@ static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t coun
     }
 }
 
-/* Sends as many whole words as there is room for; answers with their bytes, or -1 if the daemon's position cannot be. */
+/* Writes as many whole words as there is room for. Answers with their bytes, or with -1 if the daemon's position is
+ * invalid. */
 static inline int64_t kvr__lane_push(kvr_lane *lane, const uint8_t *bytes, size_t length) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS;
     uint64_t count = length / 8, at, first;
@@ -203,7 +205,7 @@ static inline int64_t kvr__lane_push(kvr_lane *lane, const uint8_t *bytes, size_
     return (int64_t)(8 * count);
 }
 
-/* Receives so many words, no more than are ready. Each is read once. */
+/* Reads `count` words, no more than are ready. Each is read once. */
 static inline void kvr__lane_pop(kvr_lane *lane, uint8_t *bytes, uint64_t count) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS + lane->request_words;
     uint64_t at = lane->reply_head & (lane->reply_words - 1);

@@ -1,8 +1,9 @@
-/* A client of kvrouted that outlives its daemon: connects again with back-off, holds a deadline over all of a call, and
- * decides without the daemon, by rendezvous over the workers that it last called healthy, where that does not answer.
+/* A client of kvrouted for a gateway that outlives its daemon. It reconnects with back-off, and keeps one deadline for
+ * each call. While the daemon does not answer, it decides by itself: by rendezvous hashing over the workers that the
+ * daemon last reported as healthy.
  *
- * For one thread, as kvrouted.h, which it includes. Every client, in whatever language, gives a prompt to the same worker
- * if it knows the same workers: ../../tests/fixtures/fallback_vectors.json.
+ * It serves one thread, like kvrouted.h, which it includes. Clients in every language give a prompt to the same worker
+ * if they know the same workers: ../../tests/fixtures/fallback_vectors.json.
  *
  *     kvr_steady steady;
  *     kvr_steady_options options = KVR_STEADY_OPTIONS_INIT;
@@ -11,7 +12,7 @@
  *
  *     options.path = "/run/kvrouted/kvrouted.sock";
  *     kvr_steady_init(&steady, &options);
- *     ...                                            // the request as in kvrouted.h, but for its space
+ *     ...                                            // the request as in kvrouted.h, without its space
  *     if (kvr_steady_route(&steady, "my-model", NULL, &request, &answer) == KVR_OK && answer.reply.candidate_count > 0) {
  *         // send the prompt to answer.reply.candidates[0]; answer.is_fallback says who decided
  *         kvr_steady_free(&steady, &answer.booking, NULL);
@@ -28,28 +29,29 @@
 extern "C" {
 #endif
 
-/* Reports that wait for the daemon's return; beyond it the oldest are forgotten and counted, and their bookings end by age. */
+/* The most reports that wait for the daemon's return. Beyond it the oldest are dropped and counted; the daemon ends
+ * their bookings by age. */
 #define KVR_OWED_MAX 1024
 
-/* Whether a client is to use a lane. */
+/* Whether a client uses a lane: memory shared with the daemon. */
 typedef enum kvr_lane_use {
-    KVR_LANE_OFF = 0,    /* it uses the socket */
-    KVR_LANE_TRY = 1,    /* a lane if it is given one, and the socket otherwise: kvr_steady.lane_refusal says why */
-    KVR_LANE_REQUIRE = 2 /* a lane, or it does not connect */
+    KVR_LANE_OFF = 0,    /* the socket */
+    KVR_LANE_TRY = 1,    /* a lane, or the socket if the daemon refuses: kvr_steady.lane_refusal says why */
+    KVR_LANE_REQUIRE = 2 /* a lane, or no connection */
 } kvr_lane_use;
 
 typedef struct kvr_steady_options {
-    const char *path;           /* the daemon's socket; kept by the caller, as is the name */
-    const char *name;           /* what the client calls itself in the daemon's logs */
-    kvr_session session;        /* all zero = one is drawn */
-    int timeout_ms;             /* how long a call may take, connecting included */
-    int backoff_first_ms;       /* how long a daemon is left alone that did not answer, doubled each time */
-    int backoff_most_ms;        /* and at most */
-    int hash_locally;           /* 1 = send 8 bytes a block instead of 4 a token, where the space's scheme is known */
-    int fallback;               /* 1 = decide alone where no daemon answers */
-    size_t fallback_prefix_tokens; /* by so much of a prompt where it names no session; 0 = all of it */
-    kvr_lane_use lane;          /* whether to share memory with the daemon; asked for anew on each connection */
-    uint32_t spin_us;           /* how long a call looks for its reply before it sleeps; 0 = not at all */
+    const char *path;           /* the daemon's socket; the caller keeps it, and the name */
+    const char *name;           /* the client's name in the daemon's logs */
+    kvr_session session;        /* all zero = a random one */
+    int timeout_ms;             /* of a call, connecting included */
+    int backoff_first_ms;       /* the pause after the daemon did not answer; it doubles each time */
+    int backoff_most_ms;        /* the longest pause */
+    int hash_locally;           /* 1 = send 8 bytes a block instead of 4 a token, if the space's scheme is known */
+    int fallback;               /* 1 = decide without the daemon while it does not answer */
+    size_t fallback_prefix_tokens; /* hash this much of a prompt that names no session; 0 = all */
+    kvr_lane_use lane;          /* requested anew on each connection */
+    uint32_t spin_us;           /* busy-poll for a reply this long before sleeping; 0 = never */
 } kvr_steady_options;
 
 #define KVR_STEADY_OPTIONS_INIT {NULL, "c", {0, 0}, 1000, 50, 2000, 0, 1, 4096, KVR_LANE_OFF, 0}
@@ -61,37 +63,38 @@ typedef struct kvr_held {
 } kvr_held;
 
 typedef struct kvr_answer {
-    kvr_route_reply reply; /* of a fallback only the candidates' names, states and costs mean anything */
+    kvr_route_reply reply; /* of a fallback, only the candidates' names, states and costs are set */
     kvr_held booking, prefill_booking;
-    int is_fallback;        /* 1 = the client decided alone: nothing is booked, no cache was looked at */
-    /* Why the daemon did not: KVR_TIMEOUT, KVR_CLOSED, KVR_SYSTEM (not reached, or it takes no connections for now),
+    int is_fallback;        /* 1 = the client decided: no booking, no regard to caches */
+    /* Why the daemon did not decide: KVR_TIMEOUT, KVR_CLOSED, KVR_SYSTEM (not reached, or it takes no connections now),
      * KVR_REFUSED (draining). */
     kvr_status why;
-    int64_t since_ms;       /* since when it has not answered, by CLOCK_MONOTONIC */
-    int all_down;           /* every worker was called down when the daemon last told */
+    int64_t since_ms;       /* the start of the daemon's silence, by CLOCK_MONOTONIC */
+    int all_down;           /* the daemon last reported every worker as down */
 } kvr_answer;
 
+/* A report that waits for the daemon's return. */
 typedef struct kvr__owed {
-    kvr__word word;
+    kvr__booking_report report;
     uint64_t instance_id;
     char request_id[KVR_NAME_BYTES_MAX + 1];
 } kvr__owed;
 
 typedef struct kvr_steady {
     kvr_steady_options options;
-    kvr_client client; /* of the last call that failed: message, remedy, error_code */
+    kvr_client client; /* message, remedy and error_code are of the last call that failed */
     int is_connected;
     int failures;
-    int64_t rests_until_ms, silent_since_ms; /* 0 = it answered when it was last asked */
+    int64_t rests_until_ms, silent_since_ms; /* 0 = it answered the last request */
     /* Counted since the start. */
     uint64_t fallbacks, reports_forgotten, connects, lanes_opened, lanes_refused;
-    char lane_refusal[KVR_TEXT_BYTES]; /* why the connection goes by its socket though a lane was to be tried */
-    /* Of this header. */
+    char lane_refusal[KVR_TEXT_BYTES]; /* why the connection has no lane, though one was requested */
+    /* For this client's own use. */
     kvr_buffer hello, fleet, hashes, scratch;
     uint64_t instance_id, chance;
     int64_t connected_ms;
-    int is_lane_doubted; /* 1 = the last connection's lane broke at once: the next one goes by its socket */
-    uint32_t refuses_hashes_of; /* a space that refused hashes by the scheme of its hello, + 1 */
+    int is_lane_doubted; /* 1 = the last connection's lane broke at once: the next connection uses its socket */
+    uint32_t refuses_hashes_of; /* 1 + the space that refused hashes by the scheme of its hello */
     kvr__owed *owed;
     size_t owed_first, owed_count;
 } kvr_steady;
@@ -113,7 +116,8 @@ static inline uint32_t kvr__crc32(uint32_t crc, const uint8_t *bytes, size_t cou
     return ~crc;
 }
 
-/* What is the same for requests that should go to the same worker: the session they name, else how their prompts begin. */
+/* A number that is equal for requests that should go to the same worker: made of their session, or else of the
+ * beginning of their prompts. */
 static inline uint32_t kvr_fallback_key(const kvr_route_request *request, size_t prefix_tokens) {
     const char *names[2];
     uint8_t bytes[8];
@@ -142,7 +146,7 @@ static inline uint32_t kvr_fallback_key(const kvr_route_request *request, size_t
     names[0] = request->lora;
     names[1] = request->salt;
     for (i = 0; i < 2; i++) {
-        /* No UTF-8 has this byte: one name is not taken for the other. */
+        /* UTF-8 has no such byte, so it separates the two names. */
         bytes[0] = 0xFF;
         crc = kvr__crc32(crc, bytes, 1);
         if (names[i] != NULL) crc = kvr__crc32(crc, (const uint8_t *)names[i], strlen(names[i]));
@@ -183,12 +187,13 @@ static inline uint64_t kvr_fallback_surprise(uint64_t draw) {
     return ((uint64_t)64 << 32) - (whole << 32 | fraction);
 }
 
-/* What a worker costs by what it drew: the lowest is chosen, so that each is in proportion to its weight. */
+/* The cost of a worker, by its draw. The lowest cost is chosen: each worker then gets requests in proportion to its
+ * weight. */
 static inline double kvr_fallback_cost(uint64_t draw, double weight) {
     return (double)kvr_fallback_surprise(draw) / (weight > 0 && weight - weight == 0 ? weight : 1.0);
 }
 
-/* Whether a worker comes before another: by cost, then the higher draw, then by name. */
+/* Whether a worker precedes another: by cost, then by the higher draw, then by id and rank. */
 static inline int kvr__is_before(const kvr_candidate *one, const kvr_candidate *other, uint32_t key) {
     uint64_t drawn, others;
     if (one->cost < other->cost || one->cost > other->cost) return one->cost < other->cost;
@@ -198,7 +203,7 @@ static inline int kvr__is_before(const kvr_candidate *one, const kvr_candidate *
     return one->worker_id != other->worker_id ? one->worker_id < other->worker_id : one->dp_rank < other->dp_rank;
 }
 
-/* Adds a worker to the best candidates so far, in order. */
+/* Inserts a worker into the best candidates so far, which are in order. */
 static inline void kvr_fallback_rank(kvr_route_reply *reply, size_t most, uint32_t key, const kvr_worker *worker) {
     kvr_candidate candidate;
     size_t at = reply->candidate_count;
@@ -217,7 +222,7 @@ static inline void kvr_fallback_rank(kvr_route_reply *reply, size_t most, uint32
     reply->candidates[at] = candidate;
 }
 
-/* ---- the connection's life ------------------------------------------------------------------------------- */
+/* ---- connecting and reconnecting ------------------------------------------------------------------------- */
 
 static inline void kvr_steady_init(kvr_steady *steady, const kvr_steady_options *options) {
     struct timespec now;
@@ -232,22 +237,22 @@ static inline void kvr_steady_init(kvr_steady *steady, const kvr_steady_options 
     }
 }
 
-/* Keeps bytes in place of those that were kept. */
-static inline void kvr__keep(kvr_buffer *to, const kvr_buffer *from) {
+/* Replaces a buffer's bytes, unless the new ones are empty. */
+static inline void kvr__replace(kvr_buffer *to, const kvr_buffer *from) {
     if (from->used == 0) return;
     to->used = 0;
     kvr__grow(to, from->used);
     if (!to->short_of_memory) memcpy(to->bytes, from->bytes, from->used);
 }
 
-/* The connection has ended; what it taught stays. */
+/* Ends the connection. The spaces and the workers that it named stay known. */
 static inline void kvr__disconnect(kvr_steady *steady) {
     char message[KVR_TEXT_BYTES];
     if (!steady->is_connected && steady->client.fd < 0) return;
-    /* Of one that was never ready the hello may be what could not be read. */
+    /* The hello of a connection that was never ready may be unreadable. */
     if (steady->is_connected) {
-        kvr__keep(&steady->hello, &steady->client.hello);
-        kvr__keep(&steady->fleet, &steady->client.fleet);
+        kvr__replace(&steady->hello, &steady->client.hello);
+        kvr__replace(&steady->fleet, &steady->client.fleet);
     }
     steady->is_lane_doubted = steady->client.lane_broke && steady->options.lane == KVR_LANE_TRY &&
                               kvr__now_ms() - steady->connected_ms < steady->options.backoff_first_ms;
@@ -261,7 +266,7 @@ static inline void kvr__disconnect(kvr_steady *steady) {
     steady->is_connected = 0;
 }
 
-/* The daemon did not answer: it is left alone for a while, by chance a quarter more or less. */
+/* Begins a back-off after the daemon did not answer: a random pause, up to a quarter shorter or longer. */
 static inline void kvr__failed(kvr_steady *steady) {
     int64_t now = kvr__now_ms(), wait = steady->options.backoff_first_ms;
     int i;
@@ -279,12 +284,13 @@ static inline void kvr__answered(kvr_steady *steady) {
     steady->rests_until_ms = steady->silent_since_ms = 0;
 }
 
-/* Keeps a report for the next connection. An interim count is left out: the next one says it all. */
-static inline void kvr__owe(kvr_steady *steady, const kvr__word *word, uint64_t instance_id) {
+/* Stores a report for the next connection, except counts of output tokens: the next count replaces them. */
+static inline void kvr__owe(kvr_steady *steady, const kvr__booking_report *report, uint64_t instance_id) {
     kvr__owed *owed;
-    /* A name that is too long was refused. */
-    if (word->request_id != NULL && strlen(word->request_id) > KVR_NAME_BYTES_MAX) return;
-    if (word->kind == 9 || (steady->instance_id != 0 && instance_id != steady->instance_id)) return;
+    /* The daemon refused a name that is too long. */
+    if (report->request_id != NULL && strlen(report->request_id) > KVR_NAME_BYTES_MAX) return;
+    if (report->kind == KVR__KIND_OUTPUT_PROGRESS) return;
+    if (steady->instance_id != 0 && instance_id != steady->instance_id) return;
     if (steady->owed == NULL) steady->owed = (kvr__owed *)calloc(KVR_OWED_MAX, sizeof *steady->owed);
     if (steady->owed == NULL || steady->owed_count == KVR_OWED_MAX) {
         steady->reports_forgotten++;
@@ -293,28 +299,28 @@ static inline void kvr__owe(kvr_steady *steady, const kvr__word *word, uint64_t 
         steady->owed_count--;
     }
     owed = &steady->owed[(steady->owed_first + steady->owed_count++) % KVR_OWED_MAX];
-    owed->word = *word;
+    owed->report = *report;
     owed->instance_id = instance_id;
     owed->request_id[0] = 0;
-    if (word->request_id != NULL) snprintf(owed->request_id, sizeof owed->request_id, "%s", word->request_id);
+    if (report->request_id != NULL) snprintf(owed->request_id, sizeof owed->request_id, "%s", report->request_id);
 }
 
-/* Gives the rest of the call's time to the next step. */
+/* Gives the next step the rest of the call's time. */
 static inline kvr_status kvr__in_time(kvr_steady *steady, int64_t deadline_ms) {
     int64_t left = deadline_ms - kvr__now_ms();
-    if (left <= 0) return kvr__late(&steady->client);
+    if (left <= 0) return kvr__time_out(&steady->client);
     steady->client.timeout_ms = left > INT_MAX ? INT_MAX : (int)left;
     return KVR_OK;
 }
 
-/* Says what is owed; what fails with the connection stays owed. */
-static inline kvr_status kvr__settle(kvr_steady *steady, int64_t deadline_ms) {
+/* Sends the stored reports. A report that fails with the connection stays stored. */
+static inline kvr_status kvr__send_owed(kvr_steady *steady, int64_t deadline_ms) {
     while (steady->owed_count > 0) {
         kvr__owed *owed = &steady->owed[steady->owed_first];
         kvr_status status = kvr__in_time(steady, deadline_ms);
         if (status == KVR_OK && owed->instance_id == steady->instance_id) {
-            owed->word.request_id = owed->request_id[0] == 0 ? NULL : owed->request_id;
-            status = kvr__report(&steady->client, &owed->word, NULL);
+            owed->report.request_id = owed->request_id[0] == 0 ? NULL : owed->request_id;
+            status = kvr__report(&steady->client, &owed->report, NULL);
         }
         if (status != KVR_OK && status != KVR_REFUSED) return status;
         steady->owed_first = (steady->owed_first + 1) % KVR_OWED_MAX;
@@ -323,14 +329,15 @@ static inline kvr_status kvr__settle(kvr_steady *steady, int64_t deadline_ms) {
     return KVR_OK;
 }
 
-/* What became of a step on the connection: it ends where it is of no more use, and silence is left alone. */
+/* Draws the consequences of a step: it closes a connection that is broken, and begins a back-off after a timeout. */
 static inline void kvr__judge(kvr_steady *steady, kvr_status status) {
     if (status == KVR_TIMEOUT) kvr__failed(steady);
     else if (status == KVR_OK || status == KVR_REFUSED) kvr__answered(steady);
     if (status == KVR_CLOSED || status == KVR_SYSTEM || status == KVR_MALFORMED) kvr__disconnect(steady);
 }
 
-/* Whether two hellos give the same spaces the same numbers; how one hashes may be learnt later. */
+/* Whether two hellos give the same spaces the same numbers. Their schemes may differ: a daemon may learn a scheme
+ * later. */
 static inline int kvr__same_spaces(const kvr_buffer *one, const kvr_buffer *other) {
     size_t n;
     for (n = 0;; n++) {
@@ -344,20 +351,20 @@ static inline int kvr__same_spaces(const kvr_buffer *one, const kvr_buffer *othe
     }
 }
 
-/* Takes what the hello of a new connection says. */
+/* Takes over the hello of a new connection. */
 static inline void kvr__greeted(kvr_steady *steady) {
     uint64_t before = steady->instance_id;
     steady->connects++;
     kvr__answered(steady);
     steady->instance_id = steady->client.instance_id;
     steady->refuses_hashes_of = 0;
-    /* Another run knows nothing of what the last one held. */
+    /* Another run of the daemon has no bookings of the last one. */
     if (before != 0 && before != steady->instance_id) steady->owed_first = steady->owed_count = 0;
-    /* The workers that are remembered would be of spaces of other numbers. */
+    /* The remembered workers would belong to spaces with other numbers. */
     if (steady->fleet.used > 0 && !kvr__same_spaces(&steady->hello, &steady->client.hello)) steady->fleet.used = 0;
 }
 
-/* Asks for a lane on the connection that was just made, where one is wanted. */
+/* Requests a lane on a new connection, if the options say so. */
 static inline kvr_status kvr__open_lane(kvr_steady *steady, int64_t deadline_ms) {
     kvr_status status;
     steady->client.spin_us = steady->options.spin_us;
@@ -374,28 +381,28 @@ static inline kvr_status kvr__open_lane(kvr_steady *steady, int64_t deadline_ms)
     return KVR_OK;
 }
 
-/* Connects, and has the daemon tell of its workers. */
+/* Connects, and watches the workers of every space. */
 static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     int64_t left = deadline_ms - kvr__now_ms();
     kvr_status status;
-    if (left <= 0) return kvr__late(&steady->client);
+    if (left <= 0) return kvr__time_out(&steady->client);
     status = kvr_connect(
         &steady->client, steady->options.path, steady->options.name, &steady->options.session, (int)left);
     if (status == KVR_OK) status = kvr__open_lane(steady, deadline_ms);
     if (status != KVR_OK) {
         kvr__failed(steady);
         kvr__disconnect(steady);
-        /* Overloaded or draining: as one that cannot be reached. */
+        /* A daemon that is overloaded or draining counts as one that cannot be reached. */
         return status == KVR_REFUSED && steady->client.retryable ? KVR_SYSTEM : status;
     }
     steady->is_connected = 1;
     steady->connected_ms = kvr__now_ms();
     kvr__greeted(steady);
-    if (!steady->options.fallback || (steady->client.features >> 16 & 1) == 0) return KVR_OK;
+    if (!steady->options.fallback || (steady->client.features & KVR__FEATURE_WATCH) == 0) return KVR_OK;
     status = kvr__in_time(steady, deadline_ms);
     if (status == KVR_OK) status = kvr_watch(&steady->client, KVR_EVERY_SPACE);
     if (status != KVR_OK) {
-        /* It would never tell of its workers. */
+        /* A connection without a watch would never learn of the workers. */
         kvr__failed(steady);
         kvr__disconnect(steady);
         return status;
@@ -407,21 +414,21 @@ static inline kvr_status kvr__open(kvr_steady *steady, int64_t deadline_ms) {
     return status;
 }
 
-/* Makes sure of a connection, unless the daemon is left alone, which says nothing of a connection that there is. Judges
- * what it does itself. */
+/* Connects unless there is a connection, and sends the stored reports. During a back-off it fails at once, and the
+ * connection stays. It draws the consequences of its own steps. */
 static inline kvr_status kvr__connected(kvr_steady *steady, int64_t deadline_ms) {
     kvr_status status = KVR_OK;
     if (kvr__now_ms() < steady->rests_until_ms)
-        return kvr__fail(&steady->client, KVR_SYSTEM, "the daemon did not answer, and is tried again soon");
+        return kvr__fail(&steady->client, KVR_SYSTEM, "the daemon did not answer; the next try is soon");
     if (!steady->is_connected) status = kvr__open(steady, deadline_ms);
     if (status != KVR_OK) return status;
-    status = kvr__settle(steady, deadline_ms);
+    status = kvr__send_owed(steady, deadline_ms);
     if (status != KVR_OK) kvr__judge(steady, status);
     return status;
 }
 
-/* Closes the connection and gives its memory back. What is owed is forgotten; what is booked ends after the daemon's
- * grace. */
+/* Closes the connection and frees its memory. Stored reports are dropped. The daemon ends the bookings after its grace
+ * period. */
 static inline void kvr_steady_close(kvr_steady *steady) {
     kvr_close(&steady->client);
     free(steady->hello.bytes);
@@ -433,9 +440,9 @@ static inline void kvr_steady_close(kvr_steady *steady) {
     steady->client.fd = -1;
 }
 
-/* ---- what there is to call ------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------------------- */
 
-/* The space of a model, by the last hello there was. */
+/* Finds the space of a model, by the latest hello. */
 static inline kvr_status kvr__space_of(
     kvr_steady *steady, const char *model, const char *name_space, uint8_t role, kvr_space *found) {
     kvr_status status;
@@ -451,7 +458,7 @@ static inline int kvr__names(const kvr_worker_ref *listed, const kvr_worker *wor
            (listed->dp_rank == KVR_EVERY_RANK || listed->dp_rank == worker->dp_rank);
 }
 
-/* Whether a request may have the n-th worker of the fleet. */
+/* Whether the n-th worker of the fleet may run a request. */
 static inline int kvr__may_run(
     const kvr_buffer *fleet, size_t n, const kvr_worker *worker, const kvr_route_request *request) {
     size_t i;
@@ -466,7 +473,7 @@ static inline int kvr__may_run(
     return 1;
 }
 
-/* An answer in which nothing is listed. */
+/* An answer with empty lists. */
 static inline void kvr__clear_answer(kvr_answer *answer) {
     kvr__clear_reply(&answer->reply);
     memset(&answer->booking, 0, sizeof answer->booking);
@@ -476,8 +483,8 @@ static inline void kvr__clear_answer(kvr_answer *answer) {
     answer->since_ms = 0;
 }
 
-/* Decides without the daemon; answers with why it was asked to if nobody is known. */
-static inline kvr_status kvr__alone(kvr_steady *steady, const char *model, const char *name_space,
+/* Decides without the daemon. Answers with `why` if no worker is known. */
+static inline kvr_status kvr__decide_alone(kvr_steady *steady, const char *model, const char *name_space,
     const kvr_route_request *request, kvr_status why, kvr_answer *answer) {
     const kvr_buffer *fleet = steady->client.fleet.used > 0 ? &steady->client.fleet : &steady->fleet;
     size_t n, most = request->candidates_max, pass;
@@ -489,11 +496,12 @@ static inline kvr_status kvr__alone(kvr_steady *steady, const char *model, const
     if (most == 0) most = 1;
     if (most > KVR_CANDIDATES_MAX) most = KVR_CANDIDATES_MAX;
     kvr__clear_answer(answer);
-    /* As the daemon does: that they are down is a doubt, which is set aside where nobody else is left. */
+    /* As the daemon does: a worker that is down is used only if no other worker is left. */
     for (pass = 0; pass < 2 && answer->reply.candidate_count == 0; pass++) {
         answer->all_down = (int)pass;
         for (n = 0; kvr__read_worker(fleet, n, &worker) > 0; n++) {
-            int is_wanted = pass == 0 ? worker.state <= 1 : worker.state == 3;
+            int is_wanted =
+                pass == 0 ? worker.state <= KVR__WORKER_STATE_READY : worker.state == KVR__WORKER_STATE_DOWN;
             if (worker.space_id == space.space_id && is_wanted && kvr__may_run(fleet, n, &worker, request))
                 kvr_fallback_rank(&answer->reply, most, key, &worker);
         }
@@ -507,12 +515,12 @@ static inline kvr_status kvr__alone(kvr_steady *steady, const char *model, const
     return KVR_OK;
 }
 
-/* The request with the prompt hashed here, where that is wanted and possible. */
+/* Hashes a request's prompt, if the options say so and the space's scheme is known. */
 static inline void kvr__hash(kvr_steady *steady, const kvr_space *space, kvr_route_request *request) {
     size_t count;
     int is_refused = steady->refuses_hashes_of == space->space_id + 1;
     if (!steady->options.hash_locally || request->tokens == NULL || space->block_size == 0 || is_refused) return;
-    /* What objects are in it changes the hashes of their blocks, which the daemon makes. */
+    /* Multimodal objects change the hashes of their blocks: only the daemon computes those. */
     if (request->media_count > 0) return;
     count = kvr_block_count(request->token_count, space->block_size, space->window);
     steady->hashes.used = steady->scratch.used = 0;
@@ -528,7 +536,7 @@ static inline void kvr__hash(kvr_steady *steady, const kvr_space *space, kvr_rou
     request->window = space->window;
 }
 
-/* One try at a route on the connection there is. */
+/* Tries a route once, on the present connection or a new one. */
 static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, const char *name_space,
     const kvr_route_request *request, int64_t deadline_ms, kvr_answer *answer) {
     kvr_route_request asked = *request;
@@ -540,8 +548,10 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
     asked.space_id = space.space_id;
     kvr__hash(steady, &space, &asked);
     status = kvr_route(&steady->client, &asked, &answer->reply);
-    if (status == KVR_REFUSED && steady->client.error_code == 8 && asked.tokens == NULL && request->tokens != NULL) {
-        /* The daemon has learnt more of the space since its hello: it hashes itself from now on. */
+    if (status == KVR_REFUSED && steady->client.error_code == KVR__ERROR_CODE_SCHEME_MISMATCH &&
+        asked.tokens == NULL && request->tokens != NULL) {
+        /* The daemon has learnt the space's scheme since its hello. From now on the tokens are sent, and it hashes
+         * them. */
         steady->refuses_hashes_of = space.space_id + 1;
         asked = *request;
         asked.space_id = space.space_id;
@@ -549,18 +559,19 @@ static inline kvr_status kvr__try_route(kvr_steady *steady, const char *model, c
         if (status == KVR_OK) status = kvr_route(&steady->client, &asked, &answer->reply);
     }
     if (request->request_id != NULL && status != KVR_OK && status != KVR_REFUSED && status != KVR_INVALID) {
-        /* It may be booked, or yet be: that is freed by its name before anything else is asked. */
-        kvr__word word = {7, {0, 0}, NULL, 0, 0, 0};
-        word.request_id = request->request_id;
-        word.attempt = request->attempt;
-        kvr__owe(steady, &word, steady->instance_id);
+        /* The request may be booked, now or later. Its booking is freed by name, before the next request is sent. */
+        const kvr_booking by_name = {0, 0};
+        kvr__booking_report report = kvr__report_of(KVR__KIND_FREE, by_name, 0, 0);
+        report.request_id = request->request_id;
+        report.attempt = request->attempt;
+        kvr__owe(steady, &report, steady->instance_id);
     }
     kvr__judge(steady, status);
     return status;
 }
 
-/* Which worker should run a prompt? The request's space is that of the model. Asked once more on another connection if this
- * one ends. KVR_OK also where the client decided alone: see `answer`. */
+/* Asks which worker should run a prompt. The request's space is that of the model. If the connection ends, it tries
+ * once more on another. KVR_OK also if the client decided without the daemon: see `answer`. */
 static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model, const char *name_space,
     const kvr_route_request *request, kvr_answer *answer) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
@@ -578,58 +589,62 @@ static inline kvr_status kvr_steady_route(kvr_steady *steady, const char *model,
         answer->booking.instance_id = answer->prefill_booking.instance_id = steady->instance_id;
         return KVR_OK;
     }
-    is_draining = status == KVR_REFUSED && steady->client.error_code == 12;
+    is_draining = status == KVR_REFUSED && steady->client.error_code == KVR__ERROR_CODE_DRAINING;
     if (status == KVR_TIMEOUT || status == KVR_CLOSED || status == KVR_SYSTEM || is_draining)
-        return kvr__alone(steady, model, name_space, request, status, answer);
+        return kvr__decide_alone(steady, model, name_space, request, status, answer);
     return status;
 }
 
-/* Says a word of a booking, or keeps it until the daemon is back: KVR_OK then too, and the outcome unknown. */
-static inline kvr_status kvr__tell(kvr_steady *steady, const kvr_held *held, kvr__word word, kvr_outcome *outcome) {
+/* Sends a report about a booking, or stores it until the daemon is back. Then it is KVR_OK too, and the outcome
+ * unknown. */
+static inline kvr_status kvr__steady_report(
+    kvr_steady *steady, const kvr_held *held, kvr__booking_report report, kvr_outcome *outcome) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
     kvr_status status;
     if (outcome != NULL) *outcome = KVR_BOOKING_UNKNOWN;
     if (held->booking.generation == 0) return KVR_OK;
-    word.booking = held->booking;
     status = kvr__connected(steady, deadline_ms);
-    /* To another run it names nothing. */
+    /* Another run of the daemon does not know the booking. */
     if (status == KVR_OK && held->instance_id != steady->instance_id) return KVR_OK;
     if (status == KVR_OK) {
         status = kvr__in_time(steady, deadline_ms);
-        if (status == KVR_OK) status = kvr__report(&steady->client, &word, outcome);
+        if (status == KVR_OK) status = kvr__report(&steady->client, &report, outcome);
         kvr__judge(steady, status);
     }
     if (status == KVR_OK || status == KVR_REFUSED) return status;
-    /* Said twice it changes nothing. */
-    kvr__owe(steady, &word, held->instance_id);
+    /* The daemon may have received it: a report that arrives twice changes nothing. */
+    kvr__owe(steady, &report, held->instance_id);
     return KVR_OK;
 }
 
 /* As kvr_prefill_complete. */
 static inline kvr_status kvr_steady_prefill_complete(
     kvr_steady *steady, const kvr_held *held, uint64_t prefill_us, kvr_outcome *outcome) {
-    return kvr__tell(steady, held, kvr__word_of(5, held->booking, prefill_us, 0), outcome);
+    return kvr__steady_report(
+        steady, held, kvr__report_of(KVR__KIND_PREFILL_COMPLETE, held->booking, prefill_us, 0), outcome);
 }
 
 /* As kvr_output_progress. */
 static inline kvr_status kvr_steady_output_progress(
     kvr_steady *steady, const kvr_held *held, uint32_t output_tokens, kvr_outcome *outcome) {
-    return kvr__tell(steady, held, kvr__word_of(9, held->booking, output_tokens, 0), outcome);
+    return kvr__steady_report(
+        steady, held, kvr__report_of(KVR__KIND_OUTPUT_PROGRESS, held->booking, output_tokens, 0), outcome);
 }
 
 /* As kvr_served. */
 static inline kvr_status kvr_steady_served(
     kvr_steady *steady, const kvr_held *held, uint64_t worker_id, uint32_t dp_rank, kvr_outcome *outcome) {
-    return kvr__tell(steady, held, kvr__word_of(11, held->booking, worker_id, dp_rank), outcome);
+    return kvr__steady_report(
+        steady, held, kvr__report_of(KVR__KIND_SERVED, held->booking, worker_id, dp_rank), outcome);
 }
 
 /* As kvr_free. */
 static inline kvr_status kvr_steady_free(kvr_steady *steady, const kvr_held *held, kvr_outcome *outcome) {
-    return kvr__tell(steady, held, kvr__word_of(7, held->booking, 0, 0), outcome);
+    return kvr__steady_report(steady, held, kvr__report_of(KVR__KIND_FREE, held->booking, 0, 0), outcome);
 }
 
-/* Makes sure of a connection for a question, and finds the space it is about; what the call has left of its time is the
- * connection's. */
+/* Connects for a question, unless there is a connection, and finds its space. The connection gets the rest of the
+ * call's time. */
 static inline kvr_status kvr__ready_to_ask(
     kvr_steady *steady, const char *model, const char *name_space, uint8_t role, kvr_space *space) {
     int64_t deadline_ms = kvr__now_ms() + steady->options.timeout_ms;
@@ -638,7 +653,7 @@ static inline kvr_status kvr__ready_to_ask(
     return status == KVR_OK ? kvr__in_time(steady, deadline_ms) : status;
 }
 
-/* As kvr_overlaps, of the model's space. What caches hold is known to the daemon alone: without it this fails. */
+/* As kvr_overlaps, of the model's space. It fails without the daemon: only the daemon knows the caches. */
 static inline kvr_status kvr_steady_overlaps(kvr_steady *steady, const char *model, const char *name_space,
     const kvr_route_request *request, kvr_overlap *overlaps, size_t room, size_t *count, kvr_prompt_found *found) {
     kvr_route_request asked = *request;

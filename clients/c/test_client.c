@@ -1,4 +1,4 @@
-/* What the header does against a daemon that test_client.py starts, stops and ends; it says by a line what is next. */
+/* Tests kvrouted.h against a daemon. Each printed line asks test_client.py to start, pause or stop that daemon. */
 #define _POSIX_C_SOURCE 200809L
 #include "kvrouted.h"
 #include "kvrouted_hash.h"
@@ -96,7 +96,7 @@ static void a_booking_waits_within_the_connections_timeout(void) {
     client.features = features;
     view.bytes = client.out.bytes + KVR__HEADER_BYTES;
     view.length = client.out.used - KVR__HEADER_BYTES;
-    CHECK(kvr__read(&view, kvr__root(&view), 24, 4) == 48000000 && !view.bad);
+    CHECK(kvr__read_u32(&view, kvr__root(&view), KVR__ROUTE_DEADLINE_US) == 48000000 && !view.bad);
 }
 
 static void a_booking_is_reported_on_until_it_ends(void) {
@@ -139,7 +139,7 @@ static void requests_of_a_session_come_to_one_worker(void) {
     }
 }
 
-static void one_reply_names_who_prefills_and_who_decodes(void) {
+static void one_reply_names_a_worker_to_prefill_and_one_to_decode(void) {
     kvr_route_request request = asking("pair");
     kvr_outcome outcome;
     kvr_space pools;
@@ -159,7 +159,7 @@ static uint64_t chosen(const kvr_route_request *request) {
     return reply.candidate_count == 0 ? 0 : reply.candidates[0].worker_id;
 }
 
-static void a_request_says_whom_it_may_have_and_prefers(void) {
+static void a_request_is_bound_by_its_constraints(void) {
     kvr_route_request request = asking(NULL);
     const kvr_worker_ref both[2] = {{1, KVR_EVERY_RANK}, {2, 0}}, nobody = {9, 0};
     const char *const labels[2] = {"fast", "near"};
@@ -203,7 +203,7 @@ static void a_request_says_whom_it_may_have_and_prefers(void) {
     CHECK(memcmp(&reply.candidates[0].terms.cost, &reply.candidates[0].cost, sizeof(double)) == 0);
 }
 
-static void a_request_says_what_it_wants_otherwise(void) {
+static void a_request_overrides_its_policy(void) {
     kvr_route_request request = asking(NULL);
     kvr_overrides overrides = KVR_OVERRIDES_INIT;
     const kvr_block_range shared = {0, 4};
@@ -235,7 +235,7 @@ static void a_request_says_what_it_wants_otherwise(void) {
     CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 4);
 }
 
-static void what_caches_hold_is_told_without_a_decision(void) {
+static void overlaps_are_reported_without_a_decision(void) {
     kvr_route_request request = asking(NULL);
     kvr_overlap overlaps[4];
     kvr_prompt_found found;
@@ -314,7 +314,7 @@ static void a_lane_that_lies_is_not_believed(const char *path) {
     }
 }
 
-static void the_fleet_is_told_at_once_and_after_each_change(void) {
+static void the_fleet_arrives_at_once_and_after_each_change(void) {
     kvr_route_request request = asking(NULL);
     kvr_worker workers[8];
     uint64_t first, next;
@@ -332,12 +332,12 @@ static void the_fleet_is_told_at_once_and_after_each_change(void) {
     while (workers[1].state != 2);
     CHECK(next > first);
     ask_for("undrain 2");
-    /* It is told beside other calls too. */
+    /* The fleet arrives during other calls too. */
     do CHECK(kvr_route(&client, &request, &reply) == KVR_OK && kvr_fleet(&client, workers, 8, &count, &next) == KVR_OK);
     while (workers[1].state != 1);
 }
 
-static void what_means_nothing_is_refused_unsent(void) {
+static void an_invalid_request_is_refused_unsent(void) {
     kvr_route_request request = asking("");
     kvr_space other;
     CHECK(kvr_route(&client, &request, &reply) == KVR_INVALID);
@@ -358,7 +358,7 @@ static void broken_replies_are_read_within_their_bytes(void) {
     unsigned read = 0;
     uint8_t *body;
     CHECK(kvr__encode_route(&client, &request, id) == KVR_OK);
-    CHECK(kvr__exchange(&client, id, 4, &frame_bytes) == KVR_OK);
+    CHECK(kvr__exchange(&client, id, KVR__KIND_ROUTE_REPLY, &frame_bytes) == KVR_OK);
     length = frame_bytes - KVR__HEADER_BYTES;
     for (at = 0; at < length; at++) {
         static const uint8_t wrong[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
@@ -467,16 +467,16 @@ int main(int count, char **arguments) {
     hashes_of_the_caller_are_the_same_prompt(arguments[2]);
     CHECK(kvr_open_lane(&client) == KVR_INVALID);
     a_long_prompt_gets_the_same_answer_by_every_way(arguments[1]);
-    what_caches_hold_is_told_without_a_decision();
-    a_request_says_whom_it_may_have_and_prefers();
-    a_request_says_what_it_wants_otherwise();
+    overlaps_are_reported_without_a_decision();
+    a_request_is_bound_by_its_constraints();
+    a_request_overrides_its_policy();
     workers_are_listed_and_their_loads_are_reported();
     a_booking_waits_within_the_connections_timeout();
     requests_of_a_session_come_to_one_worker();
     a_booking_is_reported_on_until_it_ends();
-    one_reply_names_who_prefills_and_who_decodes();
-    the_fleet_is_told_at_once_and_after_each_change();
-    what_means_nothing_is_refused_unsent();
+    one_reply_names_a_worker_to_prefill_and_one_to_decode();
+    the_fleet_arrives_at_once_and_after_each_change();
+    an_invalid_request_is_refused_unsent();
     broken_replies_are_read_within_their_bytes();
     a_late_booking_is_freed();
 

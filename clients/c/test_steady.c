@@ -137,7 +137,7 @@ static void questions_are_asked_of_the_daemon(void) {
     CHECK(kvr_steady_report_failure(&steady, "m", NULL, 0, 99, 0, "it broke", NULL) == KVR_REFUSED && steady.is_connected);
 }
 
-/* Alone, a request gets whom it may have, as the daemon would have it. */
+/* Without the daemon, a request gets a worker that its constraints allow, as with the daemon. */
 static void constraints_hold_without_the_daemon(void) {
     kvr_route_request request = asking("alone", 7);
     const kvr_worker_ref listed[2] = {{1, 0}, {2, KVR_EVERY_RANK}};
@@ -303,7 +303,7 @@ static void beside_a_daemon(const char *path, const char *way, uint32_t spin_us)
     ask_for("start");
     CHECK(steady.fleet.used > 0);
     until_the_daemon_decides();
-    /* What is remembered of its last run's workers names spaces that are others. */
+    /* The remembered workers of its last run belong to other spaces. */
     CHECK(steady.fleet.used == 0 && steady.client.fleet.used > 0);
     /* A booking of another run. */
     request = asking("new", 5);

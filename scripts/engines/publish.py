@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Publishes KV-cache events with an engine's own code, without a GPU.
 
-Real, from the engine's package: the prefix cache that decides what is stored and evicted, the block
-hashes, the event types, and the ZeroMQ publisher with its sequences and replay socket. Ours: the requests,
-and the loop that does to the cache what the scheduler does.
+From the engine's package: the prefix cache that decides which blocks are stored and evicted, the block hashes,
+the event types, and the ZeroMQ publisher with its sequence numbers and replay socket. From this script: the
+requests, and a loop that drives the cache as the scheduler does.
 
-For versions whose cache is not driven here, or with --cache ours, the cache is ours as well; the stages say
-so ("cache": "ours"). Trouble is made on purpose with --drop, --restart, --dup-ratio and the like.
+For versions whose cache this script cannot drive, or with --cache ours, the cache is simulated too; the stages
+show it ("cache": "ours"). --drop, --restart, --dup-ratio and others cause faults.
 
 It waits for subscribers, publishes --batches batches, writes what the engine's own cache then holds, and
-keeps serving. On each SIGUSR1 it publishes --phase2 batches more and writes again.
-One JSON line on stdout per stage: {"stage": "listening" | "published", "last_seq", "cached_blocks", ...}.
+keeps serving. On each SIGUSR1 it publishes --phase2 more batches and writes again.
+One JSON line on stdout for each stage: {"stage": "listening" | "published", "last_seq", "cached_blocks", ...}.
 
   --truth FILE    {"last_seq", "queries": [{"tokens", "salt", "lora", "device_blocks", "host_blocks"}]}: for sampled
                   prompts, the number of leading blocks in the engine's own cache, and of those that follow in its
@@ -54,40 +54,40 @@ def arguments():
     parser = Usage(prog="publish.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--engine", choices=sorted(VERSIONS), required=True)
-    add("--version", help="of the engine (default: vllm 0.33.0, sglang 0.5.23)")
+    add("--version", help="version of the engine (default: vllm 0.33.0, sglang 0.5.23)")
     add("--endpoint", default="tcp://*:5557", help="where to publish (default %(default)s). In both engines a * binds, any other address connects; dp-rank is added to the port")
-    add("--replay-endpoint", default="tcp://*:5657", help="where to answer replay requests; '' for nowhere (default %(default)s)")
-    add("--load-endpoint", default="", help="SGLang: where to say how busy it is (default nowhere)")
+    add("--replay-endpoint", default="tcp://*:5657", help="where to answer replay requests; '' for no replay socket (default %(default)s)")
+    add("--load-endpoint", default="", help="SGLang: where to report the load (default: no reports)")
     add("--topic", default="", help="topic frame of every batch (default none)")
     add("--dp-rank", type=int, default=0, help="data-parallel rank (default %(default)s)")
     add("--buffer-steps", type=int, default=10_000, help="batches kept for replay (default %(default)s)")
     add("--batches", type=int, default=300, help="batches to publish (default %(default)s)")
-    add("--phase2", type=int, default=300, metavar="N", help="batches more on each SIGUSR1 (default %(default)s)")
-    add("--rate", type=float, default=300, help="batches a second; 0 for as fast as it goes (default %(default)s)")
-    add("--capacity", type=int, default=256, help="blocks the engine has room for (default %(default)s)")
+    add("--phase2", type=int, default=300, metavar="N", help="batches published on each SIGUSR1 (default %(default)s)")
+    add("--rate", type=float, default=300, help="batches in a second; 0 for as fast as possible (default %(default)s)")
+    add("--capacity", type=int, default=256, help="capacity of the cache in blocks (default %(default)s)")
     add("--block-size", type=int, default=16, help="tokens per block (default %(default)s)")
     add("--seed", default="1", help="equal seeds give equal requests (default %(default)s)")
     add("--salt-ratio", type=float, default=0, help="share of requests with a cache salt (default %(default)s)")
     add("--lora-ratio", type=float, default=0, help="share of requests with a LoRA adapter (default %(default)s)")
     add("--dup-ratio", type=float, default=0, help="share of requests that repeat one and end on a block (default %(default)s)")
     add("--anew-ratio", type=float, default=0, help="share of requests that do not read the cache, as with prompt_logprobs (vLLM; default %(default)s)")
-    add("--clear-every", type=int, default=0, help="clear the cache after so many requests; 0 for never (default %(default)s)")
-    add("--cache", choices=("engine", "ours"), help="whose prefix cache decides (default: the engine's, where it is driven)")
+    add("--clear-every", type=int, default=0, help="clear the cache after this many requests; 0 for never (default %(default)s)")
+    add("--cache", choices=("engine", "ours"), help="the prefix cache: the engine's own, or a simulated one (default: the engine's, if this script can drive it)")
     add("--window", type=int, default=0, metavar="TOKENS", help="a model with sliding windows of TOKENS tokens beside full attention (vLLM; default: full attention only)")
     add("--chunk", type=int, default=1 << 20, metavar="TOKENS", help="with --window: compute at most TOKENS tokens of a prompt in a step (default: all)")
     add("--offload", type=int, default=0, metavar="N", help="vLLM's offloading connector, with room for N blocks in host memory; each third --clear-every clears them too (default: none)")
     add("--offload-chunk", type=int, default=1, metavar="N", help="with --offload: blocks that are offloaded as one (default %(default)s)")
     add("--offload-hashes-only", action="store_true", help="with --offload: without self_describing_kv_events")
     add("--bytes-hashes", action="store_true", help="whole digests as block hashes instead of 64 bits (vLLM)")
-    add("--drop", type=int, default=0, metavar="N", help="lose so many batches on the way, not in the replay buffer (default %(default)s)")
-    add("--drop-run", type=int, default=1, metavar="R", help="lose so many in a row (default %(default)s)")
-    add("--restart", type=int, default=0, metavar="B", help="begin anew after so many batches: empty cache, sequence 0, nothing said of it (default never)")
-    add("--restart-lossy", action="store_true", help="do not wait for subscribers after it: batches get lost")
+    add("--drop", type=int, default=0, metavar="N", help="lose N batches on the way, but keep them in the replay buffer (default %(default)s)")
+    add("--drop-run", type=int, default=1, metavar="R", help="lose R batches in a row (default %(default)s)")
+    add("--restart", type=int, default=0, metavar="B", help="restart after B batches: empty cache, sequence number 0, no announcement (default never)")
+    add("--restart-lossy", action="store_true", help="with --restart: do not wait for subscribers, so that batches get lost")
     add("--wait-conns", type=int, default=0, help="subscriptions to wait for before the first batch (default %(default)s)")
-    add("--wait-timeout", type=float, default=60, metavar="S", help="give up waiting after (default %(default)s)")
+    add("--wait-timeout", type=float, default=60, metavar="S", help="give up waiting after S seconds (default %(default)s)")
     add("--truth", metavar="FILE", help="see above")
     add("--prompts", metavar="FILE", help="see above")
-    add("--linger", type=float, default=-1, metavar="S", help="stop after serving so long; -1 for never (default)")
+    add("--linger", type=float, default=-1, metavar="S", help="stop after serving for S seconds; -1 for never (default)")
     options = parser.parse_args()
     options.version = options.version or VERSIONS[options.engine]
     is_driven = options.version in CACHES_DRIVEN[options.engine]

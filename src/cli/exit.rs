@@ -1,23 +1,23 @@
-//! How a command ends: exit codes, and the error that leads to one.
+//! How a command ends: exit codes, and failures with a code and a message.
 
 use std::io;
 use std::process::ExitCode;
 
 use crate::error::{Error, Kind};
 
-/// The exit code of a command. From 64 on they are those of `sysexits.h`.
+/// The exit code of a command. Codes from 64 are those of `sysexits.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Done, also where the reader of standard output has gone.
+    /// Success, also if the reader of standard output closed it early.
     Done = 0,
-    /// The daemon answered, and the answer is a refusal; or `doctor` found something wrong.
+    /// The daemon refused the request, or `doctor` found something wrong.
     Refused = 1,
     /// The command line, the configuration or an input file cannot be used.
     Usage = 64,
-    /// No daemon answers, or it went away.
+    /// No daemon answers, or the connection to it was lost.
     Unavailable = 69,
-    /// Something here is broken.
+    /// A fault of this program.
     Internal = 70,
     /// A system call failed.
     System = 71,
@@ -26,7 +26,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// The code that tells a script what kind of error this is.
+    /// The code for this kind of error.
     #[must_use]
     pub const fn of(error: &Error) -> Self {
         match error.kind() {
@@ -50,12 +50,12 @@ impl From<Exit> for ExitCode {
 pub struct Failure {
     /// The code to exit with.
     pub exit: Exit,
-    /// What to say on standard error; empty = nothing.
+    /// The message for standard error; empty = none.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure in words.
+    /// A failure with a code and a message.
     #[must_use]
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: message.into() }
@@ -69,7 +69,7 @@ impl From<Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// Of standard output: a reader that has had enough is no failure.
+    /// An error of standard output. A reader that closed it early is no failure.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::new(Exit::Done, ""),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_error_has_a_code_of_its_own_sense() {
+    fn kinds_of_errors_map_to_exit_codes() {
         let exit = |kind| Exit::of(&Error::new(kind, "x", ""));
         assert_eq!(exit(Kind::Config), Exit::Usage);
         assert_eq!(exit(Kind::UnknownSpace), Exit::Refused);

@@ -1,4 +1,4 @@
-//! The log: to standard error, as text or one JSON object a line.
+//! The log on standard error, as text or as one JSON object in each line.
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
@@ -14,8 +14,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::{LogConfig, LogFormat};
 
-/// Starts the log of this process. `RUST_LOG`, where it is set and can be read, wins over the configured
-/// level. A log that was started before stays.
+/// Starts the log of this process. A valid `RUST_LOG` in the environment wins over the configured level. If a log was
+/// started before, it stays.
 pub fn init(config: &LogConfig) {
     let (filter, complaint) = filter(std::env::var("RUST_LOG").ok().as_deref(), config.level);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
@@ -24,7 +24,7 @@ pub fn init(config: &LogConfig) {
         LogFormat::Json => builder.event_format(JsonLines).try_init(),
     };
     if let Err(error) = started {
-        let _ = writeln!(std::io::stderr().lock(), "kvrouted: the log was started before: {error}");
+        let _ = writeln!(std::io::stderr().lock(), "kvrouted: the log is already running: {error}");
     }
     if let Some(complaint) = complaint {
         tracing::warn!("{complaint}");
@@ -34,9 +34,10 @@ pub fn init(config: &LogConfig) {
 fn filter(environment: Option<&str>, level: &str) -> (EnvFilter, Option<String>) {
     match environment.filter(|text| !text.is_empty()).map(EnvFilter::try_new) {
         Some(Ok(filter)) => (filter, None),
-        Some(Err(error)) => {
-            (EnvFilter::new(level), Some(format!("RUST_LOG is ignored, log.level holds instead: {error}")))
-        }
+        Some(Err(error)) => (
+            EnvFilter::new(level),
+            Some(format!("RUST_LOG is invalid and ignored; log.level is used instead: {error}")),
+        ),
         None => (EnvFilter::new(level), None),
     }
 }
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_wins_where_it_can_be_read() {
+    fn a_valid_environment_variable_wins() {
         assert_eq!(filter(None, "warn").0.to_string(), "warn");
         assert_eq!(filter(Some("debug"), "warn").0.to_string(), "debug");
         let (kept, complaint) = filter(Some("a=b=c=d"), "warn");

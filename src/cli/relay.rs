@@ -1,4 +1,4 @@
-//! `kvrouted relay`: from arguments to what a relay is told.
+//! `kvrouted relay`: makes a relay's plan of the arguments.
 
 use std::path::PathBuf;
 
@@ -8,15 +8,15 @@ use crate::ingest::IngestConfig;
 use crate::relay::RelayPlan;
 
 const WORKER_HELP: &str = "\
-The engine is named as a worker is for `kvrouted serve`: --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
-The daemon then names the relay in the engine's place: --worker id=1,endpoint=tcp://HOST:5567,replay=tcp://HOST:5667
-Every field, its default and its meaning: kvrouted serve --example-config, tables [relay], [ingest], [metrics], [[space]], [[worker]]";
+The engine is written as a worker for `kvrouted serve`: --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
+The daemon then gets the relay instead of the engine: --worker id=1,endpoint=tcp://HOST:5567,replay=tcp://HOST:5667
+For all fields with defaults and descriptions: kvrouted serve --example-config, tables [relay], [ingest], [metrics], [[space]], [[worker]]";
 
-/// The model where no file names one: a relay serves nobody, so its name means nothing.
+/// The model's name without a file. A relay answers no requests, so the name has no effect.
 const MODEL: &str = "relayed";
 
-/// Runs a relay beside one engine: hashes its events there, and says them once more with what shows a router whether it
-/// has all of them.
+/// Runs a relay beside one engine: hashes its events there and publishes them again, numbered so that a router notices
+/// every loss.
 #[derive(Debug, clap::Args)]
 #[command(after_help = WORKER_HELP)]
 pub struct RelayArgs {
@@ -32,7 +32,7 @@ pub struct RelayArgs {
     /// Where to replay lost batches and send snapshots [default: tcp://*:5667]
     #[arg(long, value_name = "ENDPOINT")]
     pub replay: Option<String>,
-    /// Without a file: tokens per KV block [default: learnt from the first events]
+    /// Without a file: tokens in a KV block [default: learnt from the first events]
     #[arg(long, value_name = "TOKENS", conflicts_with = "config", allow_negative_numbers = true)]
     pub block_size: Option<String>,
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
@@ -41,22 +41,22 @@ pub struct RelayArgs {
     /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default: possible]
     #[arg(long, value_name = "REPORTS", conflicts_with = "config")]
     pub full_reports: Option<String>,
-    /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
+    /// Serve Prometheus metrics on this port of the loopback interface; 0 = off [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// What a log line looks like: text or json [default: text]
+    /// The format of log lines: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
 }
 
 impl RelayArgs {
-    /// What the relay is told, and how it logs.
+    /// Makes the relay's plan and its log configuration.
     ///
     /// # Errors
-    /// Every problem of file and flags, with the code for it; nothing has been bound.
+    /// Every problem of file and flags, with its exit code. Nothing has been bound yet.
     pub fn prepare(&self) -> Result<(RelayPlan, LogConfig), Failure> {
         let unusable =
             |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{why}"));
@@ -90,9 +90,13 @@ impl RelayArgs {
 
 fn plan(config: &Config) -> Result<RelayPlan, String> {
     let [worker] = config.workers.as_slice() else {
-        return Err(format!("a relay is beside one worker, and {} are named", config.workers.len()));
+        return Err(format!(
+            "a relay serves exactly one worker, but {} are configured; leave one [[worker]]",
+            config.workers.len()
+        ));
     };
-    let source = worker.events.clone().ok_or("the worker has no endpoint: there is nothing to relay")?;
+    let source =
+        worker.events.clone().ok_or("the worker has no endpoint, so there are no events to relay; set endpoint")?;
     let space = config.spaces.get(worker.space.0 as usize).ok_or("the worker has no space")?;
     let ingest = IngestConfig {
         core: None,

@@ -1,4 +1,4 @@
-//! `kvrouted replay`: recorded decisions are judged again, and held to what came of them.
+//! `kvrouted replay`: repeats recorded decisions and compares them with their recorded results.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
 use crate::error::counted;
-use crate::journal::{self, Ending, Entry, Reader, Record, Replayed};
+use crate::journal::{self, Ending, JournalEntry, Reader, Record, Replayed};
 
-/// Judges the decisions of a journal again and says whether they come out the same, bit for bit.
+/// Repeats the decisions of a journal and compares the results bit for bit.
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
-    /// Files of a journal, or folders of them
+    /// Journal files, or folders of them
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Print one JSON object instead of lines
@@ -21,10 +21,10 @@ pub struct ReplayArgs {
 }
 
 impl ReplayArgs {
-    /// Judges and prints. A decision that comes out otherwise is exit code 1.
+    /// Repeats, compares and prints. The exit code is 1 if a result differs.
     ///
     /// # Errors
-    /// A file that cannot be read or is no journal, a closed standard output.
+    /// A file that cannot be read or is not a journal, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let (mut all, mut lines, mut endings) = (Replayed::default(), Vec::new(), Vec::new());
         for path in journal_files(&self.files)? {
@@ -46,7 +46,7 @@ impl ReplayArgs {
     }
 }
 
-/// The files that are named; of folders, the journal files in them, the oldest first.
+/// The named files, and the journal files in named folders, oldest first.
 pub(super) fn journal_files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for path in named {
@@ -56,14 +56,14 @@ pub(super) fn journal_files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> 
         }
         let listed = journal::list(path).map_err(|error| unusable(path, &error.to_string()))?;
         if listed.is_empty() {
-            return Err(unusable(path, "it holds no journal: is [journal] dir set?"));
+            return Err(unusable(path, "the folder has no journal files; check dir in [journal]"));
         }
         files.extend(listed);
     }
     Ok(files)
 }
 
-/// Hands every decision of the files to `each`; answers with what is to be said of the files.
+/// Passes every decision of the files to `each`. Returns remarks about incomplete files.
 pub(super) fn decisions(
     files: &[PathBuf],
     mut each: impl FnMut(&mut Record) -> Result<(), Failure>,
@@ -75,9 +75,9 @@ pub(super) fn decisions(
         let mut record = Record::default();
         let ending = loop {
             match reader.next(&mut record) {
-                Entry::Decision { .. } => each(&mut record)?,
-                Entry::Gap { .. } => {}
-                Entry::End(ending) => break ending,
+                JournalEntry::Decision { .. } => each(&mut record)?,
+                JournalEntry::Gap { .. } => {}
+                JournalEntry::End(ending) => break ending,
             }
         };
         lines.extend(remarks(path, &reader, ending));
@@ -113,28 +113,28 @@ const fn unused(ending: Ending) -> u64 {
     }
 }
 
-/// What is to be said of a file that is not as it should be.
+/// Remarks about a file that is incomplete, damaged, or of another release.
 fn remarks(path: &Path, reader: &Reader<'_>, ending: Ending) -> Vec<String> {
     let mut lines = Vec::new();
     let path = path.display();
     match ending {
         Ending::Closed => {}
-        Ending::Open => lines.push(format!("{path}: not ended: it is being written, or its daemon was killed")),
+        Ending::Open => lines.push(format!("{path}: not closed: a daemon is writing it, or was killed")),
         Ending::Torn { at, bytes } => {
-            lines.push(format!("{path}: cut off in a record at byte {at}; its last {bytes} bytes are not used"));
+            lines.push(format!("{path}: cut off within a record at byte {at}; its last {bytes} bytes are ignored"));
         }
         Ending::Damaged { at, bytes } => {
-            lines.push(format!("{path}: damaged at byte {at}; it and the {bytes} bytes from there on are not used"));
+            lines.push(format!("{path}: damaged at byte {at}; the {bytes} bytes from there on are ignored"));
         }
     }
     let listed = |names: &[String]| names.join(", ");
     if !reader.missing_values().is_empty() {
         let (release, names) = (&reader.origin().release, listed(reader.missing_values()));
-        lines.push(format!("{path}: release {release} did not write {names}: taken as where nobody sets them"));
+        lines.push(format!("{path}: release {release} did not record {names}; their defaults are used"));
     }
-    if !reader.strange_values().is_empty() {
-        let (release, names) = (&reader.origin().release, listed(reader.strange_values()));
-        lines.push(format!("{path}: release {release} wrote {names}, which are not known here: passed over"));
+    if !reader.unknown_values().is_empty() {
+        let (release, names) = (&reader.origin().release, listed(reader.unknown_values()));
+        lines.push(format!("{path}: release {release} recorded {names}, which this release does not know; ignored"));
     }
     lines
 }
@@ -143,7 +143,7 @@ fn text(all: &Replayed) -> String {
     let Replayed { decisions, equal, different, gaps, lost, .. } = all;
     let mut text = format!("{}: {equal} equal, {different} different", counted(*decisions as usize, "decision"));
     if *gaps > 0 {
-        text.push_str(&format!("; {} where {lost} were lost", counted(*gaps as usize, "gap")));
+        text.push_str(&format!("; {} with {lost} lost decisions", counted(*gaps as usize, "gap")));
     }
     for of in &all.differences {
         text.push_str(&format!(
@@ -157,14 +157,14 @@ fn text(all: &Replayed) -> String {
 }
 
 fn object(all: &Replayed, files: &[Value]) -> Value {
-    let told = |of: &journal::Difference| json!({"decision": of.decision, "at_ns": of.at_ns, "what": of.what});
+    let difference = |of: &journal::Difference| json!({"decision": of.decision, "at_ns": of.at_ns, "what": of.what});
     json!({
         "decisions": all.decisions,
         "equal": all.equal,
         "different": all.different,
         "gaps": all.gaps,
         "lost": all.lost,
-        "differences": all.differences.iter().map(told).collect::<Vec<_>>(),
+        "differences": all.differences.iter().map(difference).collect::<Vec<_>>(),
         "files": files,
     })
 }

@@ -1,41 +1,42 @@
-//! `kvrouted reset`: a running daemon forgets what it knows of its workers' blocks.
+//! `kvrouted reset`: makes a running daemon forget its workers' blocks.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::Worker;
 use crate::wire::ResetOrder;
 
-/// Empties workers and removes their snapshots. Their engines go on: what they store from now on is learnt.
+/// Drops the daemon's view of workers' blocks and deletes their snapshots. The engines keep their caches; the daemon
+/// learns what they store from now on.
 #[derive(Debug, clap::Args)]
 pub struct ResetArgs {
     /// The daemon's Unix socket
     #[arg(long, value_name = "PATH", default_value_os_t = socket_default())]
     pub socket: PathBuf,
-    /// The daemon's administration socket [default: the one its socket names]
+    /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// Only this worker, and rank 0 if none is said [default: every worker]
+    /// Only this worker, rank 0 unless given [default: every worker]
     #[arg(long, value_name = "ID/RANK", value_parser = worker)]
     pub worker: Option<Worker>,
-    /// Only what devices hold, because the engine's own cache was cleared (vLLM: /reset_prefix_cache, /pause, /sleep;
-    /// SGLang: /flush_cache): the engine publishes that with its next step, and until then the worker is `unproven`
+    /// Only blocks in device memory, after the engine's own cache was cleared (vLLM: /reset_prefix_cache, /pause, /sleep;
+    /// SGLang: /flush_cache). The engine publishes the clear with its next step; until then the worker is `unproven`
     #[arg(long)]
     pub engine_cleared: bool,
 }
 
 impl ResetArgs {
-    /// Asks and says what was done.
+    /// Sends the request and prints the result.
     ///
     /// # Errors
-    /// A daemon that does not answer, a worker that is not there, a closed standard output.
+    /// A daemon that does not answer, an unknown worker, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let order = ResetOrder { worker: self.worker, engine_cleared: self.engine_cleared };
-        let done = remote::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
+        let done = admin::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
         let (workers, snapshots) =
             (counted(done.workers as usize, "worker"), counted(done.snapshots as usize, "snapshot"));
         let mut stdout = std::io::stdout().lock();
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_its_id_and_perhaps_its_rank() {
+    fn a_worker_is_an_id_with_an_optional_rank() {
         assert_eq!((worker("7"), worker("7/3")), (Ok(Worker::new(7, 0)), Ok(Worker::new(7, 3))));
         assert!(["", "/", "7/", "/3", "7/3/1", "-1", "w7"].iter().all(|text| worker(text).is_err()));
     }

@@ -1,4 +1,4 @@
-//! `kvrouted serve`: from arguments to a configuration.
+//! `kvrouted serve`: makes a configuration of the arguments.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -10,28 +10,28 @@ use crate::error::counted;
 use crate::serve::Admissions;
 
 const WORKER_HELP: &str = "\
-A worker is named by the fields of a [[worker]] in the file, with commas between:
+A worker is a list of fields as in [[worker]] of the file, separated by commas:
   --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
-id is required; dp_rank, topic, name, capacity_blocks, device, weight, taints=a+b and the others are optional.
-Every field, its default and its meaning: kvrouted serve --example-config";
+id is required; all other fields are optional, such as dp_rank, topic, name, capacity_blocks, weight and taints=a+b.
+For all fields with defaults and descriptions: kvrouted serve --example-config";
 
-/// Runs the daemon as a file says, or, without a file, as the flags say. Flags win over the file.
+/// Runs the daemon with a configuration file, or with flags alone. Flags win over the file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = WORKER_HELP)]
 pub struct ServeArgs {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration, say what is wrong with it, and run nothing
+    /// Check the configuration and list its problems, without running the daemon
     #[arg(long)]
     pub check: bool,
-    /// Print a configuration file with every field, its default and its meaning, and run nothing
+    /// Print a configuration file with every field, its default and its description
     #[arg(long)]
     pub example_config: bool,
-    /// The Unix socket gateways connect to [default: /run/kvrouted/kvrouted.sock]
+    /// The Unix socket for gateways [default: /run/kvrouted/kvrouted.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<String>,
-    /// The Unix socket administration is answered on [default: the socket's path with `.admin` appended]
+    /// The Unix socket for administration [default: the socket's path with `.admin` appended]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<String>,
     /// Without a file: the model of the only space
@@ -40,7 +40,7 @@ pub struct ServeArgs {
     /// Without a file: the namespace of the only space
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     pub namespace: Option<String>,
-    /// Without a file: tokens per KV block [default: learnt from the first events]
+    /// Without a file: tokens in a KV block [default: learnt from the first events]
     #[arg(long, value_name = "TOKENS", conflicts_with = "config", allow_negative_numbers = true)]
     pub block_size: Option<String>,
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
@@ -55,52 +55,52 @@ pub struct ServeArgs {
     /// The kernel interface under the connections: auto, uring or epoll [default: auto]
     #[arg(long, value_name = "ENGINE")]
     pub io: Option<String>,
-    /// Serving threads; 0 = by the machine [default: 0]
+    /// Serving threads; 0 = depends on the machine [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cores: Option<String>,
-    /// Keep each serving thread on one processor
+    /// Pin each serving thread to one processor
     #[arg(long)]
     pub pin: bool,
-    /// Serve Prometheus metrics on this port of the loopback interface; 0 = nowhere [default: 0]
+    /// Serve Prometheus metrics on this port of the loopback interface; 0 = off [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
-    /// Answer clients of Dynamo's indexer and selection service on this port of the loopback interface; 0 = nowhere [default: 0]
+    /// Serve clients of Dynamo's indexer and selection service on this port of the loopback interface; 0 = off [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub http_port: Option<String>,
-    /// Keep snapshots of the workers in this directory [default: no snapshots]
+    /// Keep snapshots of the workers in this folder [default: no snapshots]
     #[arg(long, value_name = "PATH")]
     pub snapshot_dir: Option<String>,
-    /// Remove the snapshots that are there, and start with nothing
+    /// Delete existing snapshots and start without them
     #[arg(long)]
     pub fresh: bool,
-    /// Seed of the draws between equal costs; 0 = drawn at the start [default: 0]
+    /// Seed of all random draws; 0 = a random seed at the start [default: 0]
     #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<String>,
-    /// A file of workers, or a folder of such files, that is followed while the daemon runs
+    /// A file of workers, or a folder of such files, which the daemon watches while it runs
     #[arg(long, value_name = "PATH")]
     pub discovery: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// What a log line looks like: text or json [default: text]
+    /// The format of log lines: text or json [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
 }
 
-/// What the arguments of `serve` come to.
+/// What the arguments of `serve` ask for.
 #[derive(Debug)]
 pub enum Prepared {
-    /// Run the daemon on this.
+    /// Run the daemon with this configuration.
     Run(Box<Config>),
-    /// All that was asked for has been said.
+    /// Nothing more: the output is printed.
     Done(Exit),
 }
 
 impl ServeArgs {
-    /// The configuration to run on, or what was asked for instead of running.
+    /// Makes the configuration, or prints what was asked for instead of running.
     ///
     /// # Errors
-    /// Every problem of file and flags, with the code for it; nothing has been bound.
+    /// Every problem of file and flags, with its exit code. Nothing has been bound yet.
     pub fn prepare(&self) -> Result<Prepared, Failure> {
         let mut stdout = std::io::stdout().lock();
         if self.example_config {
@@ -133,7 +133,7 @@ impl ServeArgs {
         config::load(self.config.as_deref(), &self.flags())
     }
 
-    /// The fields that flags set.
+    /// The configuration fields that the flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
         let pin = self.pin.then(|| "true".to_owned());

@@ -1,4 +1,4 @@
-//! `kvrouted status`: every worker, how far it may be believed, and what to do about it.
+//! `kvrouted status`: every worker with its trust, its counters and a remedy.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -8,20 +8,20 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use crate::config::socket_default;
 use crate::finding::Finding;
 use crate::trust::TrustReason;
 use crate::wire::{SourceStatus, StatusPage, WorkerStatus};
 
-/// Prints what the daemon knows of every worker.
+/// Prints what the daemon knows about every worker.
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
     /// The daemon's Unix socket
     #[arg(long, value_name = "PATH", default_value_os_t = socket_default())]
     pub socket: PathBuf,
-    /// The daemon's administration socket [default: the one its socket names]
+    /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Print one JSON object instead of a table
@@ -30,12 +30,12 @@ pub struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// Asks and prints.
+    /// Asks the daemon and prints.
     ///
     /// # Errors
     /// A daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let page = remote::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let page = admin::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
         let text = if self.json {
             json(&page).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
         } else {
@@ -53,7 +53,7 @@ struct StatusJson {
     workers: Vec<WorkerJson>,
     sources: Vec<Value>,
     findings: Vec<FindingJson>,
-    /// Where a shadow policy has judged.
+    /// Only if a shadow policy has judged decisions.
     #[serde(skip_serializing_if = "Map::is_empty")]
     shadow: Map<String, Value>,
 }
@@ -98,7 +98,7 @@ pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
     sources.iter().map(source).collect()
 }
 
-/// A line for each source with which something is the matter.
+/// A line for each source with a problem.
 pub(super) fn source_lines(sources: &[SourceStatus]) -> impl Iterator<Item = String> {
     sources.iter().filter_map(|source| Some(format!("{}: {}", source.name, source.problem.as_ref()?)))
 }
@@ -130,7 +130,7 @@ fn text(page: &StatusPage) -> String {
     parts.join("\n")
 }
 
-/// What a shadow policy has shown, by name; nothing where none has judged.
+/// Counts of the shadow policy by name; empty if none has judged.
 fn shadow_json(page: &StatusPage) -> Map<String, Value> {
     if shadow_count(page, "shadow_decisions") == 0 {
         return Map::new();
@@ -143,15 +143,15 @@ fn shadow_count(page: &StatusPage, name: &str) -> u64 {
     page.counters.iter().find(|(of, _)| of == name).map_or(0, |(_, count)| *count)
 }
 
-/// The same in a line.
+/// Counts of the shadow policy as a sentence.
 fn shadow_line(page: &StatusPage) -> Option<String> {
     let count = |name| shadow_count(page, name);
     let (decisions, agreements) = (count("shadow_decisions"), count("shadow_agreements"));
     (decisions > 0).then(|| {
         let share = agreements as f64 / decisions as f64 * 100.0;
         format!(
-            "shadow policy: agrees on {share:.1} % of {decisions} decisions; its workers held {} prompt blocks more and {} \
-             fewer; the chosen workers cost it {} blocks above its best",
+            "shadow policy: agrees on {share:.1} % of {decisions} decisions; where it differs, its workers held {} prompt blocks \
+             more in some and {} fewer in others; by its costs the chosen workers were {} blocks worse than its own",
             count("shadow_blocks_saved"),
             count("shadow_blocks_lost"),
             count("shadow_cost_regret")
@@ -178,7 +178,7 @@ fn cells(line: &WorkerStatus) -> Vec<Cell> {
     cells
 }
 
-/// The daemon's words, else those of the reason that costs the most trust.
+/// The daemon's remedy, else that of the reason that lowers trust most.
 fn remedy(line: &WorkerStatus) -> Option<&str> {
     line.remedy.as_deref().or_else(|| line.trust.reasons.iter().min_by_key(|r| r.cap()).map(TrustReason::remedy))
 }
@@ -238,19 +238,19 @@ mod tests {
         );
         let torn = SourceStatus { name: "file f".into(), workers: 2, problem: Some("torn".into()) };
         let page = StatusPage { sources: vec![torn], ..StatusPage::default() };
-        let said = json(&page).unwrap();
-        assert_eq!(said, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
+        let shown = json(&page).unwrap();
+        assert_eq!(shown, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
         assert!(text(&page).ends_with("file f: torn"));
     }
 
     #[test]
-    fn the_table_says_what_to_do() {
+    fn the_table_shows_remedies() {
         let mut lines = lines();
-        let said = text(&page(lines.clone(), &[Symptom::EventsOff]));
-        assert!(said.contains("severe events_off: "), "{said}");
-        assert!(said.contains("unproven: joining, joined_late"), "{said}");
-        assert!(said.contains("1/0: batches 42") && !said.contains("gaps"), "{said}");
-        assert!(said.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{said}");
+        let shown = text(&page(lines.clone(), &[Symptom::EventsOff]));
+        assert!(shown.contains("severe events_off: "), "{shown}");
+        assert!(shown.contains("unproven: joining, joined_late"), "{shown}");
+        assert!(shown.contains("1/0: batches 42") && !shown.contains("gaps"), "{shown}");
+        assert!(shown.contains(&format!("2/3: to do: {}", TrustReason::Joining.remedy())), "{shown}");
         lines[1].remedy = Some("ask the daemon".into());
         assert!(text(&page(lines, &[])).contains("2/3: to do: ask the daemon"));
     }

@@ -1,4 +1,5 @@
-//! `kvrouted tune`: weights that would have made recorded decisions cheaper; tried as a shadow, and promoted.
+//! `kvrouted tune`: searches for weights that would have made recorded decisions cheaper, tries them as a shadow policy, and
+//! promotes them.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,11 +8,10 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::{Map, Value, json};
 
-use super::chart::bars;
+use super::admin;
 use super::exit::{Exit, Failure};
-use super::remote;
 use super::replay::{decisions, journal_files};
-use super::what_if::{ESTIMATE, spread_json, spread_table};
+use super::what_if::{ESTIMATE, bars, spread_json, spread_table};
 use crate::config::socket_default;
 use crate::ids::SpaceId;
 use crate::journal::Record;
@@ -19,38 +19,38 @@ use crate::route::Policy;
 use crate::trial::{Knob, Objective, Search, Step, Tuned};
 use crate::wire::{PolicyDone, PolicyOrder};
 
-/// Searches weights on the decisions of a journal, and has a running daemon try them.
+/// Searches for better weights on the decisions of a journal, and lets a running daemon try them.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["files", "promote", "end_shadow"]))]
 pub struct TuneArgs {
-    /// Files of a journal, or folders of them
+    /// Journal files, or folders of them
     #[arg(value_name = "JOURNAL")]
     pub files: Vec<PathBuf>,
-    /// Policies that are tried
+    /// Number of policies to try
     #[arg(long, value_name = "NUMBER", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub trials: u32,
-    /// Seed of the weights that are drawn; the same seed finds the same
+    /// Seed of the random weights; the same seed gives the same result
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Decisions that are judged; of more, every n-th is taken
+    /// Most decisions to judge; from a larger journal every n-th is taken
     #[arg(long, value_name = "NUMBER", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub decisions_max: u32,
-    /// What a token that waits before the prompt counts, against one to prefill
+    /// Weight of a token queued before the prompt; a token to prefill has weight 1
     #[arg(long, value_name = "WEIGHT", default_value_t = 1.0)]
     pub waiting_weight: f64,
-    /// What a token counts by which the busiest worker's prefill exceeds the mean
+    /// Weight of each token by which the busiest worker's prefill exceeds the mean
     #[arg(long, value_name = "WEIGHT", default_value_t = 1.0)]
     pub imbalance_weight: f64,
-    /// Only the decisions of this space, by its number
+    /// Only decisions of this space, by its number
     #[arg(long, value_name = "NUMBER")]
     pub space: Option<u32>,
-    /// Write the best weights to this file, as a fragment of a configuration
+    /// Write the best weights to this file, as part of a configuration
     #[arg(long, value_name = "PATH")]
     pub write: Option<PathBuf>,
-    /// Have a running daemon judge this share of its decisions by the best weights, beside its own
+    /// Let a running daemon judge this share of its decisions by the best weights, as a shadow policy
     #[arg(long, value_name = "SHARE", num_args = 0..=1, default_missing_value = "1.0", requires = "files", value_parser = share)]
     pub shadow: Option<f64>,
-    /// Make the shadow policy of a running daemon the one it decides by
+    /// Make a running daemon decide by its shadow policy
     #[arg(long, conflicts_with_all = ["files", "end_shadow"])]
     pub promote: bool,
     /// End the shadow policy of a running daemon
@@ -59,7 +59,7 @@ pub struct TuneArgs {
     /// The daemon's Unix socket
     #[arg(long, value_name = "PATH", default_value_os_t = socket_default())]
     pub socket: PathBuf,
-    /// The daemon's administration socket [default: the one its socket names]
+    /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Print one JSON object instead of a table
@@ -73,28 +73,28 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl TuneArgs {
-    /// Searches, prints, and tells the daemon.
+    /// Searches and prints, or changes the daemon's shadow policy.
     ///
     /// # Errors
-    /// A file that cannot be read or is no journal, a journal without decisions, a file that cannot be written, a
+    /// A file that cannot be read or is not a journal, a journal without decisions, a file that cannot be written, a
     /// daemon that does not answer or refuses, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         if self.promote {
             let PolicyDone { policy_version, .. } = self.order(&PolicyOrder::Promote)?;
-            return self.say(&json!({"policy_version": policy_version}), || {
+            return self.print(&json!({"policy_version": policy_version}), || {
                 format!(
-                    "the shadow policy decides now, as version {policy_version}\nThe configuration file does not say so: the \
-                     next start, or SIGHUP, takes that. Put the fragment there."
+                    "the daemon now decides by the former shadow policy, version {policy_version}\nThe configuration file is \
+                     unchanged, and the next start or SIGHUP will apply it. Add the new weights to it."
                 )
             });
         }
         if self.end_shadow {
             self.order(&PolicyOrder::EndShadow)?;
-            return self.say(&json!({}), || "no shadow policy judges any more".into());
+            return self.print(&json!({}), || "the shadow policy has ended".into());
         }
         let mut tape = self.load()?;
         let Some(policy) = tape.records.last().map(|record| record.policy) else {
-            return Err(Failure::new(Exit::Usage, "the journal holds no decision"));
+            return Err(Failure::new(Exit::Usage, "the journal has no decisions"));
         };
         let objective = Objective { waiting_weight: self.waiting_weight, imbalance_weight: self.imbalance_weight };
         let tuned = Search::run(&mut tape.records, &policy, objective, self.seed, self.trials);
@@ -105,22 +105,22 @@ impl TuneArgs {
         if let Some(share) = self.shadow {
             self.order(&PolicyOrder::Shadow { settings: &settings(&tuned), share })?;
         }
-        self.say(&object(&tuned, tape.records.len()), || tape.text(&tuned, self.shadow))
+        self.print(&object(&tuned, tape.records.len()), || tape.text(&tuned, self.shadow))
     }
 
-    fn say(&self, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+    fn print(&self, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
         let mut stdout = std::io::stdout().lock();
-        let said = if self.json { json.to_string() } else { text() };
-        writeln!(stdout, "{said}")?;
+        let output = if self.json { json.to_string() } else { text() };
+        writeln!(stdout, "{output}")?;
         stdout.flush()?;
         Ok(Exit::Done)
     }
 
     fn order(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone, Failure> {
-        remote::set_policy(self.admin_socket.as_ref().unwrap_or(&self.socket), order)
+        admin::set_policy(self.admin_socket.as_ref().unwrap_or(&self.socket), order)
     }
 
-    /// The decisions that are judged: all, or every n-th.
+    /// Loads the decisions to judge: all, or every n-th.
     fn load(&self) -> Result<Tape, Failure> {
         let wanted = |record: &Record| self.space.is_none_or(|space| record.space == SpaceId(space));
         let files = journal_files(&self.files)?;
@@ -144,11 +144,11 @@ impl TuneArgs {
     }
 }
 
-/// What is judged.
+/// The decisions to judge.
 #[derive(Debug)]
 struct Tape {
     records: Vec<Record>,
-    /// Decisions of the journal.
+    /// Number of decisions in the journal.
     recorded: u64,
     remarks: Vec<String>,
 }
@@ -169,14 +169,14 @@ impl Tape {
             title,
             knob_table(tuned),
             spread_table(&tuned.before_spread, &tuned.best_spread),
-            format!("tokens ¹ of each policy that was better than all before\n{}", bars(&steps)),
-            "¹ tokens to prefill, those that waited before them, and those by which the busiest worker's prefill exceeds the mean,".into(),
-            format!("  at their weights. {ESTIMATE}"),
+            format!("tokens ¹ of each policy that was better than all before it\n{}", bars(&steps)),
+            "¹ Weighted sum of tokens to prefill, tokens queued before them, and tokens by which the busiest worker's prefill".into(),
+            format!("  exceeds the mean. {ESTIMATE}"),
         ];
         parts.extend(self.remarks.iter().cloned());
         parts.push(match shadow {
             Some(_) => {
-                "The daemon judges by it beside its own policy: see `kvrouted status`, then `kvrouted tune --promote`."
+                "The daemon now judges by the best weights as its shadow policy. See `kvrouted status`, then `kvrouted tune --promote`."
                     .into()
             }
             None => format!("For the configuration:\n{}", fragment(tuned, self.records.len())),
@@ -185,19 +185,19 @@ impl Tape {
     }
 }
 
-/// By how much the best is less than what was before, 0 to 1.
+/// The saving of the best policy over the recorded one, 0 to 1.
 fn saving(tuned: &Tuned) -> f64 {
     if tuned.before.tokens > 0.0 { 1.0 - tuned.best.tokens / tuned.before.tokens } else { 0.0 }
 }
 
-/// What a policy sets otherwise than another, in a line.
+/// The weights in which a policy differs from another, in a line.
 fn changes(before: &Policy, policy: &Policy) -> String {
     let changed = Knob::ALL.iter().filter(|knob| knob.of(before) != knob.of(policy));
     let changed: Vec<_> = changed.map(|knob| format!("{}={}", knob.name, knob.of(policy))).collect();
     if changed.is_empty() { "as recorded".into() } else { changed.join(" ") }
 }
 
-/// The searched weights of the best, as fields of `[policy]` and their values.
+/// The best weights, as fields of `[policy]`.
 fn settings(tuned: &Tuned) -> Vec<(String, String)> {
     let setting = |knob: &Knob| (knob.name.to_owned(), format!("{:?}", knob.of(&tuned.best.policy)));
     Knob::ALL.iter().map(setting).collect()

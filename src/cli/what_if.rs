@@ -1,4 +1,4 @@
-//! `kvrouted what-if`: recorded decisions under other weights.
+//! `kvrouted what-if`: repeats recorded decisions with other weights and shows the differences.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -8,7 +8,6 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::{Value, json};
 
-use super::chart::bars;
 use super::exit::{Exit, Failure};
 use super::replay::{decisions, journal_files};
 use crate::config::policy_with;
@@ -18,20 +17,20 @@ use crate::route::Policy;
 use crate::shadow::PolicyComparison;
 use crate::trial::{Spread, WorkerShare};
 
-/// Workers that the chart shows; those with the most prompts.
+/// Most workers in the chart: those with the most prompts.
 const CHART_WORKERS_MAX: usize = 16;
 
-/// What is said under every table of estimates.
+/// The note under every table of estimates.
 pub(super) const ESTIMATE: &str =
-    "An estimate: had these decisions been made, caches and loads would have been others for the decisions after them.";
+    "This is an estimate: each changed decision would also have changed caches and loads for the decisions after it.";
 
-/// Judges the decisions of a journal by other weights, and says what would have been chosen.
+/// Repeats the decisions of a journal with other weights and shows what would have changed.
 #[derive(Debug, clap::Args)]
 pub struct WhatIfArgs {
-    /// Files of a journal, or folders of them
+    /// Journal files, or folders of them
     #[arg(value_name = "JOURNAL", required = true)]
     pub files: Vec<PathBuf>,
-    /// A field of [policy] and its value; the others are as they were recorded. May be repeated
+    /// A field of [policy] and its value; repeatable. Other fields keep their recorded values
     #[arg(long, value_name = "FIELD=VALUE", required = true)]
     pub set: Vec<String>,
     /// Print one JSON object instead of a table
@@ -39,7 +38,7 @@ pub struct WhatIfArgs {
     pub json: bool,
 }
 
-/// What was recorded, and what would have been.
+/// The recorded decisions beside those with other weights.
 #[derive(Debug, Default)]
 struct Comparison {
     decisions: u64,
@@ -48,7 +47,7 @@ struct Comparison {
     other: Spread,
 }
 
-/// The recorded policy with settings, made once for each.
+/// Recorded policies with the settings over them, each made once.
 struct Variant<'a> {
     settings: &'a [String],
     made: HashMap<SpaceId, (Policy, Policy)>,
@@ -69,12 +68,12 @@ impl Variant<'_> {
 }
 
 impl WhatIfArgs {
-    /// Judges and prints.
+    /// Repeats, compares and prints.
     ///
     /// # Errors
-    /// A file that cannot be read or is no journal, a setting that no policy has, a closed standard output.
+    /// A file that cannot be read or is not a journal, an invalid setting, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        // Also where the journal holds no decision.
+        // Check the settings even if the journal has no decision.
         policy_with(&Policy::default(), "--set", &self.set)
             .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
         let mut variant = Variant { settings: &self.set, made: HashMap::new() };
@@ -107,12 +106,15 @@ impl Comparison {
 
     fn text(&self, settings: &[String]) -> String {
         let changed = percent(self.changed as f64 / self.decisions.max(1) as f64);
-        let title =
-            format!("{} decisions; {changed} would have gone elsewhere with {}", self.decisions, settings.join(", "));
+        let title = format!(
+            "{} decisions; with {} {changed} would have chosen another worker",
+            self.decisions,
+            settings.join(", ")
+        );
         [title, spread_table(&self.recorded, &self.other), self.chart(), ESTIMATE.to_owned()].join("\n")
     }
 
-    /// The workers with the most prompts, as they were and as they would have been.
+    /// The workers with the most prompts, recorded and with other weights.
     fn chart(&self) -> String {
         let mut workers: Vec<_> = self.recorded.workers.keys().collect();
         workers
@@ -126,7 +128,8 @@ impl Comparison {
             [line(format!("{} recorded", worker.1), was), line(format!("{} what if", worker.1), is)]
         };
         let lines: Vec<_> = workers.into_iter().flat_map(both).collect();
-        let more = if left_out > 0 { format!("\n{left_out} workers with fewer are not shown") } else { String::new() };
+        let more =
+            if left_out > 0 { format!("\n{left_out} workers with fewer prompts are not shown") } else { String::new() };
         format!("prompts by worker\n{}{more}", bars(&lines))
     }
 
@@ -142,7 +145,7 @@ impl Comparison {
     }
 }
 
-/// Prompts that were sent to a worker.
+/// Prompts sent to a worker.
 fn prompts(spread: &Spread, worker: &(SpaceId, Worker)) -> u64 {
     spread.workers.get(worker).map_or(0, |share| share.prompts)
 }
@@ -151,7 +154,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// What two sets of choices add up to, side by side.
+/// Sums of two sets of choices, side by side.
 pub(super) fn spread_table(recorded: &Spread, other: &Spread) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(["", "recorded", "what if", "change"]);
@@ -161,14 +164,14 @@ pub(super) fn spread_table(recorded: &Spread, other: &Spread) -> String {
     };
     let both = |of: fn(&Spread) -> f64| (of(recorded), of(other));
     let (was, is) = both(Spread::overlap_mean);
-    row("blocks found on the worker, a decision", format!("{was:.2}"), format!("{is:.2}"), format!("{:+.2}", is - was));
+    row("overlap blocks per decision", format!("{was:.2}"), format!("{is:.2}"), format!("{:+.2}", is - was));
     let (was, is) = both(Spread::hit_rate);
-    row("prompt blocks found", percent(was), percent(is), format!("{:+.1} points", (is - was) * 100.0));
+    row("overlap, share of prompt blocks", percent(was), percent(is), format!("{:+.1} points", (is - was) * 100.0));
     type Count = fn(&Spread) -> u64;
     let counts: [(&str, Count); 3] = [
         ("tokens to prefill", |of| of.prefill_tokens),
-        ("tokens waiting before them", |of| of.waiting_tokens),
-        ("decisions that found nobody", |of| of.nobody),
+        ("tokens queued before them", |of| of.waiting_tokens),
+        ("decisions without an eligible worker", |of| of.nobody),
     ];
     for (name, of) in counts {
         let (was, is) = (of(recorded), of(other));
@@ -209,4 +212,43 @@ pub(super) fn spread_json(spread: &Spread) -> Value {
         "prefill_imbalance": spread.prefill_imbalance(),
         "workers": spread.workers.iter().map(worker).collect::<Vec<_>>(),
     })
+}
+
+/// Terminal cells of the longest bar.
+const BAR_CELLS_MAX: usize = 40;
+/// Parts of a cell, from one eighth to seven.
+const PARTS: [char; 7] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+
+/// A bar of `value`, where `most` has the longest bar; empty if there is nothing to show.
+pub(super) fn bar(value: f64, most: f64) -> String {
+    if !(value > 0.0 && most > 0.0) {
+        return String::new();
+    }
+    let eighths = ((value / most).min(1.0) * (BAR_CELLS_MAX * 8) as f64).round() as usize;
+    let mut bar = "█".repeat(eighths / 8);
+    bar.extend(eighths.checked_rem(8).and_then(|part| PARTS.get(part.checked_sub(1)?)));
+    bar
+}
+
+/// A line for each value: its name, its bar and its value.
+pub(super) fn bars(lines: &[(String, f64, String)]) -> String {
+    let most = lines.iter().map(|(_, value, _)| *value).fold(0.0, f64::max);
+    let width = lines.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0);
+    let line = |(name, value, label): &(String, f64, String)| format!("{name:width$} {} {label}", bar(*value, most));
+    lines.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_in_proportion() {
+        assert_eq!(bar(8.0, 8.0).chars().count(), BAR_CELLS_MAX);
+        assert_eq!((bar(4.0, 8.0).chars().count(), bar(0.0, 8.0), bar(1.0, 0.0)), (20, String::new(), String::new()));
+        assert_eq!(bar(1.0, 320.0), "▏");
+        assert_eq!(bar(f64::NAN, 1.0), "");
+        let text = bars(&[("a".into(), 1.0, "one".into()), ("long".into(), 2.0, "two".into())]);
+        assert_eq!(text.lines().next(), Some(format!("a    {} one", "█".repeat(20)).as_str()));
+    }
 }

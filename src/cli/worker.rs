@@ -1,4 +1,4 @@
-//! `kvrouted worker`: add, remove, change and list the workers of a running daemon.
+//! `kvrouted worker`: adds, removes, changes and lists the workers of a running daemon.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,18 +7,18 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 
 use super::exit::{Exit, Failure};
-use super::{remote, status};
+use super::{admin, status};
 use crate::config::socket_default;
 use crate::error::counted;
 use crate::ids::Worker;
 use crate::wire::{StatusPage, WorkerChange, WorkerOp, WorkerStatus};
 
 const FIELDS_HELP: &str = "\
-Fields are those of a [[worker]] in the configuration, with commas or spaces between:
+Fields are those of [[worker]] in the configuration, separated by commas or spaces:
   kvrouted worker add id=3,endpoint=tcp://10.0.0.7:5557,ranks=2
   kvrouted worker add id=4 url=http://10.0.0.8:30000
   kvrouted worker set 3/1 draining=true weight=4
-What is added or set so is forgotten when the daemon ends.";
+Workers and fields set this way are forgotten when the daemon ends.";
 
 /// Changes or lists the workers of a running daemon.
 #[derive(Debug, clap::Args)]
@@ -27,32 +27,32 @@ pub struct WorkerArgs {
     /// The daemon's Unix socket
     #[arg(long, global = true, value_name = "PATH", default_value_os_t = socket_default())]
     pub socket: PathBuf,
-    /// The daemon's administration socket [default: the one its socket names]
+    /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub action: WorkerAction,
 }
 
-/// What to do with workers.
+/// The commands about workers.
 #[derive(Debug, clap::Subcommand)]
 pub enum WorkerAction {
-    /// Add a worker, or replace one that was added before.
+    /// Add a worker, or replace one added before.
     Add {
-        /// Its fields, as in the configuration
+        /// The worker's fields, as in the configuration
         #[arg(required = true, value_name = "FIELD=VALUE,...")]
         fields: Vec<String>,
     },
-    /// Remove a worker that was added.
+    /// Remove a worker that a request added.
     Remove {
-        /// Which: its id for every rank, or id/rank
+        /// The worker: its id for every rank, or id/rank
         #[arg(value_name = "ID[/RANK]", value_parser = worker)]
         worker: Worker,
     },
-    /// Set fields of a worker, whoever named it, without touching its events.
+    /// Set fields of a worker of any source, without interrupting its events.
     Set {
-        /// Which: its id for every rank, or id/rank
+        /// The worker: its id for every rank, or id/rank
         #[arg(value_name = "ID[/RANK]", value_parser = worker)]
         worker: Worker,
         /// draining, weight, taints, loras, name, capacity_blocks, blocks_max, batched_tokens_max, prefill_base_us,
@@ -60,7 +60,7 @@ pub enum WorkerAction {
         #[arg(required = true, value_name = "FIELD=VALUE,...")]
         fields: Vec<String>,
     },
-    /// List workers and who named them.
+    /// List workers and their sources.
     List {
         /// Print one JSON object instead of a table
         #[arg(long)]
@@ -69,20 +69,20 @@ pub enum WorkerAction {
 }
 
 impl WorkerArgs {
-    /// Asks and prints.
+    /// Sends the request and prints the result.
     ///
     /// # Errors
-    /// A daemon that does not answer or refuses, fields that are none, a closed standard output.
+    /// A daemon that does not answer or refuses, invalid fields, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let socket = self.admin_socket.as_ref().unwrap_or(&self.socket);
-        let (op, worker, said) = match &self.action {
-            WorkerAction::List { json } => return list(&remote::status(socket)?, *json),
+        let (op, worker, fields_text) = match &self.action {
+            WorkerAction::List { json } => return list(&admin::status(socket)?, *json),
             WorkerAction::Add { fields } => (WorkerOp::Add, None, fields.as_slice()),
             WorkerAction::Remove { worker } => (WorkerOp::Remove, Some(*worker), &[][..]),
             WorkerAction::Set { worker, fields } => (WorkerOp::Set, Some(*worker), fields.as_slice()),
         };
-        let fields = pairs(said).map_err(|message| Failure::new(Exit::Usage, message))?;
-        let workers = remote::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
+        let fields = pairs(fields_text).map_err(|message| Failure::new(Exit::Usage, message))?;
+        let workers = admin::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
         let done = match op {
             WorkerOp::Add => "added",
             WorkerOp::Remove => "removed",
@@ -95,7 +95,7 @@ impl WorkerArgs {
     }
 }
 
-/// `7` is every rank of worker 7, `7/1` one of them.
+/// Reads `7`, every rank of worker 7, or `7/1`, one rank.
 pub(super) fn worker(text: &str) -> Result<Worker, String> {
     let expected = |_| format!("`{text}` is neither ID nor ID/RANK");
     let (id, rank) = match text.split_once('/') {
@@ -105,8 +105,8 @@ pub(super) fn worker(text: &str) -> Result<Worker, String> {
     Ok(Worker::of_ranks(id.parse().map_err(expected)?, rank))
 }
 
-fn pairs(said: &[String]) -> Result<Vec<(String, String)>, String> {
-    let fields = said.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|field| !field.is_empty());
+fn pairs(fields_text: &[String]) -> Result<Vec<(String, String)>, String> {
+    let fields = fields_text.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|field| !field.is_empty());
     let pair = |field: &str| match field.split_once('=') {
         Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
         None => Err(format!("`{field}` is not field=value")),
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_are_named_with_or_without_their_rank() {
+    fn a_worker_is_an_id_with_or_without_a_rank() {
         assert_eq!(worker("7"), Ok(Worker::new(7, u32::MAX)));
         assert_eq!(worker("18446744073709551615/3"), Ok(Worker::new(u64::MAX, 3)));
         for bad in ["", "x", "7/", "7/x", "-1", "7/1/2"] {
@@ -158,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn fields_come_with_commas_or_spaces() {
-        let said = ["id=1,endpoint=tcp://h:1".to_owned(), "topic=a=b".to_owned()];
+    fn fields_are_separated_by_commas_or_spaces() {
+        let fields_text = ["id=1,endpoint=tcp://h:1".to_owned(), "topic=a=b".to_owned()];
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(pairs(&said), Ok(vec![pair("id", "1"), pair("endpoint", "tcp://h:1"), pair("topic", "a=b")]));
+        assert_eq!(pairs(&fields_text), Ok(vec![pair("id", "1"), pair("endpoint", "tcp://h:1"), pair("topic", "a=b")]));
         assert!(pairs(&["weight".to_owned()]).is_err());
     }
 }

@@ -1,21 +1,22 @@
-//! A gateway's side of the routing protocol, for processes of their own. Three clients share its words:
+//! The gateway's side of the routing protocol. There are three clients:
 //!
-//! * [`AsyncClient`] for gateways on tokio: one handle for all tasks, any number of requests in flight on a connection that is
-//!   made again when it breaks, deadlines, and a decision without the daemon where that does not answer;
-//! * [`SteadyClient`], the same for a thread that blocks;
-//! * [`Client`], a bare blocking connection that ends when it breaks: for administration, measurement and pipelines.
+//! * [`AsyncClient`], for gateways on tokio. All tasks share one handle, and any number of requests are in flight on its
+//!   connection. It reconnects when the connection breaks, keeps a deadline for each call, and decides by itself while the
+//!   daemon does not answer.
+//! * [`SteadyClient`], the same for a thread that blocks.
+//! * [`Client`], one blocking connection that ends when it breaks. It serves administration, measurement and pipelines.
 //!
-//! On a bare connection requests may be sent ahead: [`Client::send_route`] queues, [`Client::recv`] returns replies in the
-//! order they come, each with the id of its request. While it waits for room to send, the client reads:
-//! any number of requests can be queued without either side waiting for the other forever.
+//! A [`Client`] can send requests ahead: [`Client::send_route`] queues a request, and [`Client::recv`] returns the replies in
+//! the order of their arrival, each with the id of its request. While it waits for room to send, the client reads. Any
+//! number of requests can therefore be queued without a deadlock between the two sides.
 //!
 //! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```text
-//! connection/     Client: frames on a socket or a lane, one thread that blocks
-//! conversation/   what is said and owed on a connection that is made again; pure
+//! connection/     Client: frames on a socket or a shm lane, for one thread that blocks
+//! conversation/   the state of a client across connections: requests in flight, reports to send, the fleet; pure
 //! steady/         AsyncClient, SteadyClient: connections, deadlines and calls around a conversation
-//! fallback/       a decision without the daemon; pure
+//! fallback.rs     decisions without the daemon; pure
 //! ```
 //!
 //! ```no_run
@@ -32,7 +33,7 @@
 //! let book = Some(BookingRequest { request_id: "request-1", attempt: 0 });
 //! let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
 //! let reply = client.route(&request)?;
-//! // No candidate, no booking: nobody is in the running.
+//! // Without an eligible worker there are no candidates and no booking.
 //! if let (Some(best), Some(handle)) = (reply.candidates.first(), reply.booking) {
 //!     println!("send the prompt to worker {}", best.worker);
 //!     let booking = BookingRef::Handle(handle);
@@ -48,9 +49,8 @@
 mod connection;
 mod conversation;
 mod fallback;
-mod frame;
-mod handed;
-mod pages;
+mod lane_opening;
+mod replies;
 mod spaces;
 mod steady;
 
@@ -81,17 +81,21 @@ fn unexpected(request: &str, reply: &Reply) -> Error {
         Reply::Error(error) => error.clone().into(),
         _ => Error::new(
             Kind::Malformed,
-            format!("the daemon's reply to {request} is of another kind"),
-            "use both from one release",
+            format!("the daemon's reply to {request} has another kind"),
+            "use a client and a daemon of the same release",
         ),
     }
 }
 
 fn no_progress() -> Error {
-    Error::new(Kind::Malformed, "the daemon's pages do not advance", "use both from one release")
+    Error::new(Kind::Malformed, "the daemon's pages do not advance", "use a client and a daemon of the same release")
 }
 
-/// What those are told who waited when the connection ended.
+/// The error for callers whose connection ended while they waited.
 fn lost() -> Error {
-    Error::new(Kind::Connection, "the connection to the daemon ended", "ask again; the daemon's log says why")
+    Error::new(
+        Kind::Connection,
+        "the connection to the daemon ended",
+        "send the request again; the daemon's log says why it ended",
+    )
 }

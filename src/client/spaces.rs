@@ -1,14 +1,14 @@
-//! The spaces of a daemon, under ids that stay when the daemon starts again.
+//! The spaces of a daemon, under ids that stay the same when the daemon restarts.
 
 use crate::error::{Error, Kind, Result};
 use crate::ids::SpaceId;
 use crate::protocol::PoolRole;
 use crate::wire::{SpaceInfo, WorkerInfo};
 
-/// The one space of `model`, in `namespace` and of `role` where they are given.
+/// Finds the one space of `model`, of `namespace` and `role` if they are given.
 ///
 /// # Errors
-/// [`Kind::UnknownSpace`] with the models there are, or if more than one space fits.
+/// [`Kind::UnknownSpace`] if no space fits, with the models of the daemon, or if several fit.
 pub(super) fn find<'a>(
     spaces: impl Iterator<Item = &'a SpaceInfo> + Clone,
     model: &str,
@@ -44,23 +44,23 @@ pub(super) fn find<'a>(
 struct Known {
     /// With the client's own id.
     info: SpaceInfo,
-    /// What the daemon of this connection calls it; `None` = it has no such space.
+    /// The id that the daemon of this connection uses; `None` = it has no such space.
     theirs: Option<SpaceId>,
-    /// It refused hashes made by the scheme that its hello named: it is sent tokens.
+    /// The daemon refused hashes by the scheme of its hello, so the client sends tokens.
     refuses_hashes: bool,
 }
 
-/// Every space that was ever heard of.
+/// Every space of every daemon so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spaces {
     known: Vec<Known>,
 }
 
 impl Spaces {
-    /// Takes over what a daemon has said in its hello.
-    pub(super) fn learn(&mut self, said: &[SpaceInfo]) {
+    /// Takes over the spaces of a daemon's hello.
+    pub(super) fn learn(&mut self, spaces: &[SpaceInfo]) {
         self.known.iter_mut().for_each(|known| known.theirs = None);
-        for space in said {
+        for space in spaces {
             let same = |known: &&mut Known| {
                 let info = &known.info;
                 (&info.model, &info.namespace, info.role) == (&space.model, &space.namespace, space.role)
@@ -77,18 +77,18 @@ impl Spaces {
         }
     }
 
-    /// The workers whose spaces are known, with those as they are called here.
+    /// The workers of known spaces, with the client's own ids of the spaces.
     pub(super) fn ours_of(&self, workers: Vec<WorkerInfo>) -> Vec<WorkerInfo> {
         let known = |info: WorkerInfo| Some(WorkerInfo { space: self.ours(info.space)?, ..info });
         workers.into_iter().filter_map(known).collect()
     }
 
-    /// Those of the daemon of this connection, or of the last one.
+    /// The spaces of this connection's daemon, or of the last connection's.
     pub(super) fn infos(&self) -> impl Iterator<Item = &SpaceInfo> + Clone {
         self.known.iter().filter(|known| known.theirs.is_some()).map(|known| &known.info)
     }
 
-    /// What the daemon calls a space.
+    /// The daemon's id of a space.
     ///
     /// # Errors
     /// [`Kind::UnknownSpace`].
@@ -102,18 +102,18 @@ impl Spaces {
         found.and_then(|known| known.theirs).ok_or_else(unknown)
     }
 
-    /// What the client calls a space of the daemon.
+    /// The client's id of a space of the daemon.
     pub(super) fn ours(&self, theirs: SpaceId) -> Option<SpaceId> {
         self.known.iter().find(|known| known.theirs == Some(theirs)).map(|known| known.info.id)
     }
 
-    /// How a space's prompts are hashed; `None` = not known, or its hashes are refused.
+    /// The scheme of a space's block hashes; `None` = not known, or the daemon refused such hashes.
     pub(super) fn scheme_to_hash_by(&self, ours: SpaceId) -> Option<crate::ids::Scheme> {
         let known = self.known.iter().find(|known| known.info.id == ours)?;
         known.info.scheme.filter(|scheme| scheme.block_size > 0 && !known.refuses_hashes)
     }
 
-    /// The daemon hashes otherwise than it said: it learnt more since its hello.
+    /// Notes that the daemon refused hashes: it has learnt another scheme since its hello.
     pub(super) fn hashes_were_refused(&mut self, ours: SpaceId) {
         self.known.iter_mut().filter(|known| known.info.id == ours).for_each(|known| known.refuses_hashes = true);
     }
@@ -133,8 +133,8 @@ mod tests {
         spaces.learn(&[space(0, "a", PoolRole::Both), space(1, "b", PoolRole::Both)]);
         assert_eq!((spaces.theirs(SpaceId(1)).unwrap(), spaces.ours(SpaceId(0))), (SpaceId(1), Some(SpaceId(0))));
         spaces.learn(&[space(0, "b", PoolRole::Both), space(1, "c", PoolRole::Both)]);
-        assert_eq!(spaces.theirs(SpaceId(1)).unwrap(), SpaceId(0), "b is still called 1");
-        assert_eq!(spaces.theirs(SpaceId(2)).unwrap(), SpaceId(1), "1 is taken: c is called 2");
+        assert_eq!(spaces.theirs(SpaceId(1)).unwrap(), SpaceId(0), "b still has the id 1");
+        assert_eq!(spaces.theirs(SpaceId(2)).unwrap(), SpaceId(1), "1 is taken: c gets the id 2");
         assert_eq!(spaces.ours(SpaceId(1)), Some(SpaceId(2)));
         let gone = spaces.theirs(SpaceId(0)).unwrap_err();
         assert!(gone.kind() == Kind::UnknownSpace && gone.message().contains("\"a\""), "{gone}");

@@ -1,38 +1,38 @@
-//! The second step: a draft whose fields are each acceptable is checked as a whole and becomes a
-//! [`Config`].
+//! The second step: checks a draft, whose fields are each valid, as a whole, and makes a [`Config`] of it.
+//!
+//! The lower half does so for workers, from the configuration and from other sources alike.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
+use super::document::{Draft, TableDraft};
 use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft};
-use super::problem::{Place, Problem, nearest};
-use super::walk::{Draft, Entry};
-use super::workers::workers;
+use super::problem::{Location, Problem, nearest};
 use super::{
-    AccessConfig, Config, HostRule, HttpConfig, IoEngine, MetricsConfig, Named, PolicyConfig, ServeConfig,
-    ShadowConfig, SpaceConfig, policy_with,
+    AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ServeConfig,
+    ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
-use crate::ids::SpaceId;
+use crate::fleet::{DeviceClass, EventSource, WorkerState};
+use crate::ids::{SpaceId, Worker};
 use crate::limits;
+use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
 
-/// The administration socket of a daemon that was not told another: beside its socket, with `.admin`
-/// appended.
-#[must_use]
-pub fn admin_socket_beside(socket: &Path) -> PathBuf {
+/// The admin socket of a daemon whose configuration names none: the path of its socket with `.admin` appended.
+fn admin_socket_beside(socket: &Path) -> PathBuf {
     let mut path = OsString::from(socket);
     path.push(".admin");
     PathBuf::from(path)
 }
 
-/// Makes a configuration of a draft. It is only to be used if no problem was added.
+/// Makes a configuration of a draft. The result is valid only if the call added no problem.
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
     check_approximate(&draft.spaces, problems);
-    let Named { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
+    let NamedWorkers { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
         serve: serve(&draft.serve, problems),
         admin: draft.admin.value.clone(),
@@ -53,31 +53,31 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     }
 }
 
-fn serve(entry: &Entry<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig {
+fn serve(entry: &TableDraft<ServeConfig>, problems: &mut Vec<Problem>) -> ServeConfig {
     let mut serve = entry.value.clone();
     if entry.written("admin_socket").is_none() {
         serve.admin_socket = admin_socket_beside(&serve.socket);
         let bytes = serve.admin_socket.as_os_str().len();
         if bytes > limits::SOCKET_PATH_BYTES_MAX && !entry.is_refused("socket") {
             let message = format!(
-                "with `.admin` appended the path is {bytes} bytes, a Unix socket's has at most {}; shorten it or set \
-                 admin_socket",
+                "the path has {bytes} bytes with `.admin` appended, but a Unix socket's path has at most {}; shorten it or \
+                 set admin_socket",
                 limits::SOCKET_PATH_BYTES_MAX
             );
             problems.push(entry.problem("socket", message));
         }
     } else if serve.admin_socket == serve.socket && !entry.is_refused("admin_socket") {
-        problems.push(entry.problem("admin_socket", "is the same path as socket; the two are separate sockets"));
+        problems.push(entry.problem("admin_socket", "is the same path as socket; use two different paths"));
     }
-    if serve.io == IoEngine::Uring && serve.spin_us_max > 0 {
-        let message = "threads on io_uring cannot look for requests instead of sleeping; set io to auto or epoll";
+    if serve.io == IoSetting::Uring && serve.spin_us_max > 0 {
+        let message = "threads on io_uring cannot busy-poll; set io to auto or epoll, or spin_us_max to 0";
         problems.push(entry.problem("spin_us_max", message));
     }
     serve
 }
 
-/// Who may administer by HTTP follows from the address unless it is said: nobody off this machine by accident. Where
-/// somebody wrote down who may do what on the sockets, nothing follows: the port knows nothing of that.
+/// Without `administer`, the address decides who may administer by HTTP, so that other machines never may by accident.
+/// If the sockets are restricted, `administer` is required: the port does not apply those restrictions.
 fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     let (entry, mut http) = (&draft.http, draft.http.value.clone());
     let is_said = entry.written("administer").is_some();
@@ -87,28 +87,28 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
     }
     if let Some(field) = restricts.filter(|_| http.port != 0 && !is_said && http.listen.is_loopback()) {
         let message = format!(
-            "has to be said beside {field}, of which the HTTP port knows nothing: true or false, whether every process of \
-             this machine may register and remove workers by it"
+            "is required with {field}, which the HTTP port does not apply: set it to true if every process of this machine may \
+             register and remove workers by HTTP, else to false"
         );
         problems.push(entry.problem("administer", message));
     }
     if http.port != 0 && !is_said && !http.listen.is_loopback() && !entry.is_refused("listen") {
-        let message = "is not the loopback interface, and the port asks for no credentials: say with administer = true \
-                       or false whether whoever reaches it may register and remove workers";
+        let message = "is not the loopback interface, and the port asks for no credentials: set administer to true if \
+                       everyone who can reach the port may register and remove workers, else to false";
         problems.push(entry.problem("listen", message));
     }
     if let Some(problem) = names(&mut http.hosts) {
         problems.push(entry.problem("hosts", problem));
     }
     if let Some(host) = http.worker_hosts.iter().find(|host| HostRule::parse(host).is_none()) {
-        let message = format!(
-            "`{host}` is no host name, IP address or network, nor ipc or *; it has neither a scheme nor a port"
-        );
+        let message =
+            format!("`{host}` is not a host name, an IP address, a network, ipc or *; leave out scheme and port");
         problems.push(entry.problem("worker_hosts", message));
     }
     let metrics = &draft.metrics;
     if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {
-        let message = "is metrics.port, too; the HTTP port serves /metrics itself, so one of them may go";
+        let message =
+            "is also metrics.port; remove metrics.port, as the HTTP port serves /metrics too, or choose another port";
         problems.push(entry.problem("port", message));
     }
     http
@@ -122,15 +122,15 @@ fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {
     metrics
 }
 
-/// Puts host names into lower case, as they are compared; returns what is wrong with one of them, if anything.
+/// Converts host names to lower case, for comparisons. Returns the problem of the first invalid one.
 fn names(hosts: &mut [String]) -> Option<String> {
     hosts.iter_mut().for_each(|host| host.make_ascii_lowercase());
     let is_name = |host: &str| host == "*" || host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     let host = hosts.iter().find(|host| !is_name(host))?;
-    Some(format!("`{host}` is no host's name; it has neither a scheme nor a port"))
+    Some(format!("`{host}` is not a host name; leave out scheme and port"))
 }
 
-/// What was written about who may connect to the sockets, other than what is preset.
+/// The fields that restrict access to the sockets further than the defaults, if any do.
 fn restriction(draft: &Draft) -> Option<&'static str> {
     let (admin, serve) = (&draft.admin.value, &draft.serve.value);
     let is_listed = |access: &AccessConfig| !access.uids.is_empty() || !access.gids.is_empty();
@@ -143,51 +143,52 @@ fn restriction(draft: &Draft) -> Option<&'static str> {
     }
 }
 
-fn check_spaces(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
-    // Not where a space was written in a way that could not be read: that is listed already.
+fn check_spaces(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
+    // A space that could not be read is already in the list.
     let misread = |problem: &Problem| {
         problem.path.is_empty() || problem.path == "space" || problem.nearest.as_deref() == Some("space")
     };
     if spaces.is_empty() && !problems.iter().any(misread) {
-        let message = "there is none: name at least one model, [[space]] with model = \"...\"";
-        problems.push(Problem::new(Place::Document, "space", message));
+        let message = "is missing: add at least one [[space]] with model = \"...\"";
+        problems.push(Problem::new(Location::Document, "space", message));
     }
     too_many(spaces, limits::SPACES_MAX, problems);
-    let mut seen = FirstPlace::default();
+    let mut seen = FirstUse::default();
     for entry in spaces {
         if entry.value.model.is_empty() || ["namespace", "role"].iter().any(|field| entry.is_refused(field)) {
             continue;
         }
         let space = &entry.value;
-        let place = entry.place("model");
-        if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &place) {
+        let location = entry.location("model");
+        if let Some(first) = seen.repeats((&space.model, &space.namespace, space.role), &location) {
             let message = format!("space {} is already defined at {first}", describe(space));
             problems.push(entry.problem("model", message));
         }
     }
 }
 
-fn check_memory(spaces: &[Entry<SpaceConfig>], shards: u16, problems: &mut Vec<Problem>) {
+fn check_memory(spaces: &[TableDraft<SpaceConfig>], shards: u16, problems: &mut Vec<Problem>) {
     let min = limits::SHARD_MEMORY_BYTES_MIN * u64::from(shards.max(1));
     for entry in spaces {
         let ceiling = entry.value.memory_bytes_max;
         if (1..min).contains(&ceiling) && !entry.is_refused("memory_bytes_max") {
-            let message =
-                format!("leaves no room for a block: at least {min} with ingest.shards {shards}, or 0 for none");
+            let message = format!(
+                "is too small for a single block: set at least {min} with ingest.shards = {shards}, or 0 for no limit"
+            );
             problems.push(entry.problem("memory_bytes_max", message));
         }
     }
 }
 
-/// `[policy]` with what each space says over it.
+/// `[policy]`, and the policy of each space.
 fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
     let general = &draft.policy.value;
     let mut spaces = Vec::new();
     for (at, space) in draft.spaces.iter().enumerate() {
-        // A space that flags make says nothing over it.
+        // A space made by flags has no [space.policy].
         let own = draft.space_policies.get(at).map_or(&draft.policy, |own| own);
         if own.value.weights.mode == Mode::Approximate && !space.value.approximate && !space.is_refused("approximate") {
-            let message = "must be true where the policy's mode is approximate: nothing would be predicted";
+            let message = "must be true if the policy's mode is approximate; without it nothing is predicted";
             problems.push(space.problem("approximate", message));
         }
         spaces.push(own.value.weights);
@@ -195,39 +196,39 @@ fn policy(draft: &Draft, problems: &mut Vec<Problem>) -> PolicyConfig {
     PolicyConfig { spaces, ..general.clone() }
 }
 
-/// `[shadow]`, whose settings any policy has to take.
+/// `[shadow]`, whose settings must be valid for any policy.
 fn shadow(draft: &Draft, problems: &mut Vec<Problem>) -> ShadowConfig {
     let entry = &draft.shadow;
     if let Err(refused) = policy_with(&Policy::default(), "shadow", &entry.value.policy) {
         problems.extend(refused.list.into_iter().map(|problem| {
-            let Problem { place, path, message, nearest } = problem;
-            entry.problem("policy", format!("{place}: {path}: {message}")).suggest(nearest.as_deref())
+            let Problem { location, path, message, nearest } = problem;
+            entry.problem("policy", format!("{location}: {path}: {message}")).suggest(nearest.as_deref())
         }));
     }
     entry.value.clone()
 }
 
-fn check_approximate(spaces: &[Entry<SpaceConfig>], problems: &mut Vec<Problem>) {
+fn check_approximate(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>) {
     for entry in spaces.iter().filter(|entry| entry.value.approximate) {
         if entry.value.block_size == 0 && !entry.is_refused("block_size") {
-            let message = "needs block_size: workers without events do not show theirs";
+            let message = "needs block_size, because workers without events do not show theirs; set it";
             problems.push(entry.problem("approximate", message));
         }
     }
 }
 
-pub(super) fn too_many<T>(entries: &[Entry<T>], max: usize, problems: &mut Vec<Problem>) {
+pub(super) fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut Vec<Problem>) {
     if let Some(entry) = entries.get(max) {
         let message = format!("there are {}, at most {max} are allowed", entries.len());
         problems.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
     }
 }
 
-/// The space a worker means by whatever it says of model, namespace and role. Where nothing sensible can be
-/// said because another problem is in the way, the error is empty.
+/// The space that a worker's model, namespace and role select. The error is empty if another problem, already listed,
+/// prevents the search.
 pub(super) fn find_space(
-    entry: &Entry<WorkerDraft>,
-    spaces: &[Entry<SpaceConfig>],
+    entry: &TableDraft<WorkerDraft>,
+    spaces: &[TableDraft<SpaceConfig>],
 ) -> Result<SpaceId, Option<Problem>> {
     let draft = &entry.value;
     let unclear = ["model", "namespace", "role"].iter().any(|field| entry.is_refused(field))
@@ -245,19 +246,22 @@ pub(super) fn find_space(
         [(at, _)] => Ok(SpaceId(*at as u32)),
         [] => Err(Some(no_such_space(entry, spaces))),
         [(at, first), rest @ ..] if rest.iter().all(|(_, other)| describe(&other.value) == describe(&first.value)) => {
-            // The same space defined twice: that is the problem, and it is listed where it stands.
+            // The same space is defined twice. The list already has that problem.
             Ok(SpaceId(*at as u32))
         }
         several => {
             let listed: Vec<_> = several.iter().map(|(_, space)| describe(&space.value)).collect();
             let field = if draft.model.is_none() { "model" } else { "namespace" };
-            let message = format!("the worker's space is not clear, it could be {}", listed.join(" or "));
+            let message = format!(
+                "the worker's space is ambiguous, it could be {}; set model, namespace or role",
+                listed.join(" or ")
+            );
             Err(Some(entry.problem(field, message)))
         }
     }
 }
 
-fn no_such_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> Problem {
+fn no_such_space(entry: &TableDraft<WorkerDraft>, spaces: &[TableDraft<SpaceConfig>]) -> Problem {
     let draft = &entry.value;
     if let Some(model) = &draft.model
         && spaces.iter().all(|space| space.value.model != *model)
@@ -265,7 +269,7 @@ fn no_such_space(entry: &Entry<WorkerDraft>, spaces: &[Entry<SpaceConfig>]) -> P
         let near = nearest(model, spaces.iter().map(|space| space.value.model.as_str()));
         return entry.problem("model", format!("no [[space]] has model `{model}`")).suggest(near);
     }
-    let same_model = |space: &&Entry<SpaceConfig>| draft.model.as_ref().is_none_or(|m| *m == space.value.model);
+    let same_model = |space: &&TableDraft<SpaceConfig>| draft.model.as_ref().is_none_or(|m| *m == space.value.model);
     if let Some(namespace) = &draft.namespace {
         let namespaces = || spaces.iter().filter(same_model).map(|space| space.value.namespace.as_str());
         if namespaces().all(|other| other != namespace) {
@@ -285,22 +289,241 @@ fn describe(space: &SpaceConfig) -> String {
     format!("`{}` in {namespace}, role {}", space.model, space.role.name())
 }
 
-/// Where each value was first written.
-pub(super) struct FirstPlace<K>(HashMap<K, Place>);
+/// Where each value was written first.
+pub(super) struct FirstUse<K>(HashMap<K, Location>);
 
-impl<K> Default for FirstPlace<K> {
+impl<K> Default for FirstUse<K> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl<K: Hash + Eq> FirstPlace<K> {
-    /// Where `key` was written before, if it was; else notes that it is written at `place`.
-    pub(super) fn repeats(&mut self, key: K, place: &Place) -> Option<Place> {
+impl<K: Hash + Eq> FirstUse<K> {
+    /// The earlier location of `key`, if there is one. Else notes `location` as its first.
+    pub(super) fn repeats(&mut self, key: K, location: &Location) -> Option<Location> {
         if let Some(first) = self.0.get(&key) {
             return Some(first.clone());
         }
-        self.0.insert(key, place.clone());
+        self.0.insert(key, location.clone());
         None
     }
+}
+
+/// The default weight of a GPU worker. A CPU worker's is 1.
+const GPU_WEIGHT_DEFAULT: f64 = 8.0;
+
+/// The workers of these records. The result is valid only if the call added no problem.
+pub(super) fn workers(
+    entries: &[TableDraft<WorkerDraft>],
+    spaces: &[TableDraft<SpaceConfig>],
+    problems: &mut Vec<Problem>,
+) -> NamedWorkers {
+    too_many(entries, limits::WORKERS_MAX, problems);
+    let mut checks = Checks::default();
+    let mut named = NamedWorkers::default();
+    for entry in entries {
+        checks.record(entry, problems);
+        let worker = worker(entry, spaces, problems);
+        match &entry.value.url {
+            Some(url) => {
+                checks.url(entry, url, problems);
+                named.servers.push(ServerConfig { url: url.clone(), worker });
+            }
+            None => checks.ranks(entry, &worker, &mut named.workers, problems),
+        }
+    }
+    if named.workers.len() > limits::WORKERS_MAX && entries.len() <= limits::WORKERS_MAX {
+        let message = format!(
+            "there are {} workers with all ranks, at most {} are allowed",
+            named.workers.len(),
+            limits::WORKERS_MAX
+        );
+        problems.extend(entries.last().map(|last| Problem::new(last.head.clone(), last.path.clone(), message)));
+    }
+    named
+}
+
+/// Identities and endpoints, of which no two records may share one.
+#[derive(Default)]
+struct Checks {
+    identities: FirstUse<Worker>,
+    endpoints: FirstUse<String>,
+}
+
+impl Checks {
+    /// Checks the fields of one record against each other.
+    fn record(&self, entry: &TableDraft<WorkerDraft>, problems: &mut Vec<Problem>) {
+        let draft = &entry.value;
+        let told_by_url = draft.url.is_some();
+        if told_by_url && draft.load.is_some() {
+            problems.push(entry.problem("load", "cannot be set with url, because the engine at url gives it"));
+        }
+        if entry.written("endpoint").is_none() || told_by_url {
+            let set = [
+                ("endpoint", draft.endpoint.is_some()),
+                ("replay", draft.replay.is_some()),
+                ("topic", !draft.topic.is_empty()),
+                ("ranks", told_by_url && draft.ranks != 1),
+            ];
+            let message = if told_by_url {
+                "cannot be set with url, because the engine at url gives it"
+            } else {
+                "has no effect without endpoint; set endpoint or remove this field"
+            };
+            for (field, _) in set.iter().filter(|(_, is_set)| *is_set) {
+                problems.push(entry.problem(field, message));
+            }
+        }
+        let within = draft.capacity_blocks <= draft.blocks_max;
+        if !within && !entry.is_refused("blocks_max") {
+            let message = format!(
+                "is more than blocks_max = {}, beyond which blocks are refused; raise blocks_max",
+                draft.blocks_max
+            );
+            problems.push(entry.problem("capacity_blocks", message));
+        }
+    }
+
+    fn url(&mut self, entry: &TableDraft<WorkerDraft>, url: &str, problems: &mut Vec<Problem>) {
+        self.identity(entry, Worker::new(entry.value.id, entry.value.dp_rank), problems);
+        self.endpoint(entry, "url", url, problems);
+    }
+
+    /// Adds a worker for each rank.
+    fn ranks(
+        &mut self,
+        entry: &TableDraft<WorkerDraft>,
+        first: &WorkerConfig,
+        into: &mut Vec<WorkerConfig>,
+        problems: &mut Vec<Problem>,
+    ) {
+        for rank in 0..entry.value.ranks.min(limits::WORKERS_MAX as u32) {
+            let Some(worker) = of_rank(first, rank) else {
+                let message = "needs tcp ports up to 65535 and dp_ranks that count up; write one [[worker]] for each rank instead";
+                problems.push(entry.problem("ranks", message));
+                return;
+            };
+            self.identity(entry, worker.worker, problems);
+            if let Some(events) = &worker.events {
+                self.endpoint(entry, "endpoint", &events.endpoint, problems);
+                if let Some(replay) = &events.replay {
+                    self.endpoint(entry, "replay", replay, problems);
+                }
+            }
+            if let Some(load) = &worker.load {
+                self.endpoint(entry, "load", load, problems);
+            }
+            into.push(worker);
+        }
+    }
+
+    fn identity(&mut self, entry: &TableDraft<WorkerDraft>, worker: Worker, problems: &mut Vec<Problem>) {
+        if entry.written("id").is_none() || entry.is_refused("id") || entry.is_refused("dp_rank") {
+            return;
+        }
+        if let Some(first) = self.identities.repeats(worker, &entry.location("id")) {
+            let message = format!("worker {} with dp_rank {} is already defined at {first}", worker.id, worker.rank);
+            problems.push(entry.problem("id", message));
+        }
+    }
+
+    fn endpoint(&mut self, entry: &TableDraft<WorkerDraft>, field: &str, value: &str, problems: &mut Vec<Problem>) {
+        if let Some(first) = self.endpoints.repeats(value.to_ascii_lowercase(), &entry.location(field)) {
+            let message = format!("`{value}` is already used at {first}; every rank needs sockets of its own");
+            problems.push(entry.problem(field, message));
+        }
+    }
+}
+
+/// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
+pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
+    let dp_rank = first.worker.rank.0.checked_add(rank).filter(|rank| *rank < u32::MAX)?;
+    let events = match &first.events {
+        Some(events) => Some(EventSource {
+            endpoint: events.endpoint.of_rank(rank)?,
+            replay: match &events.replay {
+                Some(replay) => Some(replay.of_rank(rank)?),
+                None => None,
+            },
+            topic: events.topic.clone(),
+        }),
+        None => None,
+    };
+    let load = match &first.load {
+        Some(load) => Some(load.of_rank(rank)?),
+        None => None,
+    };
+    let worker = Worker::new(first.worker.id.0, dp_rank);
+    let name = if rank == 0 {
+        first.name.clone()
+    } else if first.name == preset_name(first.worker) {
+        preset_name(worker)
+    } else {
+        format!("{}.{dp_rank}", first.name)
+    };
+    Some(WorkerConfig { worker, name, events, load, ..first.clone() })
+}
+
+/// The name of a worker whose record has none.
+fn preset_name(worker: Worker) -> String {
+    match worker.rank.0 {
+        0 => format!("w{}", worker.id),
+        rank => format!("w{}.{rank}", worker.id),
+    }
+}
+
+fn worker(
+    entry: &TableDraft<WorkerDraft>,
+    spaces: &[TableDraft<SpaceConfig>],
+    problems: &mut Vec<Problem>,
+) -> WorkerConfig {
+    let draft = &entry.value;
+    let space = match find_space(entry, spaces) {
+        Ok(space) => space,
+        Err(problem) => {
+            problems.extend(problem);
+            SpaceId(0)
+        }
+    };
+    let worker = Worker::new(draft.id, draft.dp_rank);
+    let events = draft.endpoint.clone().map(|endpoint| EventSource {
+        endpoint,
+        replay: draft.replay.clone(),
+        topic: draft.topic.clone(),
+    });
+    WorkerConfig {
+        worker,
+        space,
+        name: draft.name.clone().unwrap_or_else(|| preset_name(worker)),
+        events,
+        load: draft.load.clone(),
+        capacity_blocks: draft.capacity_blocks,
+        blocks_max: draft.blocks_max,
+        batched_tokens_max: draft.batched_tokens_max,
+        prefill: prefill(draft),
+        device_class: draft.device,
+        weight: weight(draft),
+        taints: draft.taints.clone(),
+        loras: draft.loras.clone(),
+        state: state(draft),
+    }
+}
+
+pub(super) fn weight(draft: &WorkerDraft) -> f64 {
+    draft.weight.unwrap_or(match draft.device {
+        DeviceClass::Gpu => GPU_WEIGHT_DEFAULT,
+        DeviceClass::Cpu => 1.0,
+    })
+}
+
+pub(super) fn prefill(draft: &WorkerDraft) -> PrefillFigures {
+    PrefillFigures {
+        base_ns: draft.prefill_base_us.map(|us| us * 1000),
+        token_ns: draft.prefill_token_ns,
+        cached_token_ns: draft.prefill_cached_token_ns,
+    }
+}
+
+pub(super) const fn state(draft: &WorkerDraft) -> WorkerState {
+    if draft.draining { WorkerState::Draining } else { WorkerState::Joining }
 }

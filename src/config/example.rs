@@ -1,18 +1,17 @@
-//! The field table as a file: every field with its default, bounds and meaning.
+//! The example file: the field table as a configuration, each field with its default, bounds and description.
 
 use std::fmt::Write as _;
 
 use super::field::{Field, Preset, Section};
 use super::fields;
 
-/// What holds for every field.
 const HEAD: &str = "\
-# kvrouted: every field, with its default. A change takes effect at the next start; where it says `Reload: yes`
-# also when the daemon gets SIGHUP.
+# kvrouted: every field, with its default. A change takes effect at the next start. A change of a field with
+# `Reload: yes` also takes effect when the daemon gets SIGHUP.
 ";
 
-/// A configuration file that says nothing but the defaults, each with its documentation; fields without a
-/// default are comments with an example.
+/// A configuration file with every field at its default and its documentation. Fields without a default are comments
+/// with an example value.
 #[must_use]
 pub fn example() -> String {
     let mut text = String::from(HEAD);
@@ -34,7 +33,7 @@ pub fn example() -> String {
     text
 }
 
-/// A value as TOML writes it.
+/// A default or example value in TOML.
 pub(super) fn render<T>(field: &Field<T>, value: &str) -> String {
     match field.kind {
         _ if field.kind.is_quoted() => format!("\"{value}\""),
@@ -49,11 +48,11 @@ pub(super) fn render<T>(field: &Field<T>, value: &str) -> String {
 fn section<T>(text: &mut String, section: &Section<T>) {
     let (open, close) = if section.repeated { ("[[", "]]") } else { ("[", "]") };
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "\n# {}\n{open}{}{close}", section.doc, section.name);
+    let _ = writeln!(text, "\n{}\n{open}{}{close}", comment(section.doc), section.name);
     for field in section.fields {
-        let _ = writeln!(text, "# {}", field.doc);
+        let _ = writeln!(text, "{}", comment(field.doc));
         let unit = if field.unit.is_empty() { String::new() } else { format!("Unit: {}. ", field.unit) };
-        let reload = if section.reloads(field.name) { " Reload: yes." } else { "" };
+        let reload = if field.is_live() { " Reload: yes." } else { "" };
         let _ = writeln!(text, "# {unit}Values: {}.{reload}", field.kind.bounds());
         let _ = match field.preset {
             Preset::Value(value) => writeln!(text, "{} = {}", field.name, render(field, value)),
@@ -61,4 +60,9 @@ fn section<T>(text: &mut String, section: &Section<T>) {
             Preset::Absent(value) => writeln!(text, "# {} = {}", field.name, render(field, value)),
         };
     }
+}
+
+/// A description as comment lines.
+fn comment(doc: &str) -> String {
+    format!("# {}", doc.replace('\n', "\n# "))
 }

@@ -1,19 +1,19 @@
-//! What the field table is made of: a field knows its name, unit, default, bounds, words and place.
+//! A field of the field table: name, unit, default, kind with bounds, reload, and documentation. A kind also parses values.
 
 use super::problem::nearest;
 
-/// What a field has when nobody sets it, as it would be written on the command line.
+/// The value of a field that is not set, written as on the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Preset {
-    /// This value.
+    /// A default.
     Value(&'static str),
-    /// Nothing: it must be set, as in this example.
+    /// None: the field must be set. With an example.
     Required(&'static str),
-    /// Nothing, and that means something; an example of a value.
+    /// None: an absent field has a meaning of its own. With an example.
     Absent(&'static str),
 }
 
-/// A field's type with its bounds, and where an accepted value goes.
+/// A field's type and bounds, and the function that stores an accepted value.
 pub(super) enum Kind<T> {
     Integer { min: u64, max: u64, set: fn(&mut T, u64) },
     Number { min: f64, max: f64, set: fn(&mut T, f64) },
@@ -21,38 +21,42 @@ pub(super) enum Kind<T> {
     Choice { names: &'static [&'static str], set: fn(&mut T, usize) },
     Text { bytes_min: usize, bytes_max: usize, set: fn(&mut T, &str) },
     List { items_max: usize, bytes_max: usize, set: fn(&mut T, Vec<String>) },
-    Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), Fault> },
+    Parsed { what: &'static str, set: fn(&mut T, &str) -> Result<(), ValueError> },
 }
 
-/// One field.
+/// One field of a table.
 pub(super) struct Field<T: 'static> {
     pub(super) name: &'static str,
-    /// What it counts in; empty where that means nothing.
+    /// The unit of its value; empty if it has none.
     pub(super) unit: &'static str,
     pub(super) preset: Preset,
     pub(super) kind: Kind<T>,
-    /// What it is, and what follows from it.
+    pub(super) reload: Reload<T>,
+    /// For operators: what the field does, and what follows from its value.
     pub(super) doc: &'static str,
 }
 
-/// Which fields of a table are taken over when the file is read again while the daemon runs.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Reload {
-    /// None: a change waits for the next start.
-    Never,
-    /// All of them.
-    Always,
-    /// These.
-    Only(&'static [&'static str]),
-    /// All but these.
-    AllBut(&'static [&'static str]),
+/// When a changed field takes effect.
+pub(super) enum Reload<T> {
+    /// When a running daemon reads the file again, on SIGHUP.
+    Live,
+    /// At the next start. `path` is `table.field`; `differs` compares the field in two configurations.
+    Restart { path: &'static str, differs: fn(&T, &T) -> bool },
+    /// At the next start. No single field of the table is compared: see `reload`.
+    AtStart,
 }
 
-/// One table of the document, and all its fields.
+impl<T> Field<T> {
+    /// Whether a running daemon takes over a change of the field.
+    pub(super) const fn is_live(&self) -> bool {
+        matches!(self.reload, Reload::Live)
+    }
+}
+
+/// One table of the document and its fields.
 pub(super) struct Section<T: 'static> {
     pub(super) name: &'static str,
-    pub(super) reload: Reload,
-    /// Whether it is written `[[name]]`, once for each.
+    /// Whether its header is `[[name]]` and may occur several times.
     pub(super) repeated: bool,
     pub(super) doc: &'static str,
     pub(super) fields: &'static [Field<T>],
@@ -63,29 +67,19 @@ impl<T> Section<T> {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// Whether a change of a field is taken over without a restart.
-    pub(super) fn reloads(&self, field: &str) -> bool {
-        match self.reload {
-            Reload::Never => false,
-            Reload::Always => true,
-            Reload::Only(fields) => fields.contains(&field),
-            Reload::AllBut(fields) => !fields.contains(&field),
-        }
-    }
-
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.fields.iter().map(|field| field.name)
     }
 }
 
-/// Why a value was not accepted.
+/// Why a value was refused.
 #[derive(Debug, PartialEq)]
-pub(super) struct Fault {
+pub(super) struct ValueError {
     pub(super) message: String,
     pub(super) nearest: Option<String>,
 }
 
-impl Fault {
+impl ValueError {
     pub(super) fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), nearest: None }
     }
@@ -95,7 +89,7 @@ impl Fault {
     }
 }
 
-/// A value as it was written, before a field has looked at it.
+/// A value as written, before a field has checked it.
 #[derive(Debug)]
 pub(super) enum Written<'a> {
     Integer(i64),
@@ -103,7 +97,7 @@ pub(super) enum Written<'a> {
     Flag(bool),
     Text(&'a str),
     List(Vec<String>),
-    /// Anything a field cannot be: the name of its type.
+    /// A type that no field has, by name.
     Other(&'static str),
 }
 
@@ -137,7 +131,7 @@ impl<T> Kind<T> {
         matches!(self, Self::Choice { .. } | Self::Text { .. } | Self::Parsed { .. })
     }
 
-    /// The bounds in words, for people.
+    /// The bounds in words.
     pub(super) fn bounds(&self) -> String {
         match self {
             Self::Integer { min, max, .. } => format!("{min} to {max}"),
@@ -151,14 +145,14 @@ impl<T> Kind<T> {
         }
     }
 
-    /// Sets the field to what the document says.
-    pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), Fault> {
+    /// Sets the field to the document's value.
+    pub(super) fn set(&self, target: &mut T, written: Written<'_>) -> Result<(), ValueError> {
         match (self, written) {
             (Self::Integer { set, .. }, Written::Integer(value)) => {
                 let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
                 set(target, value.ok_or_else(|| self.out_of_bounds())?);
             }
-            // TOML's integers end at 2^63-1; identities and seeds do not. Beyond it they are quoted.
+            // TOML's integers end at 2^63-1, identities and seeds at 2^64-1. Larger ones are written in quotes.
             (Self::Integer { max, .. }, Written::Text(text)) if *max > i64::MAX as u64 => {
                 return self.set_text(target, text);
             }
@@ -170,22 +164,22 @@ impl<T> Kind<T> {
             }
             (Self::List { .. }, Written::List(items)) => self.set_list(target, items)?,
             (Self::Integer { .. } | Self::Number { .. } | Self::Flag { .. }, Written::Text(text)) => {
-                // Suggest the bare value only if it would have been accepted.
+                // Suggest the value without quotes only if it is valid.
                 let bare = self.set_text(target, text).is_ok().then_some(text);
-                return Err(Fault::near(format!("expected {}, found a string", self.expected()), bare));
+                return Err(ValueError::near(format!("expected {}, found a string", self.expected()), bare));
             }
             (_, written) => {
-                return Err(Fault::new(format!("expected {}, found {}", self.expected(), written.type_name())));
+                return Err(ValueError::new(format!("expected {}, found {}", self.expected(), written.type_name())));
             }
         }
         Ok(())
     }
 
-    /// Sets the field to a value as a default or a flag says it: without quotes, lists joined by `+`.
-    pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), Fault> {
+    /// Sets the field to the value of a default or a flag: without quotes, lists joined by `+`.
+    pub(super) fn set_text(&self, target: &mut T, text: &str) -> Result<(), ValueError> {
         match self {
             Self::Integer { set, .. } => {
-                // Wider than any field, so that what is an integer and does not fit is told its bounds.
+                // Wider than any field, so that an integer that is too large gets the message with the bounds.
                 let value: i128 = text.parse().map_err(|_| self.not_a(text))?;
                 let value = u64::try_from(value).ok().and_then(|value| self.integer_in_bounds(value));
                 set(target, value.ok_or_else(|| self.out_of_bounds())?);
@@ -196,15 +190,15 @@ impl<T> Kind<T> {
                 Some(at) => set(target, at),
                 None => {
                     let near = nearest(text, names.iter().copied());
-                    return Err(Fault::near(format!("`{text}` is none of {}", names.join(", ")), near));
+                    return Err(ValueError::near(format!("`{text}` is none of {}", names.join(", ")), near));
                 }
             },
             Self::Text { bytes_min, bytes_max, set } => {
                 if text.len() < *bytes_min {
-                    return Err(Fault::new("must not be empty"));
+                    return Err(ValueError::new("must not be empty"));
                 }
                 if text.len() > *bytes_max {
-                    return Err(Fault::new(format!("is {} bytes, at most {bytes_max} are allowed", text.len())));
+                    return Err(ValueError::new(format!("is {} bytes, at most {bytes_max} are allowed", text.len())));
                 }
                 set(target, text);
             }
@@ -216,22 +210,22 @@ impl<T> Kind<T> {
         Ok(())
     }
 
-    fn set_number(&self, target: &mut T, value: f64) -> Result<(), Fault> {
+    fn set_number(&self, target: &mut T, value: f64) -> Result<(), ValueError> {
         match self {
-            // NaN is in no range.
+            // No range contains NaN.
             Self::Number { min, max, set } if (*min..=*max).contains(&value) => set(target, value),
             _ => return Err(self.out_of_bounds()),
         }
         Ok(())
     }
 
-    fn set_list(&self, target: &mut T, items: Vec<String>) -> Result<(), Fault> {
+    fn set_list(&self, target: &mut T, items: Vec<String>) -> Result<(), ValueError> {
         let Self::List { items_max, bytes_max, set } = self else { return Ok(()) };
         if items.len() > *items_max {
-            return Err(Fault::new(format!("has {} entries, at most {items_max} are allowed", items.len())));
+            return Err(ValueError::new(format!("has {} entries, at most {items_max} are allowed", items.len())));
         }
         if let Some(item) = items.iter().find(|item| item.is_empty() || item.len() > *bytes_max) {
-            return Err(Fault::new(format!("an entry must have 1 to {bytes_max} bytes, one has {}", item.len())));
+            return Err(ValueError::new(format!("an entry must have 1 to {bytes_max} bytes, one has {}", item.len())));
         }
         set(target, items);
         Ok(())
@@ -244,11 +238,11 @@ impl<T> Kind<T> {
         }
     }
 
-    fn out_of_bounds(&self) -> Fault {
-        Fault::new(format!("out of range, must be {}", self.bounds()))
+    fn out_of_bounds(&self) -> ValueError {
+        ValueError::new(format!("out of range, must be {}", self.bounds()))
     }
 
-    fn not_a(&self, text: &str) -> Fault {
-        Fault::new(format!("expected {}, found `{text}`", self.expected()))
+    fn not_a(&self, text: &str) -> ValueError {
+        ValueError::new(format!("expected {}, found `{text}`", self.expected()))
     }
 }

@@ -1,31 +1,48 @@
-//! The field table: every field's name, unit, default, bounds, meaning and place. The example file, the
-//! suggestions, the checks and the defaults of [`Config`](super::Config) are all read from here.
+//! The field table: every field's name, unit, default, bounds, description, and whether a running daemon takes over a
+//! change. The example file, suggestions, checks, defaults and the list of fields that need a restart all come from here.
 
-mod access;
-mod admin;
+/// A field that waits for the next start: its table and its name, as in the file and in [`Config`](super::Config), then
+/// unit, default, kind and description.
+macro_rules! restart {
+    ($table:ident.$name:ident, $unit:expr, $preset:expr, $kind:expr, $doc:expr $(,)?) => {
+        $crate::config::field::Field {
+            name: stringify!($name),
+            unit: $unit,
+            preset: $preset,
+            kind: $kind,
+            reload: $crate::config::field::Reload::Restart {
+                path: concat!(stringify!($table), ".", stringify!($name)),
+                differs: |was, is| was.$name != is.$name,
+            },
+            doc: $doc,
+        }
+    };
+}
+
 mod daemon;
 mod fleet;
-mod http;
-mod journal;
 mod policy;
-mod relay;
+mod serving;
 
-use super::field::{Field, Kind, Preset};
+use super::field::{Field, Kind, Preset, Reload};
 
-pub(super) use admin::{ADMIN, ADMIN_SOCKET_MODE_PRESET};
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, LOG, METRICS, SERVE, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
-pub(super) use http::HTTP;
-pub(super) use journal::{JOURNAL, SHADOW};
 pub(super) use policy::POLICY;
-pub(super) use relay::RELAY;
+pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
 
-const fn field<T>(
+/// A field that a running daemon takes over.
+const fn live<T>(name: &'static str, unit: &'static str, preset: Preset, kind: Kind<T>, doc: &'static str) -> Field<T> {
+    Field { name, unit, preset, kind, reload: Reload::Live, doc }
+}
+
+/// A field of a table that the daemon compares as a whole, or not at all.
+const fn at_start<T>(
     name: &'static str,
     unit: &'static str,
     preset: Preset,
     kind: Kind<T>,
     doc: &'static str,
 ) -> Field<T> {
-    Field { name, unit, preset, kind, doc }
+    Field { name, unit, preset, kind, reload: Reload::AtStart, doc }
 }

@@ -1,20 +1,22 @@
-//! From a file, from flags, or from both: flags win.
+//! Loads the configuration from a file, from flags, or from both: flags win. Also applies `field=value` settings to a
+//! policy.
 
 use std::path::{Path, PathBuf};
 
 use super::check;
+use super::document::{self, Draft, TableDraft};
 use super::field::Section;
 use super::fields::{self, WorkerDraft};
-use super::problem::{Place, Problem, Problems};
-use super::walk::{self, Draft, Entry};
+use super::problem::{Location, Problem, Problems};
 use super::{Config, SpaceConfig};
+use crate::route::{Mode, Policy};
 
-/// One field set on the command line.
+/// One field set by a flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The flag, as written: `--socket`.
     pub flag: &'static str,
-    /// The table the field is in: `serve`, or `space` for the one space that flags can make.
+    /// The field's table: `serve` and so on, or `space` for the one space that flags can make.
     pub section: &'static str,
     /// The field's name in that table.
     pub field: &'static str,
@@ -22,19 +24,19 @@ pub struct Setting {
     pub text: String,
 }
 
-/// What the command line says about the configuration.
+/// The configuration fields that the command line sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Single fields.
     pub settings: Vec<Setting>,
-    /// Workers, each `field=value,field=value` with the fields of a `[[worker]]`; lists are joined by `+`.
+    /// Workers, each `field=value,field=value` with the fields of `[[worker]]`; lists are joined by `+`.
     pub workers: Vec<String>,
 }
 
-/// Reads a configuration from a file, if one is named, and from flags.
+/// Reads a configuration from a file, if there is one, and from flags.
 ///
 /// # Errors
-/// Everything that is wrong with them, in the order of the lines.
+/// Every problem, in the order of the lines.
 pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
     let Some(path) = path else {
         return finish("command line", Some(Draft::preset()), Vec::new(), flags);
@@ -46,11 +48,11 @@ pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = before.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
             let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u32 + 1;
-            let problem = Problem::new(Place::Line { line, column }, "", "syntax: the file is not UTF-8");
+            let problem = Problem::new(Location::Line { line, column }, "", "syntax: the file is not UTF-8");
             Err(Problems { source, list: vec![problem] })
         }
         Err(error) => {
-            let problem = Problem::new(Place::Document, "", format!("cannot be read: {error}"));
+            let problem = Problem::new(Location::Document, "", format!("cannot be read: {error}"));
             Err(Problems { source, list: vec![problem] })
         }
     }
@@ -59,16 +61,16 @@ pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
 /// Reads a configuration from the text of a file and from flags. `source` names the file in problems.
 ///
 /// # Errors
-/// Everything that is wrong with them, in the order of the lines.
+/// Every problem, in the order of the lines.
 pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
     let mut problems = Vec::new();
-    let draft = walk::read(text, &mut problems);
+    let draft = document::read(text, &mut problems);
     finish(source, draft, problems, flags)
 }
 
-/// Where a daemon serves that was not told a socket, and where clients look for one.
+/// The default socket, of the daemon and of its clients.
 #[must_use]
-pub fn socket_default() -> PathBuf {
+pub(crate) fn socket_default() -> PathBuf {
     Draft::preset().serve.value.socket
 }
 
@@ -80,14 +82,14 @@ fn finish(source: &str, draft: Option<Draft>, mut problems: Vec<Problem>, flags:
     match config {
         Some(config) if problems.is_empty() => Ok(config),
         _ => {
-            problems.sort_by(|a, b| a.place.cmp(&b.place));
+            problems.sort_by(|a, b| a.location.cmp(&b.location));
             Err(Problems { source: source.to_owned(), list: problems })
         }
     }
 }
 
 fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
-    let mut space: Option<Entry<SpaceConfig>> = None;
+    let mut space: Option<TableDraft<SpaceConfig>> = None;
     for setting in &flags.settings {
         match setting.section {
             "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
@@ -106,13 +108,13 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "space" => {
                 let entry = space.get_or_insert_with(|| {
                     let path = format!("space[{}]", draft.spaces.len());
-                    Entry::preset(&fields::SPACE, path, Place::Flag(setting.flag.to_owned()))
+                    TableDraft::preset(&fields::SPACE, path, Location::Flag(setting.flag.to_owned()))
                 });
                 apply(&fields::SPACE, entry, setting, problems);
             }
             other => {
-                let place = Place::Flag(setting.flag.to_owned());
-                problems.push(Problem::new(place, format!("{other}.{}", setting.field), "unknown table"));
+                let location = Location::Flag(setting.flag.to_owned());
+                problems.push(Problem::new(location, format!("{other}.{}", setting.field), "unknown table"));
             }
         }
     }
@@ -126,44 +128,102 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
     }
 }
 
-fn apply<T>(section: &Section<T>, entry: &mut Entry<T>, setting: &Setting, problems: &mut Vec<Problem>) {
-    let place = Place::Flag(setting.flag.to_owned());
-    set(section, entry, setting.field, &setting.text, place, problems);
+fn apply<T>(section: &Section<T>, entry: &mut TableDraft<T>, setting: &Setting, problems: &mut Vec<Problem>) {
+    let location = Location::Flag(setting.flag.to_owned());
+    set(section, entry, setting.field, &setting.text, location, problems);
 }
 
 pub(super) fn set<T>(
     section: &Section<T>,
-    entry: &mut Entry<T>,
+    entry: &mut TableDraft<T>,
     name: &str,
     text: &str,
-    place: Place,
+    location: Location,
     problems: &mut Vec<Problem>,
 ) {
     match section.field(name) {
         Some(field) => {
             let outcome = field.kind.set_text(&mut entry.value, text);
-            entry.note(field, place, outcome, problems);
+            entry.note(field, location, outcome, problems);
         }
-        None => problems.push(walk::unknown_field(section, &entry.path, name, place)),
+        None => problems.push(document::unknown_field(section, &entry.path, name, location)),
     }
 }
 
 /// Reads one `--worker id=1,endpoint=tcp://host:port`.
-fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> Entry<WorkerDraft> {
-    let place = Place::Flag(format!("--worker {text}"));
-    let mut entry = Entry::preset(&fields::WORKER, format!("worker[{at}]"), place.clone());
+fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
+    let location = Location::Flag(format!("--worker {text}"));
+    let mut entry = TableDraft::preset(&fields::WORKER, format!("worker[{at}]"), location.clone());
     for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
         let Some((name, value)) = pair.split_once('=') else {
-            problems.push(Problem::new(place.clone(), entry.path_of(pair.trim()), "expected field=value"));
+            problems.push(Problem::new(location.clone(), entry.path_of(pair.trim()), "expected field=value"));
             continue;
         };
         let name = name.trim();
         if entry.written(name).is_some() {
-            problems.push(Problem::new(place.clone(), entry.path_of(name), "is said twice"));
+            problems.push(Problem::new(location.clone(), entry.path_of(name), "is set twice"));
             continue;
         }
-        set(&fields::WORKER, &mut entry, name, value.trim(), place.clone(), problems);
+        set(&fields::WORKER, &mut entry, name, value.trim(), location.clone(), problems);
     }
     entry.note_missing(&fields::WORKER, problems);
     entry
+}
+
+/// `base` with settings over it, each `field=value` with a field of `[policy]`. `source` names the settings in problems.
+///
+/// # Errors
+/// Every problem with the settings.
+pub(crate) fn policy_with(base: &Policy, source: &str, settings: &[impl AsRef<str>]) -> Result<Policy, Problems> {
+    let mut problems = Vec::new();
+    let mut entry = TableDraft::preset(&fields::POLICY, "policy".to_owned(), Location::Document);
+    entry.value.weights = *base;
+    for setting in settings {
+        let setting = setting.as_ref();
+        let location = Location::Flag(setting.to_owned());
+        match setting.split_once('=') {
+            None => problems.push(Problem::new(location, "policy", "expected field=value")),
+            Some(("seed", _)) => {
+                problems.push(Problem::new(
+                    location,
+                    "policy.seed",
+                    "is the same for all policies; set it in [policy]",
+                ));
+            }
+            Some((name, value)) => {
+                set(&fields::POLICY, &mut entry, name.trim(), value.trim(), location.clone(), &mut problems);
+                if name.trim() == "mode" && entry.value.weights.mode == Mode::Approximate {
+                    let message = "approximate needs the predictions of its own decisions, which recorded decisions do not have; use another mode";
+                    problems.push(Problem::new(location, "policy.mode", message));
+                }
+            }
+        }
+    }
+    match problems.is_empty() {
+        true => Ok(entry.value.weights),
+        false => Err(Problems { source: source.to_owned(), list: problems }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_replace_fields_of_the_base_policy() {
+        let base = Policy { device_credit: 2.0, credit_decay: 0.5, ..Policy::default() };
+        let policy = policy_with(&base, "t", &["device_credit = 0.25", "track_active_blocks=false"]).unwrap();
+        assert_eq!(policy, Policy { device_credit: 0.25, track_active_blocks: false, ..base });
+        assert_eq!(policy_with(&base, "t", &[""; 0]).unwrap(), base);
+    }
+
+    #[test]
+    fn every_wrong_setting_is_named() {
+        let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing", "mode=approximate"];
+        let problems = policy_with(&Policy::default(), "t", &wrong).unwrap_err();
+        assert_eq!(problems.list.len(), wrong.len(), "{problems}");
+        let approximate = Policy { mode: Mode::Approximate, ..Policy::default() };
+        assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "the base policy's mode is not checked");
+        assert_eq!(problems.list[0].nearest.as_deref(), Some("device_credit"));
+    }
 }

@@ -1,24 +1,19 @@
-//! The daemon's configuration: one TOML file, a default for every field, two steps.
+//! The daemon's configuration: one TOML file, with a default for every field.
 //!
-//! The first step reads the document (or the flags that stand in for one) into a draft, guided by one
-//! table of fields (`fields`) that also holds every default, bound, unit and description; the second
-//! checks the draft as a whole and makes the [`Config`] the daemon runs on. Both steps list everything they
-//! find wrong before anything is refused.
+//! The first step (`document`) reads the file, or the flags that replace one, into a draft. The table of fields
+//! (`fields`) guides it and holds every default, bound, unit and description. The second step (`check`) checks the draft
+//! as a whole and makes the [`Config`] on which the daemon runs. Both steps list every problem that they find.
 
-mod access;
 mod check;
-mod endpoint;
+mod document;
 mod example;
 mod field;
 mod fields;
-mod hosts;
 mod load;
-mod named;
 mod problem;
 mod reload;
-mod settings;
-mod walk;
-mod workers;
+mod values;
+mod worker_files;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -30,155 +25,153 @@ use crate::load::{PrefillFigures, PrefillModel};
 
 use crate::route::Policy;
 
-pub use access::{AccessConfig, AdminConfig};
-pub use check::admin_socket_beside;
 pub use example::example;
-pub use hosts::HostRule;
-pub use load::{Flags, Setting, load, parse, socket_default};
-pub use named::{FileFormat, WorkerPatch, parse_worker, parse_workers, rank_of};
-pub use problem::{Place, Problem, Problems, nearest};
-pub use settings::policy_with;
+pub use load::{Flags, Setting, load, parse};
+pub(crate) use load::{policy_with, socket_default};
+pub use problem::{Location, Problem, Problems};
+pub(crate) use values::HostRule;
+pub use worker_files::{FileFormat, parse_workers};
+pub(crate) use worker_files::{WorkerPatch, parse_worker, rank_of};
 
-/// Everything the daemon is told at its start, validated.
+/// The validated configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// How gateways reach the daemon.
+    /// `[serve]`.
     pub serve: ServeConfig,
-    /// Who may administer.
+    /// `[admin]`.
     pub admin: AdminConfig,
-    /// The metrics page.
+    /// `[metrics]`.
     pub metrics: MetricsConfig,
-    /// The HTTP port.
+    /// `[http]`.
     pub http: HttpConfig,
-    /// The log.
+    /// `[log]`.
     pub log: LogConfig,
-    /// How events are taken in.
+    /// `[ingest]`.
     pub ingest: IngestConfig,
-    /// How long bookings live.
+    /// `[booking]`.
     pub booking: BookingConfig,
-    /// What a restart need not forget.
+    /// `[snapshot]`.
     pub snapshot: SnapshotConfig,
-    /// What is kept of decisions.
+    /// `[journal]`.
     pub journal: JournalConfig,
-    /// What judges decisions beside the policy.
+    /// `[shadow]`.
     pub shadow: ShadowConfig,
-    /// How workers are chosen.
+    /// `[policy]`.
     pub policy: PolicyConfig,
-    /// The spaces; a [`SpaceId`] is a place in this list.
+    /// The spaces. A [`SpaceId`] is an index of this list.
     pub spaces: Vec<SpaceConfig>,
-    /// Workers that come and go with files.
+    /// `[discovery]`.
     pub discovery: DiscoveryConfig,
-    /// What a relay does; the daemon does not look at it.
+    /// `[relay]`. Only a relay reads it.
     pub relay: RelayConfig,
-    /// The workers, in the order they were named, a record of several ranks as several.
+    /// The workers in the order of the file. A record of several ranks is several workers.
     pub workers: Vec<WorkerConfig>,
-    /// The workers that are named by their engine's URL.
+    /// The workers named by their engine's URL.
     pub servers: Vec<ServerConfig>,
 }
 
-/// `[relay]`: where a relay says once more what its one worker says.
+/// `[relay]`: where a relay publishes its worker's events again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RelayConfig {
-    /// Where it publishes, to be bound.
+    /// The endpoint to bind for events.
     pub endpoint: String,
-    /// Where it replays, to be bound.
+    /// The endpoint to bind for replays.
     pub replay: String,
-    /// How long it may say nothing, milliseconds.
+    /// Interval of heartbeats without events, milliseconds.
     pub heartbeat_ms: u64,
     /// Batches kept for replays.
     pub buffer_batches_max: usize,
-    /// Bytes of those batches.
+    /// Bytes of batches kept for replays.
     pub buffer_bytes_max: usize,
 }
 
-/// `[discovery]`: workers that come and go with files.
+/// `[discovery]`: files of workers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiscoveryConfig {
-    /// A file of workers or a folder of such files; `None` = none.
+    /// A file of workers, or a folder of such files; `None` = none.
     pub path: Option<PathBuf>,
-    /// How long the workers of a file that has gone stay, milliseconds.
+    /// How long the workers of a deleted file stay, milliseconds.
     pub grace_ms: u64,
-    /// How often the files are looked at even if nothing tells of a change, milliseconds.
+    /// How often the files are checked without a change notification, milliseconds.
     pub rescan_ms: u64,
 }
 
-/// The workers that one source names.
+/// The workers of one source.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Named {
-    /// By what they publish.
+pub struct NamedWorkers {
+    /// Workers named by their endpoints, or without any.
     pub workers: Vec<WorkerConfig>,
-    /// By their engine's URL.
+    /// Workers named by their engine's URL.
     pub servers: Vec<ServerConfig>,
 }
 
-/// An engine that says itself where its ranks publish.
+/// An engine named by its URL. Its HTTP server says where its ranks publish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     /// `http://host:port`.
     pub url: String,
-    /// Its first rank, as far as it is known without asking.
+    /// The first rank, as far as the record describes it.
     pub worker: WorkerConfig,
 }
 
-/// Which interface to the kernel carries the connections.
+/// The kernel interface for connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoEngine {
-    /// What costs least: epoll.
+pub enum IoSetting {
+    /// The cheapest one: epoll.
     #[default]
     Auto,
-    /// io_uring or nothing.
+    /// io_uring; without it the daemon does not start.
     Uring,
     /// epoll.
     Epoll,
 }
 
-impl IoEngine {
+impl IoSetting {
     /// The names used in the configuration and on the command line.
     pub const NAMES: [&'static str; 3] = ["auto", "uring", "epoll"];
 }
 
-/// `[serve]`: how gateways reach the daemon. The units are the names'; the field table says what follows
-/// from each value.
+/// `[serve]`: how gateways reach the daemon. The names end in units. The field table describes each field.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServeConfig {
-    /// Where gateways connect.
+    /// The Unix socket for gateways.
     pub socket: PathBuf,
-    /// Where administration is answered.
+    /// The Unix socket for administration.
     pub admin_socket: PathBuf,
     /// Permission bits of the routing socket.
     pub socket_mode: u32,
-    /// Who may route, beside what those bits say.
+    /// Users and groups who may route, if restricted further.
     pub access: AccessConfig,
-    /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
+    /// Time for hello and for the rest of a frame, milliseconds; 0 = no limit.
     pub frame_timeout_ms: u64,
-    /// Which kernel interface carries the connections.
-    pub io: IoEngine,
-    /// Serving threads; 0 = as [`ServeConfig::core_count`] says.
+    /// The kernel interface for connections.
+    pub io: IoSetting,
+    /// Serving threads; 0 = see [`ServeConfig::core_count`].
     pub cores: u16,
-    /// Keep each serving thread on one processor.
+    /// Whether each serving thread is pinned to one processor.
     pub pin: bool,
     /// Largest request body answered, bytes.
     pub frame_body_bytes_max: u32,
-    /// How long a serving thread looks for requests before it sleeps, microseconds; 0 = not at all.
+    /// How long a serving thread busy-polls before it sleeps, microseconds; 0 = never.
     pub spin_us_max: u32,
-    /// How long a gateway may leave its replies unread, milliseconds; 0 = for ever.
+    /// How long a gateway may leave its replies unread, milliseconds; 0 = no limit.
     pub unread_ms_max: u64,
-    /// Lanes that may be open; 0 = none.
+    /// Most shm lanes at once; 0 = none.
     pub lanes_max: usize,
-    /// Largest ring of a lane, bytes.
+    /// Largest ring of a shm lane, bytes.
     pub lane_ring_bytes_max: u32,
-    /// How much of what there is for all the processes of one user may take, percent.
+    /// Share of a shared resource that the processes of one user may take, percent.
     pub user_share_percent: u8,
-    /// How long a stop waits for replies under way, milliseconds.
+    /// How long a stopping daemon waits for pending replies, milliseconds.
     pub drain_ms_max: u64,
 }
 
-/// Serving threads are not multiplied beyond this unless the configuration names a number.
+/// Most serving threads unless the configuration sets a number.
 const CORES_DEFAULT_MAX: usize = 8;
 
 impl ServeConfig {
-    /// How many serving threads to start where `cpus` processors may be used and `shards` ingest threads
-    /// run: the configured number, else what the shards leave, from 1 to 8.
+    /// The number of serving threads on `cpus` processors with `shards` ingest threads: the configured number, else
+    /// the processors that the shards leave, from 1 to 8.
     #[must_use]
     pub fn core_count(&self, cpus: usize, shards: usize) -> usize {
         match self.cores {
@@ -188,32 +181,51 @@ impl ServeConfig {
     }
 }
 
+/// Users who may connect to a socket, besides the mode of its file. If both lists are empty, only the mode counts. Else
+/// one of them must list the peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// Users, by number or name.
+    pub uids: Vec<String>,
+    /// Groups, by number or name. A peer's own group counts, and its supplementary groups.
+    pub gids: Vec<String>,
+}
+
+/// `[admin]`: access to the admin socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Permission bits of the admin socket.
+    pub socket_mode: u32,
+    /// Users and groups who may administer, if restricted further.
+    pub access: AccessConfig,
+}
+
 /// `[metrics]`: the metrics page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsConfig {
-    /// TCP port on the loopback interface; 0 = none.
+    /// The TCP port on the loopback interface; 0 = none.
     pub port: u16,
-    /// Names by which it may be asked, beside IP addresses and `localhost`; `*` = by any.
+    /// Host names that requests may use, besides IP addresses and `localhost`; `*` = any.
     pub hosts: Vec<String>,
 }
 
 /// `[http]`: the HTTP port, for clients of Dynamo's standalone indexer and selection service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpConfig {
-    /// TCP port; 0 = none.
+    /// The TCP port; 0 = none.
     pub port: u16,
-    /// The address it is bound to.
+    /// The address to bind.
     pub listen: IpAddr,
-    /// Whether workers may be registered, removed and dumped by it, by whoever reaches it: it knows nobody's name.
+    /// Whether every client may register, remove and dump workers. The port cannot tell clients apart.
     pub administer: bool,
-    /// Names by which it may be asked, beside IP addresses and `localhost`; `*` = by any.
+    /// Host names that requests may use, besides IP addresses and `localhost`; `*` = any.
     pub hosts: Vec<String>,
-    /// Where a worker that is registered by it may publish, each a [`HostRule`]. Empty = anywhere where the caller is on
-    /// the loopback interface, else at the caller's own address.
+    /// Allowed hosts of registered workers' endpoints, each a [`HostRule`]. Empty = any host for a caller on the loopback
+    /// interface, else the caller's own address.
     pub worker_hosts: Vec<String>,
     /// Largest request body answered, bytes.
     pub body_bytes_max: u64,
-    /// How long the dump of one worker may take, milliseconds.
+    /// Time for the dump of one worker, milliseconds.
     pub dump_worker_ms_max: u64,
 }
 
@@ -224,74 +236,74 @@ impl Default for HttpConfig {
     }
 }
 
-/// What a log line looks like.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object in each line.
     Json,
 }
 
 /// `[log]`: the log, on standard error.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogConfig {
-    /// The least severe level written: `off`, `error`, `warn`, `info`, `debug` or `trace`.
+    /// The least severe level logged: `off`, `error`, `warn`, `info`, `debug` or `trace`.
     pub level: &'static str,
-    /// What a line looks like.
+    /// The format of log lines.
     pub format: LogFormat,
 }
 
-/// `[ingest]`: how events are taken in.
+/// `[ingest]`: how the daemon receives events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IngestConfig {
     /// Ingest threads.
     pub shards: u16,
-    /// A worker whose publisher has been gone, or not been reached, for this long is down, milliseconds; 0 = never.
+    /// A worker is down once its publisher has been unreachable for this long, milliseconds; 0 = never.
     pub down_after_ms: u64,
-    /// A worker silent for longer is no longer believed, milliseconds; 0 = never.
+    /// A worker that sends nothing for longer is `unproven`, milliseconds; 0 = never.
     pub silence_ms_max: u64,
-    /// A worker quiet for so long is asked whether its last events were lost, milliseconds; 0 = never.
+    /// After this long without a batch a worker is asked whether events were lost, milliseconds; 0 = never.
     pub probe_after_ms: u64,
-    /// Messages received from one publisher and not yet applied; see [`crate::ingest::IngestConfig`].
+    /// Most messages received from one publisher and not yet applied; see [`crate::ingest::IngestConfig`].
     pub receive_messages_max: i32,
 }
 
-/// `[booking]`: how long bookings live.
+/// `[booking]`: lifetimes of bookings and reports, and the prefill model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BookingConfig {
     /// A booking is dropped at this age, seconds.
     pub age_s_max: u64,
-    /// A session's bookings outlive its last connection by this, seconds.
+    /// How long a session's bookings outlive its last connection, seconds.
     pub session_grace_s: u64,
-    /// Whether output counts as decode blocks.
+    /// Whether reported output counts as decode blocks.
     pub track_output_blocks: bool,
-    /// How long a worker is left alone after its first failure, milliseconds; 0 = not at all.
+    /// Back-off of a worker after its first failure, milliseconds; 0 = none.
     pub back_off_ms: u64,
-    /// The longest that grows to, milliseconds.
+    /// The longest back-off, milliseconds.
     pub back_off_ms_max: u64,
-    /// The age at which a reported load is forgotten, milliseconds.
+    /// The age at which a reported load is ignored, milliseconds.
     pub reported_load_ms_max: u64,
-    /// Whether and how it is reckoned how long a prefill takes.
+    /// How the time of a prefill is estimated.
     pub prefill_model: PrefillModelName,
-    /// Of every prefill, microseconds; for a fixed model.
+    /// The fixed model's time for each prefill, microseconds.
     pub prefill_base_us: u64,
-    /// Of a token that is computed, nanoseconds; for a fixed model.
+    /// The fixed model's time for each computed token, nanoseconds.
     pub prefill_token_ns: u64,
-    /// Of a token that is cached, nanoseconds; for a fixed model.
+    /// The fixed model's time for each cached token, nanoseconds.
     pub prefill_cached_token_ns: u64,
 }
 
-/// How long a prefill is reckoned to take, by name.
+/// How the time of a prefill is estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefillModelName {
-    /// It counts in full until it is done.
+    /// Not at all: a prefill counts in full until a report ends it.
     #[default]
     Off,
-    /// As the configuration says.
+    /// By the configured figures.
     Fixed,
-    /// As each worker's prefills before took.
+    /// By each worker's earlier prefills.
     Learnt,
 }
 
@@ -311,92 +323,92 @@ impl BookingConfig {
     }
 }
 
-/// `[snapshot]`: what a restart need not forget.
+/// `[snapshot]`: each worker's blocks on disk, for the next start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SnapshotConfig {
-    /// Where snapshots are kept; `None` = nowhere.
+    /// The folder for snapshots; `None` = no snapshots.
     pub dir: Option<PathBuf>,
     /// Time from the end of one round of snapshots to the next, seconds.
     pub every_s: u64,
-    /// The age at which the snapshot of a worker that is gone is removed, seconds.
+    /// The age at which the snapshot of a removed worker is deleted, seconds.
     pub keep_s: u64,
-    /// Whether what is there at the start is removed and not loaded. Never in a file: `serve --fresh` says it.
+    /// Whether the start deletes existing snapshots instead of loading them. Not a field of the file: `serve --fresh`.
     pub fresh: bool,
 }
 
-/// `[journal]`: decisions with all they were made from.
+/// `[journal]`: decisions with everything each was made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JournalConfig {
-    /// Where it is kept; `None` = nowhere.
+    /// The folder for its files; `None` = no journal.
     pub dir: Option<PathBuf>,
-    /// The share of decisions that are kept, 0 to 1.
+    /// The share of decisions recorded, 0 to 1.
     pub sample: f64,
-    /// A file is ended once it has so many bytes.
+    /// The size at which a file is closed, bytes.
     pub file_bytes_max: u64,
-    /// Files kept.
+    /// Most files kept.
     pub files_max: usize,
-    /// Decisions of one core that may wait to be written.
+    /// Most decisions of one serving thread that wait to be written.
     pub ring_records_max: usize,
 }
 
-/// `[shadow]`: a second policy, which decides nothing.
+/// `[shadow]`: a second policy, which judges decisions and makes none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShadowConfig {
-    /// The share of decisions that it judges, 0 to 1; 0 = none.
+    /// The share of decisions judged, 0 to 1; 0 = none.
     pub share: f64,
-    /// What differs from each space's policy, `field=value` each.
+    /// Differences from each space's policy, each `field=value`.
     pub policy: Vec<String>,
 }
 
 /// `[policy]`: how workers are chosen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyConfig {
-    /// How, in spaces that say nothing else.
+    /// The policy of spaces without `[space.policy]`.
     pub weights: Policy,
-    /// How, by space: `[space.policy]` over `[policy]`.
+    /// The policy of each space: `[policy]` with the fields of `[space.policy]`.
     pub spaces: Vec<Policy>,
-    /// Requests of all spaces that may wait for a worker.
+    /// Most requests, of all spaces, that wait for a worker.
     pub queue_requests_max: usize,
-    /// Sessions of all spaces that may be bound to a worker.
+    /// Most sessions, of all spaces, bound to a worker.
     pub affinity_sessions_max: usize,
-    /// Seed of the draws between equal costs; 0 = drawn at the start.
+    /// Seed of all random draws; 0 = a random seed at the start.
     pub seed: u64,
 }
 
-/// Whether prompts of a space can carry cache salts.
+/// Whether prompts of a space may carry cache salts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Salts {
-    /// They can; an engine whose wire does not tell is believed less.
+    /// They may. An engine whose events do not show salts is trusted less.
     #[default]
     Possible,
-    /// None does: no isolation can be lost.
+    /// They do not, so no isolation can be lost.
     None,
 }
 
-/// Whether callers of a space's engines can have them announce blocks once more that are held already.
+/// Whether callers of a space's engines can make them announce held blocks again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FullReports {
-    /// They can; a chain that is announced again is not counted again.
+    /// They can. A chain announced again is not counted again.
     #[default]
     Possible,
-    /// Nobody can: a chain that is announced again is one more copy.
+    /// They cannot. A chain announced again is another copy.
     None,
 }
 
-/// `[[space]]`: prompts and blocks that may be compared.
+/// `[[space]]`: the workers whose blocks may be compared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpaceConfig {
-    /// The model, as gateways say it.
+    /// The model's name, as gateways send it.
     pub model: String,
-    /// What else separates it; empty = the default namespace.
+    /// The namespace; empty = the default namespace.
     pub namespace: String,
-    /// Which pool it is.
+    /// The role of its workers.
     pub role: PoolRole,
-    /// Tokens per block; 0 = learnt from the first worker that shows it.
+    /// Tokens in a block; 0 = learnt from the first worker that shows it.
     pub block_size: u32,
-    /// How blocks' tokens lie.
+    /// How the tokens of consecutive blocks relate.
     pub window: Window,
-    /// Whether prompts can be salted.
+    /// Whether prompts may carry cache salts.
     pub salts: Salts,
     /// Whether callers can ask for full reports.
     pub full_reports: FullReports,
@@ -426,32 +438,32 @@ impl SpaceConfig {
 /// `[[worker]]`: one data-parallel rank of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerConfig {
-    /// Who it is.
+    /// The engine and rank.
     pub worker: Worker,
-    /// The space it serves: a place in [`Config::spaces`].
+    /// The worker's space: an index of [`Config::spaces`].
     pub space: SpaceId,
     /// A short name for people.
     pub name: String,
-    /// Where its events come from; `None` = it publishes none.
+    /// The source of its events; `None` = it publishes none.
     pub events: Option<EventSource>,
-    /// ZeroMQ endpoint where it says how busy it is; `None` = it does not.
+    /// ZeroMQ endpoint of its load reports; `None` = it sends none.
     pub load: Option<Endpoint>,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks in device memory; 0 = not known.
     pub capacity_blocks: u64,
-    /// Blocks bound for it at most, over all tiers.
+    /// Most blocks remembered, over all tiers.
     pub blocks_max: u64,
-    /// Tokens it batches in one step.
+    /// Tokens that it batches in one step.
     pub batched_tokens_max: u64,
-    /// What a prefill takes on it, where it is not as on all.
+    /// Its own figures of the prefill model, if any.
     pub prefill: PrefillFigures,
-    /// What it computes on.
+    /// The kind of device.
     pub device_class: DeviceClass,
     /// Its throughput relative to a CPU worker's 1.
     pub weight: f64,
-    /// Labels that constraints match.
+    /// Labels that requests may require or prefer.
     pub taints: Vec<String>,
-    /// LoRA adapters it has loaded.
+    /// LoRA adapters that it has loaded.
     pub loras: Vec<String>,
-    /// [`WorkerState::Joining`], or [`WorkerState::Draining`] where the file says so.
+    /// [`WorkerState::Draining`] if the record says `draining`, else [`WorkerState::Joining`].
     pub state: WorkerState,
 }

@@ -1,10 +1,10 @@
-//! What is wrong with a configuration, all of it, in words that lead to the line to change.
+//! Problems of a configuration: where each is, what is wrong, and what was probably meant.
 
 use std::fmt;
 
-/// Where a problem lies.
+/// Where a problem is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     /// The document as a whole.
     Document,
     /// A line and a column in characters, both from 1.
@@ -18,7 +18,7 @@ pub enum Place {
     Flag(String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Document => f.write_str("the file"),
@@ -28,63 +28,63 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
-    pub place: Place,
-    /// Which field, as `section.field` or `worker[2].field` (counted from 0); empty for a syntax error.
+    /// Where it is.
+    pub location: Location,
+    /// The field, as `table.field` or `worker[2].field` (from 0); empty for a syntax error.
     pub path: String,
-    /// What is wrong and what is expected.
+    /// What is wrong, and what is expected.
     pub message: String,
-    /// The valid name nearest to what was written.
+    /// The valid name most like the written one.
     pub nearest: Option<String>,
 }
 
 impl Problem {
     /// A problem without a suggestion.
     #[must_use]
-    pub fn new(place: Place, path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { place, path: path.into(), message: message.into(), nearest: None }
+    pub fn new(location: Location, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { location, path: path.into(), message: message.into(), nearest: None }
     }
 
-    /// The same problem with the name that was probably meant.
+    /// Adds the name that was probably meant.
     #[must_use]
     pub fn suggest(mut self, nearest: Option<&str>) -> Self {
         self.nearest = nearest.map(str::to_owned);
         self
     }
 
-    /// The line in the file, where there is one.
+    /// The line in the file, if the problem has one.
     #[must_use]
     pub const fn line(&self) -> Option<u32> {
-        match self.place {
-            Place::Line { line, .. } => Some(line),
-            Place::Document | Place::Flag(_) => None,
+        match self.location {
+            Location::Line { line, .. } => Some(line),
+            Location::Document | Location::Flag(_) => None,
         }
     }
 }
 
-/// Every problem of one configuration, in the order of its lines; never empty.
+/// Every problem of one configuration, in the order of the lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
-    /// The file's name, or `command line`.
+    /// The file's path, or `command line`.
     pub source: String,
     /// The problems.
     pub list: Vec<Problem>,
 }
 
 impl fmt::Display for Problems {
-    /// One line a problem, `source:line:column: field: message; did you mean ...?`.
+    /// One line for each problem: `source:line:column: field: message; did you mean ...?`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, problem) in self.list.iter().enumerate() {
             if at > 0 {
                 f.write_str("\n")?;
             }
-            match &problem.place {
-                Place::Document => f.write_str(&self.source)?,
-                Place::Line { line, column } => write!(f, "{}:{line}:{column}", self.source)?,
-                Place::Flag(flag) => f.write_str(flag)?,
+            match &problem.location {
+                Location::Document => f.write_str(&self.source)?,
+                Location::Line { line, column } => write!(f, "{}:{line}:{column}", self.source)?,
+                Location::Flag(flag) => f.write_str(flag)?,
             }
             if !problem.path.is_empty() {
                 write!(f, ": {}", problem.path)?;
@@ -100,9 +100,9 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// The candidate that `written` was probably meant to be, if one is near enough: at most a third of its
-/// characters, and one more, may differ.
-pub fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// The candidate that was probably meant by `written`, if any: at most a third of the candidate's characters, and one
+/// more, may differ.
+pub(super) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.to_lowercase();
     candidates
         .into_iter()
@@ -128,8 +128,9 @@ mod tests {
     #[test]
     fn a_listing_names_place_field_and_suggestion() {
         let list = vec![
-            Problem::new(Place::Line { line: 3, column: 1 }, "serve.sokcet", "unknown field").suggest(Some("socket")),
-            Problem::new(Place::Flag("--worker".into()), "worker[0].id", "missing"),
+            Problem::new(Location::Line { line: 3, column: 1 }, "serve.sokcet", "unknown field")
+                .suggest(Some("socket")),
+            Problem::new(Location::Flag("--worker".into()), "worker[0].id", "missing"),
         ];
         let problems = Problems { source: "k.toml".into(), list };
         assert_eq!(

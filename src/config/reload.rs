@@ -1,98 +1,39 @@
-//! What a configuration that is read again changes, and which of it has to wait for a restart.
+//! Reload: the fields that a newly read configuration changes and that wait for the next start.
 
 use super::Config;
+use super::field::{Reload, Section};
+use super::fields;
 
-/// The names of those fields of a table that differ.
-macro_rules! differing {
-    ($table:literal, $was:expr, $is:expr, [$($field:ident),+ $(,)?]) => {{
-        let (was, is) = ($was, $is);
-        [$((was.$field != is.$field).then_some(concat!($table, ".", stringify!($field)))),+].into_iter().flatten()
-    }};
+/// The fields of a table that differ and wait for the next start, as `table.field`.
+fn waiting<T>(section: &Section<T>, was: &T, is: &T) -> impl Iterator<Item = &'static str> {
+    section.fields.iter().filter_map(move |field| match field.reload {
+        Reload::Restart { path, differs } => differs(was, is).then_some(path),
+        Reload::Live | Reload::AtStart => None,
+    })
 }
 
 impl Config {
-    /// The fields of `next` that differ and are not taken over while the daemon runs.
+    /// The fields of `next` that differ and wait for the next start.
     #[must_use]
     pub fn waiting_for_restart(&self, next: &Self) -> Vec<&'static str> {
-        let mut fields = self.doors_waiting_for_restart(next);
-        fields.extend(differing!("log", &self.log, &next.log, [level, format]));
-        fields.extend(differing!(
-            "ingest",
-            &self.ingest,
-            &next.ingest,
-            [shards, down_after_ms, silence_ms_max, probe_after_ms, receive_messages_max]
-        ));
-        fields.extend(differing!(
-            "booking",
-            &self.booking,
-            &next.booking,
-            [
-                age_s_max,
-                session_grace_s,
-                track_output_blocks,
-                back_off_ms,
-                back_off_ms_max,
-                reported_load_ms_max,
-                prefill_model,
-                prefill_base_us,
-                prefill_token_ns,
-                prefill_cached_token_ns,
-            ]
-        ));
-        fields.extend(differing!("snapshot", &self.snapshot, &next.snapshot, [dir, every_s, keep_s]));
-        fields.extend(differing!(
-            "journal",
-            &self.journal,
-            &next.journal,
-            [dir, sample, file_bytes_max, files_max, ring_records_max]
-        ));
-        fields.extend(differing!(
-            "policy",
-            &self.policy,
-            &next.policy,
-            [seed, queue_requests_max, affinity_sessions_max]
-        ));
-        fields.extend(differing!("discovery", &self.discovery, &next.discovery, [path, rescan_ms]));
-        fields.extend((self.spaces != next.spaces).then_some("space"));
-        fields
-    }
-
-    /// Those by which the daemon is reached.
-    fn doors_waiting_for_restart(&self, next: &Self) -> Vec<&'static str> {
-        let mut fields = Vec::new();
-        fields.extend(differing!(
-            "serve",
-            &self.serve,
-            &next.serve,
-            [
-                socket,
-                admin_socket,
-                socket_mode,
-                frame_timeout_ms,
-                io,
-                cores,
-                pin,
-                frame_body_bytes_max,
-                spin_us_max,
-                unread_ms_max,
-                lanes_max,
-                lane_ring_bytes_max,
-                user_share_percent,
-                drain_ms_max,
-            ]
-        ));
-        fields.extend(differing!("admin", &self.admin, &next.admin, [socket_mode]));
-        // Without a port nothing of it means anything.
+        let mut paths = Vec::new();
+        paths.extend(waiting(&fields::SERVE, &self.serve, &next.serve));
+        paths.extend(waiting(&fields::ADMIN, &self.admin, &next.admin));
+        // Without a port the other fields of [http] have no effect.
         if (self.http.port, next.http.port) != (0, 0) {
-            fields.extend(differing!(
-                "http",
-                &self.http,
-                &next.http,
-                [port, listen, administer, hosts, worker_hosts, body_bytes_max, dump_worker_ms_max]
-            ));
+            paths.extend(waiting(&fields::HTTP, &self.http, &next.http));
         }
-        fields.extend(differing!("metrics", &self.metrics, &next.metrics, [port, hosts]));
-        fields
+        paths.extend(waiting(&fields::METRICS, &self.metrics, &next.metrics));
+        paths.extend(waiting(&fields::LOG, &self.log, &next.log));
+        paths.extend(waiting(&fields::INGEST, &self.ingest, &next.ingest));
+        paths.extend(waiting(&fields::BOOKING, &self.booking, &next.booking));
+        paths.extend(waiting(&fields::SNAPSHOT, &self.snapshot, &next.snapshot));
+        paths.extend(waiting(&fields::JOURNAL, &self.journal, &next.journal));
+        paths.extend(waiting(&fields::POLICY, &self.policy, &next.policy));
+        paths.extend(waiting(&fields::DISCOVERY, &self.discovery, &next.discovery));
+        // Workers name spaces by position, so spaces are compared as a whole. A daemon does not read [relay].
+        paths.extend((self.spaces != next.spaces).then_some("space"));
+        paths
     }
 }
 
@@ -108,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_restart_is_named() {
+    fn changed_fields_that_need_a_restart_are_named() {
         let plain = read("");
         for (text, fields) in [
             ("", &[][..]),
@@ -127,17 +68,17 @@ mod tests {
         }
     }
 
-    /// Another value of a field than its preset, as the file says it.
+    /// A value of a field other than its default, in TOML.
     fn another<T>(field: &Field<T>) -> String {
         let preset = match field.preset {
-            // A flag that follows from something else is in its example as it is then.
+            // The example of a flag that depends on other fields is the value they give it here.
             Preset::Value(value) | Preset::Absent(value) if matches!(field.kind, Kind::Flag { .. }) => value,
             Preset::Value(value) => value,
             Preset::Required(_) | Preset::Absent(_) => "",
         };
         let value = match &field.kind {
             Kind::Integer { min, max, .. } => {
-                // What is larger TOML does not have.
+                // TOML has no larger integers.
                 let max = (*max).min(i64::MAX as u64);
                 if *min == 0 || preset == min.to_string() { max } else { *min }.to_string()
             }
@@ -149,18 +90,18 @@ mod tests {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
                 "listen" => "::1",
-                other => panic!("what would another {other} be?"),
+                other => panic!("the test needs another value of {other}"),
             }
             .to_owned(),
         };
         render(field, &value)
     }
 
-    /// Every field that does not say that it is reloaded is named when it differs.
+    /// Changes each field that needs a restart, and expects its name.
     fn assert_named<T>(section: &Section<T>) {
-        for field in section.fields.iter().filter(|field| !section.reloads(field.name)) {
+        for field in section.fields.iter().filter(|field| !field.is_live()) {
             let table = |lines: &str| match section.name {
-                // Where there is no port nothing else of it counts.
+                // Without a port the other fields have no effect.
                 "http" if field.name != "port" => format!("[http]\nport = 1\n{lines}"),
                 name => format!("[{name}]\n{lines}"),
             };
@@ -175,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn no_field_that_waits_for_a_restart_is_passed_over() {
+    fn no_field_that_needs_a_restart_is_missed() {
         assert_named(&fields::SERVE);
         assert_named(&fields::ADMIN);
         assert_named(&fields::METRICS);
@@ -191,14 +132,16 @@ mod tests {
     }
 
     #[test]
-    fn the_marks_of_the_fields_say_the_same() {
-        assert!(fields::WORKER.names().all(|name| fields::WORKER.reloads(name)));
-        assert!(fields::SHADOW.names().all(|name| fields::SHADOW.reloads(name)));
-        assert!(fields::DISCOVERY.reloads("grace_ms") && !fields::DISCOVERY.reloads("path"));
-        assert!(fields::POLICY.reloads("mode") && !fields::POLICY.reloads("seed"));
-        let allows = |name: &str| matches!(name, "allow_uids" | "allow_gids");
-        assert!(fields::SERVE.names().all(|name| fields::SERVE.reloads(name) == allows(name)));
-        assert!(fields::ADMIN.names().all(|name| fields::ADMIN.reloads(name) == allows(name)));
-        assert!(fields::SPACE.names().all(|name| !fields::SPACE.reloads(name)));
+    fn a_running_daemon_takes_over_workers_policies_and_access() {
+        fn live<T>(section: &Section<T>) -> Vec<&'static str> {
+            section.fields.iter().filter(|field| field.is_live()).map(|field| field.name).collect()
+        }
+        assert_eq!(live(&fields::WORKER).len(), fields::WORKER.fields.len());
+        assert_eq!(live(&fields::SHADOW).len(), fields::SHADOW.fields.len());
+        assert_eq!(live(&fields::POLICY).len(), fields::POLICY.fields.len() - 3);
+        assert_eq!(live(&fields::DISCOVERY), ["grace_ms"]);
+        assert_eq!(live(&fields::SERVE), ["allow_uids", "allow_gids"]);
+        assert_eq!(live(&fields::ADMIN), ["allow_uids", "allow_gids"]);
+        assert!(live(&fields::SPACE).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Every metric in Prometheus text, gathered when somebody scrapes.
+//! The metrics page: every metric in Prometheus' text format, gathered at each scrape.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,30 +11,30 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
-use super::sources::Sources;
+use super::statistics::Statistics;
 use crate::fleet::Space;
 use crate::ids::Worker;
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
 use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
 
-/// Writes the Prometheus text of `sources` now, and of what the doctor found last. Never called by the control thread.
-pub(super) fn render(sources: &Arc<Sources>, doctor: &Arc<Doctor>, text: &mut String) -> fmt::Result {
+/// Writes the Prometheus text of `statistics` and of the doctor's latest findings. The control thread never calls it.
+pub(super) fn render(statistics: &Arc<Statistics>, doctor: &Arc<Doctor>, text: &mut String) -> fmt::Result {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Gatherer { sources: Arc::clone(sources), doctor: Arc::clone(doctor) }));
+    registry.register_collector(Box::new(Gatherer { statistics: Arc::clone(statistics), doctor: Arc::clone(doctor) }));
     prometheus_client::encoding::text::encode(text, &registry)
 }
 
 #[derive(Debug)]
 struct Gatherer {
-    sources: Arc<Sources>,
+    statistics: Arc<Statistics>,
     doctor: Arc<Doctor>,
 }
 
 impl Collector for Gatherer {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.sources.fleet.load();
-        let views = self.sources.views.of(&table);
+        let table = self.statistics.fleet.load();
+        let views = self.statistics.views.of(&table);
         let views: Vec<_> = views.iter().map(|(record, view)| (record.worker, &**view)).collect();
         exposition::encode(&mut encoder, &views)?;
         self.worker_gauges(&mut encoder)?;
@@ -51,23 +51,23 @@ impl Collector for Gatherer {
 
 impl Gatherer {
     fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.sources.fleet.load();
+        let table = self.statistics.fleet.load();
         for counter in RouteCounter::ALL {
             let name = format!("kvrouted_worker_{}", counter.name());
             let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             for record in &table.workers {
-                let (labels, value) = (worker_labels(record.worker), self.sources.routed(record.index, *counter));
+                let (labels, value) = (worker_labels(record.worker), self.statistics.routed(record.index, *counter));
                 family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&value, None)?;
             }
         }
         Ok(())
     }
 
-    /// What is wrong: a line for each worker, and one without a worker for what is wrong with the daemon.
+    /// The findings: one sample for each worker, and one without a worker for a finding about the daemon.
     fn findings(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "1 for everything that kvrouted doctor finds wrong, by worker where it is about one.";
+        let help = "1 for each finding of kvrouted doctor, by worker if it is about a worker.";
         let mut family = encoder.encode_descriptor("kvrouted_finding", help, None, MetricType::Gauge)?;
-        // Findings that differ only in their words are one line.
+        // Findings that differ only in their text are one sample.
         let mut lines: BTreeSet<(String, &'static str, Option<Worker>)> = BTreeSet::new();
         for finding in self.doctor.latest().iter() {
             let line = |worker| (finding.name.clone(), finding.harm.name(), worker);
@@ -88,17 +88,17 @@ impl Gatherer {
     }
 
     fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.sources.fleet.load();
+        let table = self.statistics.fleet.load();
         let name = "kvrouted_worker_predicted_blocks";
         let help = "Blocks that a worker without events is predicted to hold.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for record in &table.workers {
-            if let Some(blocks) = self.sources.predicting.blocks_of(record) {
+            if let Some(blocks) = self.statistics.predictions.blocks_of(record) {
                 family.encode_family(&worker_labels(record.worker))?.encode_gauge(&(blocks as i64))?;
             }
         }
         let name = "kvrouted_worker_state";
-        let help = "1 for the state that a worker is in: joining, ready, draining or down.";
+        let help = "1 for the present state of a worker: joining, ready, draining or down.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for record in &table.workers {
             let labels = worker_labels_and(record.worker, "state", record.state.name());
@@ -108,15 +108,17 @@ impl Gatherer {
     }
 
     fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let table = self.sources.fleet.load();
+        let table = self.statistics.fleet.load();
         type Pick = fn(crate::load::Load) -> u64;
         let gauges: [(&str, &str, Pick); 3] = [
-            ("kvrouted_worker_active_prefill_tokens", "Booked tokens still to be prefilled.", |load| {
-                load.prefill_tokens
-            }),
+            (
+                "kvrouted_worker_active_prefill_tokens",
+                "Tokens of booked requests that are still to be prefilled.",
+                |load| load.prefill_tokens,
+            ),
             (
                 "kvrouted_worker_active_decode_blocks",
-                "Blocks of the booked prompts; those that several share count once.",
+                "Blocks of the booked prompts. Blocks that several prompts share count once.",
                 |load| load.decode_blocks,
             ),
             ("kvrouted_worker_active_requests", "Booked requests.", |load| load.requests),
@@ -125,7 +127,9 @@ impl Gatherer {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for record in &table.workers {
                 let labels = worker_labels(record.worker);
-                family.encode_family(&labels)?.encode_gauge(&(pick(self.sources.loads.read(record.index)) as i64))?;
+                family
+                    .encode_family(&labels)?
+                    .encode_gauge(&(pick(self.statistics.loads.read(record.index)) as i64))?;
             }
         }
         Ok(())
@@ -134,12 +138,12 @@ impl Gatherer {
     fn cores(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for counter in CoreCounter::ALL {
             let name = format!("kvrouted_{}", counter.name());
-            let sum: u64 = self.sources.cores.iter().map(|core| core.counters.get(*counter)).sum();
+            let sum: u64 = self.statistics.cores.iter().map(|core| core.counters.get(*counter)).sum();
             let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, u64, u64>(&sum, None)?;
         }
         let (mut sum, mut merged) = Latency::default().read();
-        for core in &self.sources.cores {
+        for core in &self.statistics.cores {
             let (core_sum, buckets) = core.decisions.read();
             sum += core_sum;
             for (into, from) in merged.iter_mut().zip(buckets) {
@@ -148,26 +152,26 @@ impl Gatherer {
         }
         let count = merged.iter().map(|bucket| bucket.1).sum();
         let name = "kvrouted_decision_seconds";
-        let help = "Time to decide and book one request, sockets excluded.";
+        let help = "Time to decide and book one request, without the time on the socket.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         metric.encode_histogram::<NoLabelSet>(sum, count, &merged, None)
     }
 
     fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        exposition::counters_of(encoder, &self.sources.daemon)?;
-        exposition::counters_of(encoder, &self.sources.heard)?;
-        exposition::counters_of(encoder, &self.sources.predicting.counters)?;
-        exposition::counters_of(encoder, &self.sources.recording.counters)?;
-        exposition::counters_of(encoder, &self.sources.http)?;
-        exposition::counters_of(encoder, &self.sources.pages)?;
+        exposition::counters_of(encoder, &self.statistics.daemon)?;
+        exposition::counters_of(encoder, &self.statistics.load_reports)?;
+        exposition::counters_of(encoder, &self.statistics.predictions.counters)?;
+        exposition::counters_of(encoder, &self.statistics.recording.counters)?;
+        exposition::counters_of(encoder, &self.statistics.http)?;
+        exposition::counters_of(encoder, &self.statistics.pages)?;
         let gauges = [
-            ("kvrouted_bookings_live", "Bookings that are live.", self.sources.loads.live() as i64),
+            ("kvrouted_bookings_live", "Live bookings.", self.statistics.loads.live() as i64),
             (
                 "kvrouted_active_bytes",
-                "Memory in use for the blocks of the booked prompts.",
-                self.sources.loads.active_bytes() as i64,
+                "Memory in use for the blocks of booked prompts.",
+                self.statistics.loads.active_bytes() as i64,
             ),
-            ("kvrouted_fleet_version", "Version of the fleet table.", self.sources.fleet.load().version as i64),
+            ("kvrouted_fleet_version", "Version of the fleet table.", self.statistics.fleet.load().version as i64),
         ];
         for (name, help, value) in gauges {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
@@ -176,32 +180,36 @@ impl Gatherer {
     }
 
     fn queue(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let room = &self.sources.room;
-        exposition::counters_of(encoder, room.counters())?;
-        let help = "Requests that wait for a worker.";
+        let queue = &self.statistics.queue;
+        exposition::counters_of(encoder, queue.counters())?;
+        let help = "Requests in the queue now.";
         let mut metric = encoder.encode_descriptor("kvrouted_queue_waiting", help, None, MetricType::Gauge)?;
-        metric.encode_gauge(&(room.waiting() as i64))?;
-        let (sum, buckets) = room.waited();
+        metric.encode_gauge(&(queue.waiting() as i64))?;
+        let (sum, buckets) = queue.waited();
         let count = buckets.iter().map(|bucket| bucket.1).sum();
-        let help = "Time that requests waited for a worker which were then answered.";
+        let help = "Time in the queue, of requests that then got a decision.";
         let mut metric = encoder.encode_descriptor("kvrouted_queue_wait_seconds", help, None, MetricType::Histogram)?;
         metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
     fn lanes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let lanes = &self.sources.lanes;
+        let lanes = &self.statistics.lanes;
         exposition::counters_of(encoder, lanes.counters())?;
-        let mut metric =
-            encoder.encode_descriptor("kvrouted_lanes_open", "Lanes that have a place.", None, MetricType::Gauge)?;
+        let mut metric = encoder.encode_descriptor(
+            "kvrouted_lanes_open",
+            "Lanes that count against serve.lanes_max.",
+            None,
+            MetricType::Gauge,
+        )?;
         metric.encode_gauge(&(lanes.open() as i64))?;
-        let help = "Lanes that have ended and whose memory their gateways still hold; they are among the open ones.";
+        let help = "Lanes that have ended while their gateways still hold the memory. Open lanes include them.";
         let mut metric = encoder.encode_descriptor("kvrouted_lanes_ended_held", help, None, MetricType::Gauge)?;
         metric.encode_gauge(&(lanes.ended_and_held() as i64))
     }
 
-    /// By space, as far as the shadow policy has judged there.
+    /// By space in which the shadow policy has judged.
     fn shadow(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (table, tallies) = (self.sources.fleet.load(), self.sources.recording.shadowing.tallies());
+        let (table, tallies) = (self.statistics.fleet.load(), self.statistics.recording.shadow.tallies());
         let tallies: Vec<_> =
             tallies.iter().filter_map(|(id, tally)| Some((space_labels(table.space(*id)?), tally))).collect();
         for (at, (name, help, _)) in ShadowTally::default().counts().into_iter().enumerate() {
@@ -213,7 +221,7 @@ impl Gatherer {
             }
         }
         let name = "kvrouted_shadow_cost_regret";
-        let help = "What the chosen workers cost the shadow policy above its least, summed. Blocks, where its mode counts in blocks.";
+        let help = "Sum over decisions of the chosen worker's cost under the shadow policy, minus the lowest cost under it. In blocks if the mode counts in blocks.";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, tally) in &tallies {
             family.encode_family(labels)?.encode_counter::<NoLabelSet, f64, u64>(&tally.cost_regret, None)?;
@@ -222,20 +230,20 @@ impl Gatherer {
     }
 
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let stats = &self.sources.snapshots;
+        let stats = &self.statistics.snapshots;
         exposition::counters_of(encoder, &stats.counters)?;
-        let help = "Snapshots found at the start that were not used, by reason.";
+        let help = "Snapshots that were found and not used, by reason.";
         let mut family = encoder.encode_descriptor("kvrouted_snapshots_refused", help, None, MetricType::Counter)?;
         for (reason, times) in stats.refused() {
             let labels = [("reason", reason)];
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
         }
-        let help = "Time spent to take and write snapshots.";
+        let help = "Time spent taking and writing snapshots.";
         let mut metric = encoder.encode_descriptor("kvrouted_snapshot_seconds", help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, f64, u64>(&stats.writing_seconds(), None)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let name = "kvrouted_snapshot_oldest_age_seconds";
-        let help = "Time since the snapshot that is furthest behind its worker was last found to be whole.";
+        let help = "Age of the snapshot that is furthest behind its worker: the time since it was last confirmed to be complete.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         stats.oldest_age_seconds(now_unix_ms).map_or(Ok(()), |age| metric.encode_gauge(&age))
     }
@@ -250,34 +258,33 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::daemon::predicting::Predicting;
-    use crate::daemon::recording::Recording;
     use crate::fleet::{Fleet, FleetTable};
     use crate::load::{Loads, LoadsConfig};
     use crate::metrics::RelayCounter;
-    use crate::serve::{Lanes, WaitingRoom};
+    use crate::requests::{DecisionRecording, Predictions, RequestQueue};
+    use crate::serve::Lanes;
 
     #[test]
-    fn every_metric_that_the_documents_name_is_there() {
-        let sources = Sources {
+    fn the_page_has_every_metric_that_the_documents_name() {
+        let statistics = Statistics {
             fleet: Arc::new(Fleet::new(FleetTable::default())),
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),
             views: Arc::default(),
-            predicting: Predicting::default(),
-            recording: Recording::default(),
+            predictions: Predictions::default(),
+            recording: DecisionRecording::default(),
             cores: vec![Arc::default()],
             daemon: Arc::default(),
             snapshots: Arc::default(),
-            heard: Arc::default(),
+            load_reports: Arc::default(),
             lanes: Arc::new(Lanes::new(1, 0)),
-            room: Arc::new(WaitingRoom::new(1, 1, Instant::now())),
+            queue: Arc::new(RequestQueue::new(1, 1, Instant::now())),
             http: Arc::default(),
             pages: Arc::default(),
         };
-        let sources = Arc::new(sources);
+        let statistics = Arc::new(statistics);
         let mut page = String::new();
-        render(&sources, &Arc::new(Doctor::new(&sources)), &mut page).unwrap();
-        // Families are there without samples too.
+        render(&statistics, &Arc::new(Doctor::new(&statistics)), &mut page).unwrap();
+        // Families without samples are listed too.
         let of_daemon =
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));
         let of_relay = RelayCounter::ALL.iter().map(|counter| format!("kvrouted_{}", counter.name()));

@@ -1,4 +1,5 @@
-//! The HTTP port as a part of the daemon: its gateway's half of a core, and the way from it to the control thread.
+//! The HTTP port's connections to the rest of the daemon: its service, and its changes of workers, which the control
+//! thread makes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -6,13 +7,10 @@ use std::sync::{Arc, Weak};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::{mpsc, oneshot};
 
-use super::core_metrics::CoreMetrics;
 use super::core_seed;
-use super::roster::Roster;
-use super::service::CoreService;
-use super::shared::Shared;
-use super::sources::Sources;
-use super::streams::Streams;
+use super::desired_fleet::DesiredFleet;
+use super::ingest_threads::IngestThreads;
+use super::statistics::Statistics;
 use crate::config::{Config, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
@@ -20,76 +18,78 @@ use crate::ids::{GroupId, SpaceId, Tier};
 use crate::index::StoreBlocks;
 use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
+use crate::requests::{CoreMetrics, RequestQueue, RequestTables, RoutingService};
 use crate::route::PolicyTable;
-use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WaitingRoom, WorkerOrder};
+use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WorkerChangeOrder};
 
-/// Changes that belong together, and where to say what came of them.
-type Ordered = (Vec<WorkerOrder>, oneshot::Sender<Result<()>>);
+/// Changes to make together, and the receiver of the result.
+type Orders = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
 
-/// The HTTP port, where there is one, from the control thread's side.
+/// The HTTP port as the control thread sees it.
 pub(super) struct Http {
     pub(super) thread: Option<HttpThread>,
-    orders: mpsc::Receiver<Ordered>,
+    orders: mpsc::Receiver<Orders>,
     is_draining: Arc<AtomicBool>,
 }
 
 impl Http {
-    /// Serves a port that is bound. `cores` are the serving cores, behind which it counts as one more.
+    /// Starts the port's thread if there is a port. It decides and counts as thread number `cores`, behind the serving
+    /// threads.
     pub(super) fn start(
         config: &Config,
         port: Option<HttpPort>,
-        (shared, cores): (&Shared, usize),
-        (sources, pages): (&Arc<Sources>, &MetricsPages),
-        streams: &Arc<Streams>,
+        (tables, cores): (&RequestTables, usize),
+        (statistics, pages): (&Arc<Statistics>, &MetricsPages),
+        ingest_threads: &Arc<IngestThreads>,
     ) -> Result<Self> {
         let (send, orders) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
         let is_draining = Arc::<AtomicBool>::default();
         let start = |port: HttpPort| {
-            let metrics = sources.cores.get(cores).map_or_else(Arc::<CoreMetrics>::default, Arc::clone);
-            let counted = HttpMetrics { http: Arc::clone(&sources.http), core: Arc::clone(&metrics.counters) };
+            let metrics = statistics.cores.get(cores).map_or_else(Arc::<CoreMetrics>::default, Arc::clone);
+            let counted = HttpMetrics { http: Arc::clone(&statistics.http), core: Arc::clone(&metrics.counters) };
             let backend = Backend {
-                fleet: Arc::clone(&shared.fleet),
-                policies: Arc::clone(&shared.policies),
-                room: Arc::clone(&shared.room),
+                fleet: Arc::clone(&tables.fleet),
+                policies: Arc::clone(&tables.policies),
+                queue: Arc::clone(&tables.queue),
                 spaces: config.spaces.clone(),
                 pages: pages.clone(),
-                // Not the streams themselves: a dump that is under way must not keep them from ending.
-                streams: Arc::downgrade(streams),
+                // A weak reference: a dump in progress must not keep the ingest threads from ending.
+                ingest_threads: Arc::downgrade(ingest_threads),
                 orders: send,
                 is_draining: Arc::clone(&is_draining),
             };
-            let service = CoreService::new(shared.clone(), metrics, cores, core_seed(config, cores));
+            let service = RoutingService::new(tables.clone(), metrics, cores, core_seed(config, cores));
             port.start(service, cores, counted, Arc::new(backend))
         };
         let thread = port.map(start).transpose()?;
         Ok(Self { thread, orders, is_draining })
     }
 
-    /// Does what HTTP clients order, for ever.
-    pub(super) async fn obey(&mut self, roster: &Roster) {
+    /// Makes the changes of workers that HTTP clients order, for ever.
+    pub(super) async fn change_workers(&mut self, desired: &DesiredFleet) {
         while let Some((orders, done)) = self.orders.recv().await {
-            // Whoever ordered it may have gone; it is done all the same.
-            let _ = done.send(roster.change_together(&orders).map(drop));
+            // The change is made even if its client has gone.
+            let _ = done.send(desired.change_together(&orders).map(drop));
         }
         std::future::pending().await
     }
 
-    /// Refuses what would begin something from now on. Who waits for an order to be done is told, too.
+    /// Has the port refuse new selections and changes from now on. Clients that wait for a change get an error.
     pub(super) fn drain(self) {
         // Relaxed: nothing else hangs on it.
         self.is_draining.store(true, Ordering::Relaxed);
     }
 }
 
-/// What the thread of the HTTP port sees of the daemon.
+/// The daemon as the thread of the HTTP port sees it.
 struct Backend {
     fleet: Arc<Fleet>,
     policies: Arc<ArcSwap<PolicyTable>>,
-    room: Arc<WaitingRoom>,
+    queue: Arc<RequestQueue>,
     spaces: Vec<SpaceConfig>,
     pages: MetricsPages,
-    streams: Weak<Streams>,
-    orders: mpsc::Sender<Ordered>,
+    ingest_threads: Weak<IngestThreads>,
+    orders: mpsc::Sender<Orders>,
     is_draining: Arc<AtomicBool>,
 }
 
@@ -112,14 +112,14 @@ impl HttpBackend for Backend {
     }
 
     fn waiting(&self, space: SpaceId) -> (usize, u64) {
-        self.room.waiting_of(space)
+        self.queue.waiting_of(space)
     }
 
     fn metrics(&self) -> &MetricsPages {
         &self.pages
     }
 
-    fn change(&self, orders: Vec<WorkerOrder>) -> Result<oneshot::Receiver<Result<()>>> {
+    fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>> {
         let (done, outcome) = oneshot::channel();
         self.orders.try_send((orders, done)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
@@ -133,12 +133,12 @@ impl HttpBackend for Backend {
     }
 
     fn dump(&self, record: &WorkerRecord, each: &mut dyn FnMut(&StoreBlocks<'_>) -> bool) -> Result<(), &'static str> {
-        let streams = self.streams.upgrade().ok_or("draining")?;
-        let parts = streams.dump(record.shard, record.worker).map_err(|error| error.kind().name())?;
-        drop(streams);
+        let ingest_threads = self.ingest_threads.upgrade().ok_or("draining")?;
+        let parts = ingest_threads.dump(record.shard, record.worker).map_err(|error| error.kind().name())?;
+        drop(ingest_threads);
         loop {
             match parts.recv().map_err(|_| "broken_off")? {
-                // A tier holds what all of its groups have, which one group's stores do not tell.
+                // A tier holds a block if all its KV groups do. The stores of one group do not show that.
                 DumpPart::Begin(begin) if has_several_groups(&begin.groups) => return Err("several_kv_groups"),
                 DumpPart::Begin(_) => {}
                 DumpPart::Chunk(chunk) => {

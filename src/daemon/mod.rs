@@ -1,37 +1,27 @@
-//! The daemon: which threads there are, what they share, and in which order they start and end.
+//! The daemon assembles its parts: it starts the threads, gives them the tables that they share, and ends them in
+//! order. What a request does is in [`requests`](crate::requests).
 //!
-//! The control thread is the one that calls [`run`]. It accepts, answers administration,
-//! expires bookings, follows what the sources of workers say, and turns SIGTERM or SIGINT into a drain: no new
-//! connections, what has been read is answered, then the cores and the ingest threads end, and the last snapshots are
-//! taken in between.
+//! The control thread calls [`run`]. It accepts connections, answers administration, expires bookings, follows the
+//! sources of workers, and turns SIGTERM or SIGINT into a drain: it takes no new connections, requests that were read
+//! are answered, then the serving threads and the ingest threads end. The last snapshots are written in between.
 
-mod boot;
-mod core_metrics;
-mod discover;
+mod desired_fleet;
 mod doctor;
-mod evidence;
+mod engine_http;
 mod exposition;
+mod fleet_reconciler;
 mod http;
-mod looks;
-mod muster;
-mod orderly;
-mod pair;
-mod predicting;
-mod recording;
-mod records;
+mod ingest_threads;
+mod predictor_thread;
 mod reload;
-mod roster;
-mod servers;
-mod service;
-mod shadowing;
-mod shared;
 mod snapshots;
-mod sources;
+mod startup;
+mod statistics;
 mod status;
-mod streams;
 mod threads;
-mod views;
-mod watch;
+mod worker_files;
+mod worker_records;
+mod worker_sources;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,48 +31,45 @@ use core_affinity::CoreId;
 use rand::RngExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, IoEngine, WorkerConfig};
+use crate::config::{Config, IoSetting, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::ingest::{self, LoadListener};
-use crate::limits::{
-    BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS, THREADS_WATCH_EVERY_MS,
-};
+use crate::limits::{BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
+use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, Engine, HttpPort, HttpThread,
-    IoChoice, MetricsPort, MetricsThread, choose_engine,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, HttpThread, IoBackend,
+    IoChoice, Lanes, MetricsPort, MetricsThread, choose_io_backend,
 };
+use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
-use boot::Booted;
-use core_metrics::CoreMetrics;
-use discover::Discovery;
+use desired_fleet::DesiredFleet;
 use doctor::Doctor;
+use fleet_reconciler::FleetReconciler;
 use http::Http;
-use muster::Muster;
-use predicting::PredictorThread;
+use ingest_threads::IngestThreads;
+use predictor_thread::PredictorThread;
 pub use reload::ReadConfig;
-use roster::Roster;
-use service::CoreService;
-use shared::Shared;
 use snapshots::Snapshots;
-use sources::Sources;
+use startup::Startup;
+use statistics::Statistics;
 use status::Administration;
-use streams::Streams;
-use threads::Threads;
-pub use watch::unusable_files;
+use threads::OtherThreads;
+pub use worker_files::unusable_files;
+use worker_sources::WorkerSources;
 
-/// Runs the daemon until it is asked to end. `read_again` reads the configuration anew, for SIGHUP.
+/// Runs the daemon until a signal ends it. `read_again` reads the configuration anew, for SIGHUP.
 ///
 /// # Errors
-/// What kept it from starting, with the remedy; nothing is left bound.
+/// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
         Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
     })?;
     let ended = runtime.block_on(control(config, read_again));
-    // Threads that wait for a file system or an engine are not waited for: they may never come back.
+    // Do not wait for threads that wait for a file system or an engine: they may never return.
     runtime.shutdown_background();
     ended
 }
@@ -91,87 +78,92 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
     let (cpus, core_count) = processors(config);
     let descriptors = descriptors_for(config, core_count)?;
-    let engine = choose_engine(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
+    let io_backend = choose_io_backend(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let Booted { fleet, loads, indexes, views, records, places, plans } = boot::boot(config, now_unix_ms)?;
-    // Before there is a file to leave behind: a signal that comes meanwhile waits for the end of the start, and drains.
+    let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
+    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
     let mut signals = Signals::listen()?;
-    let Doors { routing, admin, admissions, scrapes, http } = Doors::bind(config).await?;
+    let Listeners { routing, admin, admissions, scrapes, http } = Listeners::bind(config).await?;
     let snapshots = Snapshots::open(config)?;
-    let (predicting, predictor) = predicting::start(config, &fleet, started)?;
+    let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
     let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one core more.
-    let shared = Shared::new(config, (deciding, descriptors), started, &fleet, indexes, &predicting, &loads);
-    let journal = shared.recording.start(config, (shared.instance_id, now_unix_ms), &fleet.load().spaces)?;
-    let streams = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
-    let keeper = snapshots.keep(config, &fleet, &streams)?;
-    let heard: Arc<CounterSet<LoadReportCounter>> = Arc::default();
-    let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&heard), shared.clock())?);
+    let policies = reload::policies(config, 1);
+    let tables = RequestTables::new(config, (deciding, started), (&fleet, policies), indexes, &predictions, &loads);
+    let lanes = Arc::new(lanes(config, descriptors, &tables.users));
+    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), &fleet.load().spaces)?;
+    let ingest_threads = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
+    let keeper = snapshots.keep(config, &fleet, &ingest_threads)?;
+    let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
+    let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&load_reports), tables.clock())?);
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
     let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
-    let cores = start_cores(config, engine, &cpus, &shared, &core_metrics[..core_count])?;
-    let roster = Rc::new(Roster::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let sources = Arc::new(Sources::new(&shared, views, core_metrics, &counters, (&snapshots.stats, heard)));
-    let doctor = Arc::new(Doctor::new(&sources));
-    let shown = (&sources, &doctor);
-    let muster =
-        Muster::new((config, descriptors), (records, places), snapshots.clone(), Arc::clone(&listener), &sources);
-    let administration = Administration::new(&shared, shown, &roster, &streams, &snapshots, config.metrics.port);
+    let cores = start_cores(config, (io_backend, &cpus), (&tables, &lanes), &core_metrics[..core_count])?;
+    let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
+    let counted = (&snapshots.stats, load_reports);
+    let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted));
+    let doctor = Arc::new(Doctor::new(&stats));
+    let shown = (&stats, &doctor);
+    let reconciler = FleetReconciler::new((config, descriptors), (records, places), (&snapshots, &listener), &stats);
+    let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
     let metrics = start_metrics(scrapes, shown)?;
-    let mut http = Http::start(config, http, (&shared, core_count), (&sources, metrics.pages()), &streams)?;
-    let threads = Threads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
-    let admin = AdminServer::new(admin, Rc::new(administration), Arc::clone(&counters))?
+    let mut http = Http::start(config, http, (&tables, core_count), (&stats, metrics.pages()), &ingest_threads)?;
+    let others = OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
+    let admin = AdminServer::new(admin, Rc::new(service), Arc::clone(&counters))?
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
-    let mut acceptor = acceptor(routing, &handles, &admissions, &shared, &counters)?;
-    announce(config, engine, core_count, streams.len());
-    let discovery = Discovery {
+    let mut acceptor = acceptor(routing, &handles, (&admissions, &tables), descriptors, &counters)?;
+    announce(config, io_backend, core_count, ingest_threads.len());
+    let sources = WorkerSources {
         config,
         read_again,
         hangup: &mut signals.hangup,
-        roster: &roster,
-        muster,
-        streams: &streams,
-        shared: &shared,
+        desired: &desired,
+        reconciler,
+        ingest_threads: &ingest_threads,
+        tables: &tables,
         admissions: &admissions,
-        counters: &counters,
     };
-    let ending = orderly::caught(async {
+    let ending = threads::catch_panic(async {
         tokio::select! {
             signal = first_of(&mut signals.terminate, &mut signals.interrupt) => Ok(signal),
-            ended = watch_threads(&handles, &streams, &threads) => Err(ended),
+            ended = threads::watch(&handles, &ingest_threads, &others) => Err(ended),
             () = acceptor.run() => Err("the acceptor"),
             () = admin.run() => Err("administration"),
-            () = http.obey(&roster) => Err("administration by HTTP"),
-            () = expire(&shared, &counters) => Err("expiry"),
-            () = tend(&shared) => Err("the queue"),
-            () = doctor::watch(&doctor, &roster) => Err("diagnosis"),
-            ended = discover::run(discovery) => Err(ended),
+            () = http.change_workers(&desired) => Err("administration by HTTP"),
+            () = expire(&tables, &counters) => Err("expiry"),
+            () = tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, || tables.fleet.load().version) => Err("the queue"),
+            () = doctor::watch(&doctor, &desired) => Err("diagnosis"),
+            ended = worker_sources::run(sources) => Err(ended),
         }
     })
     .await;
     tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
-    // The routing socket goes first: nobody connects to a daemon that leaves. So does what holds on to the ingest threads.
+    // The routing socket goes first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
     drop((acceptor, admin));
-    http.drain();
-    end(cores, streams, threads, &snapshots, Instant::now() + Duration::from_millis(config.serve.drain_ms_max));
-    tracing::info!(up_ms = shared.now_ms(), "ended");
+    end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
+    tracing::info!(up_ms = tables.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
 }
 
-/// Accepts for the cores, from whom and as many as may connect.
+/// Accepts connections for the serving threads, within the limits for users and descriptors.
 fn acceptor(
     routing: BoundSocket,
     cores: &[CoreHandle],
-    admissions: &Admissions,
-    shared: &Shared,
+    (admissions, tables): (&Admissions, &RequestTables),
+    descriptors: Descriptors,
     counters: &Arc<CounterSet<DaemonCounter>>,
 ) -> Result<Acceptor> {
-    let acceptor = Acceptor::new(routing, cores.to_vec(), shared.descriptors.connections_max, Arc::clone(counters))?;
-    Ok(acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&shared.users)))
+    let acceptor = Acceptor::new(routing, cores.to_vec(), descriptors.connections_max, Arc::clone(counters))?;
+    Ok(acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&tables.users)))
 }
 
-/// Where the daemon is reached, and by whom. Everything that can be refused is bound before any thread runs.
-struct Doors {
+/// The lanes that gateways may open, on all serving threads together.
+fn lanes(config: &Config, descriptors: Descriptors, users: &Arc<UserQuotas>) -> Lanes {
+    Lanes::new(descriptors.lanes_max, config.serve.lane_ring_bytes_max).shared_by(Arc::clone(users))
+}
+
+/// The daemon's listening sockets, and the users that may connect. All of them are bound before any thread runs.
+struct Listeners {
     routing: BoundSocket,
     admin: BoundSocket,
     admissions: Admissions,
@@ -179,7 +171,7 @@ struct Doors {
     http: Option<HttpPort>,
 }
 
-impl Doors {
+impl Listeners {
     async fn bind(config: &Config) -> Result<Self> {
         let admissions = Admissions::resolve(config)?;
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
@@ -189,18 +181,21 @@ impl Doors {
     }
 }
 
-const fn io_choice(io: IoEngine) -> IoChoice {
+const fn io_choice(io: IoSetting) -> IoChoice {
     match io {
-        IoEngine::Auto => IoChoice::Auto,
-        IoEngine::Uring => IoChoice::Uring,
-        IoEngine::Epoll => IoChoice::Epoll,
+        IoSetting::Auto => IoChoice::Auto,
+        IoSetting::Uring => IoChoice::Uring,
+        IoSetting::Epoll => IoChoice::Epoll,
     }
 }
 
-/// Makes the metrics page for both ports, and serves it on its own, where that is configured.
-fn start_metrics(port: Option<MetricsPort>, (sources, doctor): (&Arc<Sources>, &Arc<Doctor>)) -> Result<MetricsThread> {
-    let (counters, sources, doctor) = (Arc::clone(&sources.pages), Arc::clone(sources), Arc::clone(doctor));
-    MetricsThread::start(port, counters, move |text| exposition::render(&sources, &doctor, text))
+/// Starts the thread that renders the metrics page for both ports, and serves it on the metrics port if there is one.
+fn start_metrics(
+    port: Option<MetricsPort>,
+    (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
+) -> Result<MetricsThread> {
+    let (counters, statistics, doctor) = (Arc::clone(&statistics.pages), Arc::clone(statistics), Arc::clone(doctor));
+    MetricsThread::start(port, counters, move |text| exposition::render(&statistics, &doctor, text))
 }
 
 fn ended_by_itself(what: &str) -> Error {
@@ -211,38 +206,21 @@ fn ended_by_itself(what: &str) -> Error {
     )
 }
 
-/// Returns when a thread has ended that nobody asked to: a daemon without it would serve ever less truth.
-async fn watch_threads(cores: &[CoreHandle], streams: &Streams, threads: &Threads) -> &'static str {
-    let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
-    loop {
-        every.tick().await;
-        if !cores.iter().all(CoreHandle::is_alive) {
-            return "a core thread";
-        }
-        if !streams.are_running() {
-            return "an ingest thread";
-        }
-        if let Some(ended) = threads.ended() {
-            return ended;
-        }
-    }
-}
-
-/// Says that the daemon serves, and what will surprise whoever asks it.
-fn announce(config: &Config, engine: Engine, cores: usize, shards: usize) {
+/// Logs that the daemon serves, and a warning if it has no workers.
+fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
-        metrics_port = config.metrics.port, http_port = config.http.port, engine = engine.name(), cores, shards,
+        metrics_port = config.metrics.port, http_port = config.http.port, engine = io_backend.name(), cores, shards,
         spaces = config.spaces.len(), workers = config.workers.len(), "serving"
     );
     if config.workers.is_empty() && config.servers.is_empty() && config.discovery.path.is_none() {
         tracing::warn!(
-            "no workers: every decision will be empty; name them with --worker, [[worker]] or `kvrouted worker add`"
+            "no workers: every decision will be empty; add workers with --worker, [[worker]] or `kvrouted worker add`"
         );
     }
 }
 
-/// Where a core's chance begins: the configured seed told apart by core, or the system's.
+/// The seed of a thread's random choices: the configured seed plus the thread's number, or a random one.
 fn core_seed(config: &Config, core: usize) -> u64 {
     match config.policy.seed {
         0 => rand::rng().random(),
@@ -255,7 +233,7 @@ fn start_ingest(
     (mut plans, descriptors): (Vec<ingest::ShardPlan>, Descriptors),
     fleet: &Arc<Fleet>,
     snapshots: &Snapshots,
-) -> Result<Streams> {
+) -> Result<IngestThreads> {
     refuse_beyond_descriptors(&mut plans, fleet, descriptors);
     let ingest_config = ingest::IngestConfig {
         core: None,
@@ -266,7 +244,7 @@ fn start_ingest(
         shards: usize::from(config.ingest.shards),
     };
     let mut checked = snapshots.check(&fleet.load());
-    let mut streams = Streams::default();
+    let mut ingest_threads = IngestThreads::default();
     for plan in plans {
         let shard = plan.shard;
         let (restore, loads) = snapshots::loads_of(&plan, &mut checked);
@@ -275,20 +253,21 @@ fn start_ingest(
         for refused in stream.refused() {
             tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");
         }
-        streams.0.push((shard, stream));
+        ingest_threads.0.push((shard, stream));
     }
-    Ok(streams)
+    Ok(ingest_threads)
 }
 
-/// The processors there are, and how many serving threads run on them.
+/// The processors, and the number of serving threads on them.
 fn processors(config: &Config) -> (Vec<CoreId>, usize) {
-    // The one call that sees every processor: a pinned thread sees only its own.
+    // Call it before any thread is pinned: a pinned thread sees only its own processor.
     let cpus = core_affinity::get_core_ids().unwrap_or_default();
     let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
     (cpus, core_count)
 }
 
-/// Raises the limit of open files, divides what there may be, and says so where not everybody has all.
+/// Raises the limit of open files and divides them among connections, lanes and publishers. Warns if one gets fewer
+/// than configured.
 fn descriptors_for(config: &Config, cores: usize) -> Result<Descriptors> {
     let count = |has: fn(&WorkerConfig) -> bool| config.workers.iter().filter(|worker| has(worker)).count();
     let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
@@ -301,13 +280,13 @@ fn descriptors_for(config: &Config, cores: usize) -> Result<Descriptors> {
             connections_max,
             lanes_max,
             publishers_max,
-            "too few open files for all that may come: fewer connections, lanes and workers are let in; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
+            "too few open files: the daemon allows fewer connections, lanes and workers than configured; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
         );
     }
     Ok(descriptors)
 }
 
-/// Takes out, by name, the publishers that do not fit under the limit of open files.
+/// Removes the publishers beyond the limit of open files from the plans, and logs each.
 fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet, descriptors: Descriptors) {
     let mut left = descriptors.publishers_max;
     for plan in plans {
@@ -327,9 +306,8 @@ fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet, des
 /// Starts a serving thread for each of `metrics`.
 fn start_cores(
     config: &Config,
-    engine: Engine,
-    cpus: &[CoreId],
-    shared: &Shared,
+    (io_backend, cpus): (IoBackend, &[CoreId]),
+    (tables, lanes): (&RequestTables, &Arc<Lanes>),
     metrics: &[Arc<CoreMetrics>],
 ) -> Result<Vec<Core>> {
     let start = |(index, metrics): (usize, &Arc<CoreMetrics>)| {
@@ -340,17 +318,18 @@ fn start_cores(
             unread_ms_max: config.serve.unread_ms_max,
             frame_timeout_ms: config.serve.frame_timeout_ms,
             user_share_percent: config.serve.user_share_percent,
-            ..CoreOptions::new(index, engine)
+            lanes: Some(Arc::clone(lanes)),
+            ..CoreOptions::new(index, io_backend)
         };
-        // Readers are not shared between threads: each core clones its own.
-        let (shared, metrics, seed) = (shared.clone(), Arc::clone(metrics), core_seed(config, index));
+        // Threads do not share readers: each clones its own.
+        let (tables, metrics, seed) = (tables.clone(), Arc::clone(metrics), core_seed(config, index));
         let counters = Arc::clone(&metrics.counters);
-        Core::start(options, counters, move || Ok(CoreService::new(shared, metrics, index, seed)))
+        Core::start(options, counters, move || Ok(RoutingService::new(tables, metrics, index, seed)))
     };
     metrics.iter().enumerate().map(start).collect()
 }
 
-/// The signals that are heeded: two ask to end, one to read the configuration again.
+/// The signals that the daemon handles: two end it, one reloads the configuration.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -358,7 +337,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// From now on they do not end the process by themselves.
+    /// From now on the signals do not end the process by themselves.
     fn listen() -> Result<Self> {
         let listen = |kind| {
             signal(kind).map_err(|cause| {
@@ -373,7 +352,7 @@ impl Signals {
     }
 }
 
-/// The name of the first that came.
+/// The name of the first signal.
 async fn first_of(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
     tokio::select! {
         _ = terminate.recv() => "SIGTERM",
@@ -381,18 +360,18 @@ async fn first_of(terminate: &mut Signal, interrupt: &mut Signal) -> &'static st
     }
 }
 
-/// Drops what is too old and whose session has gone, every second, a bounded number at a time.
-async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
+/// Expires bookings that are too old or whose session has gone, every second, a bounded number at a time.
+async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
     let mut every = tokio::time::interval(Duration::from_millis(BOOKINGS_EXPIRY_EVERY_MS));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
         loop {
-            let expired = shared.loads.expire(shared.now_ns(), BOOKINGS_EXPIRED_PER_TURN_MAX);
+            let expired = tables.loads.expire(tables.now_ns(), BOOKINGS_EXPIRED_PER_TURN_MAX);
             counters.add(DaemonCounter::BookingsExpiredAge, expired.by_age);
             counters.add(DaemonCounter::BookingsExpiredSession, expired.by_session);
             if expired.bookings() > 0 {
-                shared.room.made_room();
+                tables.queue.made_room();
             }
             if expired.bookings() < BOOKINGS_EXPIRED_PER_TURN_MAX as u64 {
                 break;
@@ -402,67 +381,67 @@ async fn expire(shared: &Shared, counters: &CounterSet<DaemonCounter>) {
     }
 }
 
-/// Gives up, in the queue, who has waited too long, and lets those who wait be decided again when workers come and go.
-async fn tend(shared: &Shared) {
-    shared.room.tend(QUEUE_RECHECK_MS, || shared.fleet.load().version).await;
-}
-
-/// Ends cores first, so that the index stands still only when nobody asks any more; the last snapshots are taken
+/// Ends the serving threads first, so that the index keeps up while they answer. The last snapshots are written
 /// meanwhile.
 fn end(
-    cores: Vec<Core>,
-    streams: Arc<Streams>,
-    Threads { predictor, keeper, journal, listener, http, metrics }: Threads,
+    (cores, http_port): (Vec<Core>, Http),
+    ingest_threads: Arc<IngestThreads>,
+    OtherThreads { predictor, keeper, journal, listener, http, metrics }: OtherThreads,
     snapshots: &Snapshots,
-    deadline: Instant,
+    drain_ms_max: u64,
 ) {
+    let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
+    http_port.drain();
     for core in &cores {
         core.drain(deadline);
     }
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
-    // It has told those who ask that the daemon drains.
+    // Until now it has answered requests with the error `draining`.
     ended.extend(http.map(HttpThread::stop));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
-    // Nobody else has them any more; if somebody had, they would end with the process.
-    let streams = Arc::into_inner(streams).unwrap_or_default();
-    ended.extend(streams.0.into_iter().map(|(_, stream)| stream.stop()));
+    // This is the last reference. If another were left, the threads would end with the process.
+    let ingest_threads = Arc::into_inner(ingest_threads).unwrap_or_default();
+    ended.extend(ingest_threads.0.into_iter().map(|(_, stream)| stream.stop()));
     ended.extend(predictor.map(PredictorThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
-    // After the cores: what they noted last is written, too.
+    // After the serving threads, so that it writes their last notes.
     ended.push(journal.stop());
     for error in ended.into_iter().filter_map(Result::err) {
-        tracing::error!(%error, "a thread did not end well");
+        tracing::error!(%error, "a thread ended with an error");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::THREADS_WATCH_EVERY_MS;
+    use crate::requests::Predictions;
 
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
         let config = Config::default();
-        let Booted { fleet, loads, indexes, .. } = boot::boot(&config, 0).unwrap();
-        let predicting = predicting::Predicting::default();
-        let descriptors = descriptors_for(&config, 1).unwrap();
-        let shared = Shared::new(&config, (1, descriptors), Instant::now(), &fleet, indexes, &predicting, &loads);
-        let mut cores = start_cores(&config, Engine::Epoll, &[], &shared, &[Arc::default()]).unwrap();
+        let Startup { fleet, loads, indexes, .. } = startup::prepare(&config, 0).unwrap();
+        let predictions = Predictions::default();
+        let fleet = (&fleet, reload::policies(&config, 1));
+        let tables = RequestTables::new(&config, (1, Instant::now()), fleet, indexes, &predictions, &loads);
+        let lanes = Arc::new(Lanes::new(0, 0));
+        let mut cores = start_cores(&config, (IoBackend::Epoll, &[]), (&tables, &lanes), &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
-        let journal = shared.recording.start(&config, (1, 0), &[]).unwrap();
-        let listener = Arc::new(LoadListener::start(loads, Arc::default(), shared.clock()).unwrap());
+        let journal = tables.recording.start(&config, (1, 0), &[]).unwrap();
+        let listener = Arc::new(LoadListener::start(loads, Arc::default(), tables.clock()).unwrap());
         let metrics = MetricsThread::start(None, Arc::default(), |_| Ok(())).unwrap();
-        let threads = Threads { predictor: None, keeper: None, journal, listener, http: None, metrics };
-        let (handles, streams) = ([core.handle()], Streams::default());
+        let others = OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics };
+        let (handles, ingest_threads) = ([core.handle()], IngestThreads::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let looked = runtime.block_on(async {
-            let watching = watch_threads(&handles, &streams, &threads);
+        let watched = runtime.block_on(async {
+            let watching = threads::watch(&handles, &ingest_threads, &others);
             tokio::time::timeout(Duration::from_millis(THREADS_WATCH_EVERY_MS / 2), watching).await
         });
-        assert!(looked.is_err(), "all is well as long as it runs");
+        assert!(watched.is_err(), "all threads run");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(watch_threads(&handles, &streams, &threads)), "a core thread");
+        assert_eq!(runtime.block_on(threads::watch(&handles, &ingest_threads, &others)), "a core thread");
     }
 }

@@ -1,12 +1,12 @@
-//! Snapshots as the daemon uses them: loaded at its start and when a worker comes, written while it runs and once more
-//! when it stops.
+//! The daemon's use of snapshots: it loads them at the start and when a worker is added, and writes them while it runs
+//! and once more when it stops.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::streams::Streams;
+use super::ingest_threads::IngestThreads;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
@@ -16,16 +16,16 @@ use crate::limits::SNAPSHOT_LOADS_AT_ONCE_MAX;
 use crate::metrics::SnapshotCounter;
 use crate::snapshot::{self, Checked, Directory, Expected, Keeper, KeeperPlan, Restore, SnapshotStats, SpaceName};
 
-/// The directory of snapshots, where one is configured, and what is counted.
+/// The directory of snapshots, if one is configured, and their counters.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshots {
     directory: Option<Arc<Directory>>,
     pub(super) stats: Arc<SnapshotStats>,
-    /// For the loads of workers that come while the daemon runs.
+    /// Limits the snapshots that are loaded at once for workers added while the daemon runs.
     places: Arc<Semaphore>,
 }
 
-/// The snapshot of a worker that comes while the daemon runs: what its shard is given, and what feeds that.
+/// The snapshot of a worker that is added while the daemon runs: the load for its shard, and the thread that feeds it.
 pub(super) struct Newcomer {
     pub(super) load: FirstLoad,
     restore: Restore,
@@ -33,7 +33,7 @@ pub(super) struct Newcomer {
 }
 
 impl Snapshots {
-    /// Takes the configured directory; a fresh start removes what is in it.
+    /// Opens the configured directory. A fresh start removes the snapshots in it.
     pub(super) fn open(config: &Config) -> Result<Self> {
         let places = Arc::new(Semaphore::new(SNAPSHOT_LOADS_AT_ONCE_MAX));
         let this = Self { directory: None, stats: Arc::default(), places };
@@ -41,31 +41,31 @@ impl Snapshots {
         let this = Self { directory: Some(Arc::new(Directory::open(path)?)), ..this };
         if config.snapshot.fresh {
             let removed = this.remove(None)?;
-            tracing::info!(removed, path = %path.display(), "a fresh start: snapshots removed");
+            tracing::info!(removed, path = %path.display(), "fresh start: snapshots removed");
         }
         Ok(this)
     }
 
-    /// The snapshots that may be loaded, checked from the first byte to the last.
+    /// The usable snapshots, checked from the first byte to the last.
     pub(super) fn check(&self, table: &FleetTable) -> Vec<Checked> {
         let Some(directory) = &self.directory else { return Vec::new() };
         let expected: Vec<_> = table.workers.iter().filter_map(|record| expected(table, record)).collect();
         snapshot::check(directory, &expected, &self.stats)
     }
 
-    /// The snapshot of a worker that comes, if it may be loaded, checked as at a start. Others of the control thread go
-    /// on meanwhile.
+    /// The snapshot of an added worker if it is usable, checked as at a start. The control thread's other tasks go on
+    /// meanwhile.
     pub(super) fn of_newcomer(
         &self,
         table: &FleetTable,
         record: &WorkerRecord,
     ) -> impl Future<Output = Option<Newcomer>> + use<> {
-        // The table is not to be held while the file is read.
+        // The future borrows nothing from the table, so that no table is held while the file is read.
         let sought = self.directory.clone().zip(expected(table, record));
         let (stats, places) = (Arc::clone(&self.stats), Arc::clone(&self.places));
         async move {
             let (directory, expected) = sought?;
-            // The semaphore is never closed, and a check does not panic: else the worker begins empty.
+            // If the semaphore were closed or the check panicked, the worker would begin empty.
             let place = places.acquire_owned().await.ok()?;
             let check = move || snapshot::check(&directory, &[expected], &stats);
             let checked = tokio::task::spawn_blocking(check).await.ok()?;
@@ -74,15 +74,15 @@ impl Snapshots {
         }
     }
 
-    /// Starts feeding the load of a worker that has come.
+    /// Starts feeding the load of an added worker.
     pub(super) fn feed_newcomer(&self, newcomer: Newcomer) -> Result<()> {
         let Newcomer { load, restore, place } = newcomer;
-        // Where the shard has none of it, it is over at once.
+        // If the shard did not take the load, the feeding ends at once.
         drop(load);
         self.start(restore, place)
     }
 
-    /// Starts feeding loads to a shard that runs.
+    /// Starts feeding loads to a running shard.
     pub(super) fn feed(&self, restore: Restore) -> Result<()> {
         self.start(restore, ())
     }
@@ -95,16 +95,21 @@ impl Snapshots {
         })
     }
 
-    /// Starts writing.
-    pub(super) fn keep(&self, config: &Config, fleet: &Arc<Fleet>, streams: &Arc<Streams>) -> Result<Option<Keeper>> {
+    /// Starts the thread that writes snapshots.
+    pub(super) fn keep(
+        &self,
+        config: &Config,
+        fleet: &Arc<Fleet>,
+        ingest_threads: &Arc<IngestThreads>,
+    ) -> Result<Option<Keeper>> {
         let Some(directory) = &self.directory else { return Ok(None) };
-        // Not the streams themselves: a thread that is late must not keep them from ending.
-        let streams = Arc::downgrade(streams);
+        // A weak reference: a slow snapshot must not keep the ingest threads from ending.
+        let ingest_threads = Arc::downgrade(ingest_threads);
         let gone = || Error::new(Kind::Draining, "the ingest threads have ended", "ask again after the restart");
         Keeper::start(KeeperPlan {
             directory: Arc::clone(directory),
             fleet: Arc::clone(fleet),
-            dump: Box::new(move |shard, worker| streams.upgrade().ok_or_else(gone)?.dump(shard, worker)),
+            dump: Box::new(move |shard, worker| ingest_threads.upgrade().ok_or_else(gone)?.dump(shard, worker)),
             stats: Arc::clone(&self.stats),
             every: Duration::from_secs(config.snapshot.every_s),
             keep: Duration::from_secs(config.snapshot.keep_s),
@@ -112,7 +117,7 @@ impl Snapshots {
         .map(Some)
     }
 
-    /// Removes the snapshot of a worker, or all, for good.
+    /// Deletes the snapshot of a worker, or all snapshots.
     pub(super) fn remove(&self, worker: Option<Worker>) -> Result<usize> {
         let Some(directory) = &self.directory else { return Ok(0) };
         let removed = directory.remove(worker).map_err(|error| {
@@ -124,7 +129,7 @@ impl Snapshots {
     }
 }
 
-/// What a worker's snapshot has to agree with; `None` = it publishes nothing.
+/// The facts that a worker's snapshot must match; `None` = the worker publishes no events.
 fn expected(table: &FleetTable, record: &WorkerRecord) -> Option<Expected> {
     let space = table.space(record.space)?;
     let name = SpaceName { model: space.model.clone(), namespace: space.namespace.clone(), role: space.role };
@@ -132,7 +137,7 @@ fn expected(table: &FleetTable, record: &WorkerRecord) -> Option<Expected> {
     Some(Expected { worker: record.worker, space: name, scheme: space.scheme.get(), is_provable })
 }
 
-/// The loads of a shard's workers, and what feeds them.
+/// The loads of a shard's workers, and the thread that feeds them.
 pub(super) fn loads_of(plan: &ShardPlan, checked: &mut Vec<Checked>) -> (Restore, Vec<FirstLoad>) {
     let is_of = |checked: &mut Checked| plan.publishers.iter().any(|publisher| publisher.worker == checked.worker());
     Restore::new(checked.extract_if(.., is_of).collect())
@@ -142,6 +147,6 @@ pub(super) fn loads_of(plan: &ShardPlan, checked: &mut Vec<Checked>) -> (Restore
 pub(super) fn finish(keeper: Option<Keeper>, deadline: Instant, stats: &SnapshotStats) {
     if keeper.is_some_and(|keeper| !keeper.join(deadline)) {
         stats.counters.bump(SnapshotCounter::SnapshotsLate);
-        tracing::warn!(remedy = "raise serve.drain_ms_max", "the last snapshot is not on the disk in time");
+        tracing::warn!(remedy = "raise serve.drain_ms_max", "the last snapshot was not written in time");
     }
 }

@@ -1,4 +1,4 @@
-//! What the admin socket tells about every worker.
+//! The answers of the admin socket.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
+use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
-use super::roster::Roster;
-use super::shadowing;
-use super::shared::Shared;
+use super::ingest_threads::IngestThreads;
 use super::snapshots::Snapshots;
-use super::sources::Sources;
-use super::streams::Streams;
+use super::statistics::Statistics;
 use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
@@ -20,112 +18,116 @@ use crate::ids::Worker;
 use crate::ingest::{ResetScope, WorkerView};
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
-use crate::serve::{AdminService, HelloInfo};
+use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
+use crate::serve::AdminService;
 use crate::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
 
-/// Answers administration from the tables the daemon runs on.
+/// Answers administration from the daemon's tables.
 pub(super) struct Administration {
-    shared: Shared,
-    sources: Arc<Sources>,
+    tables: RequestTables,
+    statistics: Arc<Statistics>,
     doctor: Arc<Doctor>,
-    roster: Rc<Roster>,
-    streams: Arc<Streams>,
+    desired: Rc<DesiredFleet>,
+    ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
     metrics_port: u16,
 }
 
 impl AdminService for Administration {
     fn hello(&self) -> HelloInfo<'_> {
-        self.shared.hello()
+        self.tables.hello()
     }
 
     fn fleet(&self) -> Guard<Arc<FleetTable>> {
-        self.shared.fleet.load()
+        self.tables.fleet.load()
     }
 
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
-        let table = self.shared.fleet.load();
-        let mut rest = self.sources.views.of(&table);
+        let table = self.tables.fleet.load();
+        let mut rest = self.statistics.views.of(&table);
         rest.retain(|(record, _)| record.index.place() >= cursor as usize);
         let next_cursor = rest.get(limit).map(|(record, _)| record.index.place() as u32);
         let findings = self.doctor.findings();
         let remedies = remedies(&findings);
         let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| {
             let remedy = remedies.get(&record.worker).map(|remedy| (*remedy).to_owned());
-            let source = self.roster.source_of(record.worker);
+            let source = self.desired.source_of(record.worker);
             self.with_routes(record, WorkerStatus { remedy, source, ..worker_status(&table, record, view) })
         };
         StatusPage {
             workers: rest.iter().take(limit).map(status).collect(),
             next_cursor,
-            sources: if cursor == 0 { self.roster.sources() } else { Vec::new() },
-            findings: if next_cursor.is_none() { told(findings.to_vec()) } else { Vec::new() },
+            sources: if cursor == 0 { self.desired.sources() } else { Vec::new() },
+            findings: if next_cursor.is_none() { shortened(findings.to_vec()) } else { Vec::new() },
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             metrics_port: self.metrics_port,
             fleet_version: table.version,
-            instance_id: self.shared.instance_id,
-            uptime_ms: self.shared.now_ms(),
+            instance_id: self.tables.instance_id,
+            uptime_ms: self.tables.now_ms(),
             counters: self.counters(),
         }
     }
 
     fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
-        self.roster.change(change)
+        self.desired.change(change)
     }
 
     fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
-        let table = self.shared.fleet.load();
+        let table = self.tables.fleet.load();
         let one = order.worker.map(|worker| {
             let record = table.workers.iter().find(|record| record.worker == worker);
             record.map(|record| (record.shard, worker)).ok_or_else(|| {
                 let what = format!("there is no worker {worker}");
-                Error::new(Kind::InvalidArgument, what, "ask `kvrouted status` for the workers there are")
+                Error::new(Kind::InvalidArgument, what, "`kvrouted status` lists the workers")
             })
         });
         let one = one.transpose()?;
-        // In this order: a snapshot that is begun after the removal is one of an emptied worker.
+        // In this order, so that a snapshot begun after the removal is one of an emptied worker.
         let scope = if order.engine_cleared { ResetScope::ClearedDevice } else { ResetScope::Everything };
-        self.streams.reset(one, scope)?;
+        self.ingest_threads.reset(one, scope)?;
         let snapshots = self.snapshots.remove(order.worker)? as u32;
         let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
-        tracing::info!(workers, snapshots, ?scope, "reset, as was asked for");
+        tracing::info!(workers, snapshots, ?scope, "reset by request");
         Ok(ResetDone { workers, snapshots })
     }
 
     fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
-        let recording = &self.shared.recording;
+        let recording = &self.tables.recording;
         match order {
             PolicyOrder::Shadow { settings, share } => {
                 let settings: Vec<_> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
-                recording.shadow(&settings, *share)?;
-                tracing::info!(?settings, share, "a shadow policy judges, as was asked for");
+                recording.set_shadow(&settings, *share)?;
+                tracing::info!(?settings, share, "a shadow policy judges from now on, by request");
             }
             PolicyOrder::EndShadow => {
-                recording.shadow(&[], 0.0)?;
-                tracing::info!("the shadow policy has ended, as was asked for");
+                recording.set_shadow(&[], 0.0)?;
+                tracing::info!("the shadow policy has ended, by request");
             }
             PolicyOrder::Promote => {
                 let settings = recording.shadow_settings().ok_or_else(no_shadow)?;
-                let before = self.shared.policies.load();
-                let table = before.map(|policy| shadowing::with(policy, &settings));
-                tracing::info!(?settings, version = table.version(), "the shadow policy decides, as was asked for");
-                self.sources.daemon.bump(DaemonCounter::PoliciesReplaced);
-                self.shared.policies.store(Arc::new(table));
-                recording.shadow(&[], 0.0)?;
+                let before = self.tables.policies.load();
+                let next = before.map(|policy| policy_with_settings(policy, &settings));
+                tracing::info!(
+                    ?settings,
+                    version = next.version(),
+                    "the shadow policy decides from now on, by request"
+                );
+                self.statistics.daemon.bump(DaemonCounter::PoliciesReplaced);
+                self.tables.policies.store(Arc::new(next));
+                recording.set_shadow(&[], 0.0)?;
             }
         }
-        let (policy_version, shadow_share) = (self.shared.policies.load().version(), recording.shadow_share());
+        let (policy_version, shadow_share) = (self.tables.policies.load().version(), recording.shadow_share());
         Ok(PolicyDone { policy_version, shadow_share })
     }
 }
 
-/// No shadow policy judges.
 fn no_shadow() -> Error {
     let remedy = "set one first: [shadow], or kvrouted tune JOURNAL --shadow";
     Error::new(Kind::InvalidArgument, "there is no shadow policy to promote", remedy)
 }
 
-/// What to do for each worker: the remedy of the worst that is found of it.
+/// For each worker the remedy of its worst finding.
 fn remedies(findings: &[Finding]) -> HashMap<Worker, &str> {
     let mut remedies = HashMap::new();
     for finding in findings {
@@ -136,32 +138,40 @@ fn remedies(findings: &[Finding]) -> HashMap<Worker, &str> {
     remedies
 }
 
-/// Findings as they are told: each names a bounded number of workers.
-fn told(mut findings: Vec<Finding>) -> Vec<Finding> {
+/// Findings for a reply: each names a bounded number of workers.
+fn shortened(mut findings: Vec<Finding>) -> Vec<Finding> {
     findings.iter_mut().for_each(|finding| finding.workers.truncate(FINDING_WORKERS_MAX));
     findings
 }
 
 impl Administration {
-    /// Over what the daemon runs on; `metrics_port` 0 = metrics are not served.
+    /// Administers the daemon with these tables; `metrics_port` 0 = there is no metrics port.
     pub(super) fn new(
-        shared: &Shared,
-        (sources, doctor): (&Arc<Sources>, &Arc<Doctor>),
-        roster: &Rc<Roster>,
-        streams: &Arc<Streams>,
+        tables: &RequestTables,
+        (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
+        desired: &Rc<DesiredFleet>,
+        ingest_threads: &Arc<IngestThreads>,
         snapshots: &Snapshots,
         metrics_port: u16,
     ) -> Self {
-        let (sources, doctor) = (Arc::clone(sources), Arc::clone(doctor));
-        let (roster, streams) = (Rc::clone(roster), Arc::clone(streams));
-        Self { shared: shared.clone(), sources, doctor, roster, streams, snapshots: snapshots.clone(), metrics_port }
+        let (statistics, doctor) = (Arc::clone(statistics), Arc::clone(doctor));
+        let (desired, ingest_threads) = (Rc::clone(desired), Arc::clone(ingest_threads));
+        Self {
+            tables: tables.clone(),
+            statistics,
+            doctor,
+            desired,
+            ingest_threads,
+            snapshots: snapshots.clone(),
+            metrics_port,
+        }
     }
 
-    /// Adds what decisions and bookings show of a worker.
+    /// Adds the counters of decisions for a worker, and its load.
     fn with_routes(&self, record: &WorkerRecord, mut status: WorkerStatus) -> WorkerStatus {
-        let load = self.sources.loads.read(record.index);
-        let routed = RouteCounter::ALL.iter().map(|of| (of.name(), self.sources.routed(record.index, *of)));
-        // Not counters: they fall again. They are here so that they show in `kvrouted status`.
+        let load = self.statistics.loads.read(record.index);
+        let routed = RouteCounter::ALL.iter().map(|of| (of.name(), self.statistics.routed(record.index, *of)));
+        // Gauges, listed here so that `kvrouted status` shows them.
         let now = [
             ("active_prefill_tokens", load.prefill_tokens),
             ("active_decode_blocks", load.decode_blocks),
@@ -171,38 +181,38 @@ impl Administration {
         status
     }
 
-    /// The daemon's own counters, cores summed.
+    /// The daemon's counters, summed over its threads.
     fn counters(&self) -> Vec<(String, u64)> {
         let cores = CoreCounter::ALL.iter().map(|counter| {
-            let sum = self.sources.cores.iter().map(|core| core.counters.get(*counter)).sum();
+            let sum = self.statistics.cores.iter().map(|core| core.counters.get(*counter)).sum();
             (counter.name().to_owned(), sum)
         });
-        let (sources, room, lanes) = (&self.sources, &self.sources.room, &self.sources.lanes);
-        // Not counters: they fall again.
+        let (statistics, queue, lanes) = (&self.statistics, &self.statistics.queue, &self.statistics.lanes);
+        // Gauges.
         let now = [
-            ("queue_waiting".to_owned(), room.waiting() as u64),
-            ("bookings_live".to_owned(), self.shared.loads.live() as u64),
+            ("queue_waiting".to_owned(), queue.waiting() as u64),
+            ("bookings_live".to_owned(), self.tables.loads.live() as u64),
             ("lanes_open".to_owned(), lanes.open() as u64),
             ("lanes_ended_held".to_owned(), lanes.ended_and_held() as u64),
         ];
-        let tally = sources.recording.shadowing.total();
+        let tally = statistics.recording.shadow.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);
         let shadow = tally.counts().map(|(name, _, count)| (name.to_owned(), count)).into_iter().chain([regret]);
-        let snapshots = &sources.snapshots;
+        let snapshots = &statistics.snapshots;
         let refused = snapshots.refused().map(|(reason, times)| (format!("snapshot_{reason}"), times));
         cores
-            .chain(named(&sources.daemon))
-            .chain(named(room.counters()))
+            .chain(named(&statistics.daemon))
+            .chain(named(queue.counters()))
             .chain(now)
-            .chain(named(&sources.heard))
+            .chain(named(&statistics.load_reports))
             .chain(named(lanes.counters()))
-            .chain(named(&sources.predicting.counters))
-            .chain(named(&sources.recording.counters))
+            .chain(named(&statistics.predictions.counters))
+            .chain(named(&statistics.recording.counters))
             .chain(shadow)
             .chain(named(&snapshots.counters))
             .chain(refused)
-            .chain(named(&sources.http))
-            .chain(named(&sources.pages))
+            .chain(named(&statistics.http))
+            .chain(named(&statistics.pages))
             .collect()
     }
 }
@@ -217,9 +227,9 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
     let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
     let counted = named(&view.counters);
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
-    let oddities = view.oddities_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
-    let unruled = view.unruled.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
-    let others = Some(view.unruled.others()).filter(|times| *times > 0);
+    let oddities = view.warnings_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
+    let unruled = view.unknown_names.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
+    let others = Some(view.unknown_names.others()).filter(|times| *times > 0);
     let unruled = unruled.chain(others.map(|times| ("unruled_others".to_owned(), times)));
     let aborted = view.transfers_aborted_by_reason();
     let aborted = aborted.map(|(reason, times)| (format!("transfer_aborted_{reason}"), times));
@@ -255,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_wait_blocks_refused_and_broken_dumps_are_told() {
+    fn status_shows_waiting_events_refused_blocks_and_aborted_dumps() {
         for choked in [false, true] {
             let record = record();
             let view = WorkerView::new(Arc::clone(&record.trust));
@@ -271,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_told_the_remedy_of_the_worst_and_a_finding_names_a_bounded_number() {
+    fn a_worker_gets_the_remedy_of_its_worst_finding_and_a_finding_names_a_bounded_number() {
         let workers: Vec<Worker> = (0..2 * FINDING_WORKERS_MAX as u64).map(|id| Worker::new(id, 0)).collect();
         let total = workers.len() as u32;
         let worst = Finding { workers: workers[..1].to_vec(), ..Symptom::EventsChoked.finding() };
@@ -280,7 +290,7 @@ mod tests {
         let remedies = remedies(&findings);
         assert_eq!(remedies[&workers[0]], Symptom::EventsChoked.remedy());
         assert_eq!(remedies[&workers[1]], Symptom::DuplicateStorm.remedy());
-        let told = told(findings);
-        assert_eq!((told[1].workers.len(), told[1].workers_total), (FINDING_WORKERS_MAX, total));
+        let shortened = shortened(findings);
+        assert_eq!((shortened[1].workers.len(), shortened[1].workers_total), (FINDING_WORKERS_MAX, total));
     }
 }

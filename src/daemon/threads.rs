@@ -1,27 +1,42 @@
-//! Threads beside those that serve and those that take events in.
+//! The daemon's threads: which of them run, and what a panic of each costs.
+//!
+//! | thread | after its panic |
+//! |---|---|
+//! | ingest | its shard's index is rebuilt (`ingest::rebuild`); the daemon goes on |
+//! | control | the daemon drains as on SIGTERM, and exits with the code of an internal error (70) |
+//! | serving threads, the predictor, snapshots, the journal's writer, loads, the HTTP port | the same, within half a second |
+//! | a task that reads a file of workers or asks an engine | the daemon repeats the reading or the request |
+//!
+//! A drain takes no new connections, answers what has been read, and writes the last snapshots. A panic must therefore
+//! never leave the control thread: unwinding beyond it would end the process without a drain.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::predicting::PredictorThread;
+use super::ingest_threads::IngestThreads;
+use super::predictor_thread::PredictorThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
-use crate::serve::{HttpThread, MetricsThread};
+use crate::limits::THREADS_WATCH_EVERY_MS;
+use crate::serve::{CoreHandle, HttpThread, MetricsThread};
 use crate::snapshot::Keeper;
 
-/// Which of them run.
-pub(super) struct Threads {
+/// The threads beside the serving threads and the ingest threads.
+pub(super) struct OtherThreads {
     pub(super) predictor: Option<PredictorThread>,
     pub(super) keeper: Option<Keeper>,
     pub(super) journal: WriterThread,
-    /// Whoever takes workers in tells it whom to listen to.
+    /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
     pub(super) http: Option<HttpThread>,
     pub(super) metrics: MetricsThread,
 }
 
-impl Threads {
-    /// One that has ended though nobody asked it to.
-    pub(super) fn ended(&self) -> Option<&'static str> {
+impl OtherThreads {
+    /// The name of a thread that has ended although nothing asked it to.
+    fn ended(&self) -> Option<&'static str> {
         if !self.predictor.as_ref().is_none_or(PredictorThread::is_running) {
             return Some("the predictor");
         }
@@ -38,5 +53,50 @@ impl Threads {
             return Some("the metrics page");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
+    }
+}
+
+/// Returns when a thread has ended although nothing asked it to. Without it the daemon's answers would get ever older.
+pub(super) async fn watch(cores: &[CoreHandle], ingest_threads: &IngestThreads, others: &OtherThreads) -> &'static str {
+    let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
+    loop {
+        every.tick().await;
+        if !cores.iter().all(CoreHandle::is_alive) {
+            return "a core thread";
+        }
+        if !ingest_threads.are_running() {
+            return "an ingest thread";
+        }
+        if let Some(ended) = others.ended() {
+            return ended;
+        }
+    }
+}
+
+/// The control thread's future; a panic becomes an error with the thread's name. It is not polled again then.
+pub(super) async fn catch_panic<T>(future: impl Future<Output = Result<T, &'static str>>) -> Result<T, &'static str> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| {
+        // The future and the drain share only cells and channels, each of them whole after every call.
+        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+            Ok(polled) => polled,
+            Err(_) => std::task::Poll::Ready(Err("the control thread")),
+        }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_becomes_an_error_and_goes_no_further() {
+        assert_eq!(catch_panic(async { Ok(7) }).await, Ok(7));
+        let late = async {
+            tokio::task::yield_now().await;
+            panic!("on purpose");
+        };
+        assert_eq!(catch_panic::<u8>(late).await, Err("the control thread"));
     }
 }

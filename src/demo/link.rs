@@ -1,5 +1,5 @@
-//! What gateway and simulated engine say to each other over a Unix socket: an inference API reduced to
-//! what the demo needs.
+//! Messages between the gateway and a simulated engine over a Unix socket: the part of an inference API that the demo
+//! needs.
 //!
 //! A frame is `{body_bytes: u32, kind: u8}` and the body, all little-endian.
 
@@ -14,16 +14,16 @@ const FRAME_BYTES: usize = 5;
 pub(crate) enum ToEngine {
     /// Run a prompt.
     Submit {
-        /// The gateway's name for it.
+        /// The gateway's number of the request.
         id: u32,
         /// The prompt.
         prompt: Vec<u32>,
-        /// What to generate: a simulated engine cannot think of it.
+        /// The output to generate: a simulated engine has no model.
         output: Vec<u32>,
     },
     /// Empty the cache; only while nothing runs.
     Clear,
-    /// Put everything written on record.
+    /// Complete the log.
     Finish,
 }
 
@@ -34,22 +34,22 @@ pub(crate) enum FromEngine {
     Ready,
     /// The prompt is computed.
     Prefilled {
-        /// Whose.
+        /// The request.
         id: u32,
-        /// Its whole blocks that were in the cache.
+        /// Whole blocks of the prompt that were in the cache.
         cached_blocks: u32,
     },
     /// The output is complete.
     Done {
-        /// Whose.
+        /// The request.
         id: u32,
     },
     /// The cache is empty.
     Cleared {
-        /// Sequence of the batch that says so.
+        /// Sequence number of the batch with the clear.
         seq: u64,
     },
-    /// Everything is on record.
+    /// The log is complete.
     Finished {
         /// Batches published.
         batches: u64,
@@ -57,7 +57,7 @@ pub(crate) enum FromEngine {
 }
 
 impl ToEngine {
-    /// Writes it as one frame.
+    /// Writes the message as one frame.
     ///
     /// # Errors
     /// As the writer's.
@@ -80,7 +80,7 @@ impl ToEngine {
     /// Reads one frame; `None` at the end of the stream.
     ///
     /// # Errors
-    /// As the reader's, and `InvalidData` for what is no such frame.
+    /// As the reader's, and `InvalidData` for an invalid frame.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         match (kind, body.len()) {
@@ -98,7 +98,7 @@ impl ToEngine {
 }
 
 impl FromEngine {
-    /// Writes it as one frame.
+    /// Writes the message as one frame.
     ///
     /// # Errors
     /// As the writer's.
@@ -117,7 +117,7 @@ impl FromEngine {
     /// Reads one frame; `None` at the end of the stream.
     ///
     /// # Errors
-    /// As the reader's, and `InvalidData` for what is no such frame.
+    /// As the reader's, and `InvalidData` for an invalid frame.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         Ok(Some(match (kind, body.len()) {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_directions_come_back_as_they_were() {
+    fn messages_of_both_directions_survive_a_round_trip() {
         let requests = [
             ToEngine::Submit { id: 3, prompt: vec![1, u32::MAX, 5], output: vec![9] },
             ToEngine::Submit { id: 4, prompt: vec![], output: vec![] },
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_an_error_and_half_a_frame_too() {
+    fn invalid_and_incomplete_frames_are_errors() {
         assert!(ToEngine::read(&mut [0, 0, 0, 0, 77].as_slice()).is_err());
         assert!(ToEngine::read(&mut [255, 255, 255, 255, 1].as_slice()).is_err());
         assert!(FromEngine::read(&mut [8, 0, 0, 0, 130, 1].as_slice()).is_err());

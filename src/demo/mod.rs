@@ -1,27 +1,22 @@
-//! `kvrouted demo`: the main job with nothing but this program.
+//! `kvrouted demo`: the whole system with nothing but this program.
 //!
 //! ```text
-//! demo ─┬─ engine × N   an LRU prefix cache that publishes as vLLM does     ──ZeroMQ──▶ daemon
-//!       ├─ daemon       `kvrouted serve` as anybody would start it
+//! demo ─┬─ engine × N   an LRU prefix cache that publishes events as vLLM does  ──ZeroMQ──▶ daemon
+//!       ├─ daemon       `kvrouted serve`, started as an operator would
 //!       └─ gateway      replays conversations ──Unix socket──▶ daemon, and runs them on the engines
 //! ```
 //!
-//! All are processes of the same binary. The workload runs once under each policy, with caches cleared between; by
-//! default engines are chosen in turn, then by what they hold. Engines and gateway write down what happened; when everything is
-//! over, every overlap the daemon reported is held to the engines' own caches (`verify`).
+//! All are processes of the same binary. The workload runs once under each policy, with caches cleared in between; by
+//! default first round-robin, then by cached blocks and load. Engines and gateway record what happened. At the end
+//! `verify` compares every overlap that the daemon reported with the engines' own caches.
 
-pub mod args;
-mod chain;
-mod clock;
+pub(crate) mod args;
 pub mod engine;
 pub mod gateway;
-pub mod lifetime;
 mod link;
-mod policy;
 mod processes;
 mod record;
 mod report;
-mod trace;
 mod verify;
 mod workload;
 
@@ -35,8 +30,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustc_hash::FxHashMap;
 
 use self::args::DemoArgs;
-use self::chain::BLOCK_TOKENS;
+use self::engine::BLOCK_TOKENS;
 use self::processes::Processes;
+pub use self::processes::run_daemon;
 use self::report::{EventTotals, GatewayMessage, Report};
 use self::verify::{History, Verdict};
 use self::workload::Workload;
@@ -46,18 +42,18 @@ use crate::metrics::{CounterName, WorkerCounter};
 
 /// The model's name in the demo's only space.
 const MODEL: &str = "demo";
-/// Requests under each policy, generated.
+/// Generated requests under each policy.
 const REQUESTS_DEFAULT: u32 = 1500;
-/// Requests under each policy, from a trace: its prompts are several times as long.
+/// Requests of a trace under each policy: fewer, because its prompts are several times as long.
 const TRACE_REQUESTS_DEFAULT: u32 = 600;
-/// How long the daemon may take to come up, and to apply the last batches.
+/// Time for the daemon to start, and to apply the last batches.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs the demo and prints what came of it.
+/// Runs the demo and prints its report.
 ///
 /// # Errors
-/// `internal` if an overlap was wrong or a batch was lost: what to look at is in the message. Otherwise
-/// whatever could not be started, read or reached.
+/// `internal` if an overlap was wrong or a batch was lost; the message says which. Otherwise the error of the process,
+/// file or socket that failed.
 pub fn run(args: &DemoArgs) -> Result<(), Error> {
     let requests = args.requests.unwrap_or(match args.trace {
         Some(_) => TRACE_REQUESTS_DEFAULT,
@@ -76,14 +72,14 @@ pub fn run(args: &DemoArgs) -> Result<(), Error> {
     judge(&report, &verdict)
 }
 
-/// The workload that these options mean: the same in every process.
+/// The workload of these options: the same in every process.
 fn load_workload(seed: u64, requests: u32, trace: Option<&Path>) -> Result<Workload, Error> {
     let Some(path) = trace else { return Ok(Workload::generate(seed, requests as usize)) };
     let text = std::fs::read_to_string(path).map_err(|error| {
         Error::new(Kind::Config, format!("the trace {} cannot be read", path.display()), "name a Mooncake jsonl file")
             .caused_by(error)
     })?;
-    trace::parse(&text, seed, requests as usize)
+    workload::parse_trace(&text, seed, requests as usize)
 }
 
 fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result<(Report, Verdict), Error> {
@@ -107,7 +103,7 @@ fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result
         ..Report::default()
     };
     let published = follow(gateway, &progress, &mut report);
-    // Why the gateway stopped is rather the daemon's or an engine's story than its own.
+    // The daemon or an engine, rather than the gateway, is the likely cause.
     if published.is_none() {
         std::thread::sleep(Duration::from_millis(100));
         if let Some(error) = processes.ended() {
@@ -115,7 +111,7 @@ fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result
         }
     }
     processes.wait("gateway")?;
-    let published = published.ok_or_else(|| internal("the gateway ended without a word"))?;
+    let published = published.ok_or_else(|| internal("the gateway ended without its last message"))?;
     progress.set_message("checking every overlap");
     report.events = collect_events(processes, &published)?;
     let verdict = verify_all(processes, &published)?;
@@ -138,7 +134,7 @@ fn progress_bar(args: &DemoArgs, requests: usize) -> ProgressBar {
     bar
 }
 
-/// Starts the engines; answers with their endpoints.
+/// Starts the engines and returns their endpoints.
 fn start_engines(processes: &Processes, ids: &[u64], capacity_blocks: usize) -> Result<Vec<String>, Error> {
     let starting = |id: &u64| {
         processes.start(&format!("engine-{id}"), |command| {
@@ -147,7 +143,7 @@ fn start_engines(processes: &Processes, ids: &[u64], capacity_blocks: usize) -> 
             command.arg("--capacity-blocks").arg(capacity_blocks.to_string());
         })
     };
-    // All first, then their words: they come up side by side.
+    // Start all, then wait for each: they start in parallel.
     let outputs: Vec<ChildStdout> = ids.iter().map(starting).collect::<Result<_, _>>()?;
     let mut endpoints = Vec::with_capacity(outputs.len());
     for output in outputs {
@@ -155,16 +151,16 @@ fn start_engines(processes: &Processes, ids: &[u64], capacity_blocks: usize) -> 
         let read = BufReader::new(output).read_line(&mut line);
         if !matches!(read, Ok(1..)) {
             std::thread::sleep(Duration::from_millis(100));
-            return Err(processes.ended().unwrap_or_else(|| internal("an engine did not say its endpoint")));
+            return Err(processes.ended().unwrap_or_else(|| internal("an engine did not report its endpoint")));
         }
         endpoints.push(line.trim().to_owned());
     }
     Ok(endpoints)
 }
 
-/// What the daemon is told, its sockets and ports apart. Draws between equal costs repeat with the demo's seed.
+/// The daemon's arguments except sockets and ports. Random draws repeat with the demo's seed.
 fn daemon_arguments(seed: u64, ids: &[u64], endpoints: &[String], capacity_blocks: usize) -> Vec<String> {
-    // 0 would have the daemon draw one.
+    // 0 would make the daemon use a random seed.
     let common = [
         ("--model", MODEL.to_owned()),
         ("--block-size", BLOCK_TOKENS.to_string()),
@@ -177,18 +173,18 @@ fn daemon_arguments(seed: u64, ids: &[u64], endpoints: &[String], capacity_block
     common.into_iter().chain(workers).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
 }
 
-/// Starts the daemon and waits until it answers. Answers with the port of its metrics, if there is one.
+/// Starts the daemon and waits until it answers. Returns the port of its metrics, if it has one.
 fn start_daemon(processes: &Processes, arguments: &[String]) -> Result<Option<u16>, Error> {
     if let Ok(port) = free_port() {
         let Err(error) = try_daemon(processes, arguments, port) else { return Ok(Some(port)) };
         processes.unless_interrupted();
-        // Somebody else may have taken the port meanwhile. A daemon that cannot bind ends before it subscribes
-        // to any engine, and the demo does without its metrics; if that was not why, the next one says so.
+        // Another process may have taken the port meanwhile. A daemon that cannot bind ends before it subscribes to any
+        // engine, so the demo tries again without metrics. If the cause was another, the second try fails as well.
         if !processes.forget_ended("daemon") {
             return Err(error);
         }
     }
-    // Port 0 is none.
+    // Port 0: no metrics.
     try_daemon(processes, arguments, 0).map(|()| None)
 }
 
@@ -197,10 +193,10 @@ fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Starts the daemon as anybody would, with metrics on `metrics_port`, and waits until it answers.
+/// Starts the daemon as an operator would, with metrics on `metrics_port`, and waits until it answers.
 fn try_daemon(processes: &Processes, arguments: &[String], metrics_port: u16) -> Result<(), Error> {
     let socket = processes.path("kvrouted.sock");
-    // It has nothing to say on standard output.
+    // The daemon prints nothing on standard output.
     drop(processes.start("daemon", |command| {
         command.args(["demo-daemon", "--parent", &std::process::id().to_string(), "--", "serve"]);
         command.arg("--socket").arg(&socket).args(["--metrics-port", &metrics_port.to_string()]).args(arguments);
@@ -246,11 +242,11 @@ fn start_gateway(
     })
 }
 
-/// Follows the gateway to its end. Answers with the batches each engine published, if it got that far.
+/// Reads the gateway's messages to the end. Returns the batches of each engine, if the gateway got that far.
 fn follow(gateway: ChildStdout, progress: &ProgressBar, report: &mut Report) -> Option<Vec<(u64, u64)>> {
     let mut published = None;
     for line in BufReader::new(gateway).lines() {
-        // What is no message is not the gateway's: it fails below for want of the last one.
+        // Anything else means failure: the caller misses the last message.
         let Ok(message) = serde_json::from_str(&line.ok()?) else { return None };
         match message {
             GatewayMessage::Progress(place, done) => show(progress, report, place, done),
@@ -269,7 +265,7 @@ fn show(progress: &ProgressBar, report: &Report, place: usize, done: usize) {
     progress.set_position((place * report.requests as usize + done) as u64);
 }
 
-/// Waits until the daemon has applied everything, and reads what it counted.
+/// Waits until the daemon has applied everything, and reads its counters.
 fn collect_events(processes: &Processes, published: &[(u64, u64)]) -> Result<EventTotals, Error> {
     let mut client = Client::connect_admin(&processes.path("kvrouted.sock"), &client_options())?;
     let deadline = Instant::now() + DAEMON_TIMEOUT;
@@ -314,7 +310,7 @@ fn verify_all(processes: &Processes, published: &[(u64, u64)]) -> Result<Verdict
     Ok(verdict)
 }
 
-/// Whether the run shows what it should; if not, why not.
+/// Fails if the run did not work as it should, and says why.
 fn judge(report: &Report, verdict: &Verdict) -> Result<(), Error> {
     let EventTotals { batches, gaps, .. } = report.events;
     let mut faults = Vec::new();
@@ -334,7 +330,7 @@ fn judge(report: &Report, verdict: &Verdict) -> Result<(), Error> {
     if faults.is_empty() {
         return Ok(());
     }
-    Err(Error::new(Kind::Internal, faults.join("\n"), "run again with --keep DIR and report what the folder holds"))
+    Err(Error::new(Kind::Internal, faults.join("\n"), "run again with --keep DIR and report the files in that folder"))
 }
 
 fn client_options() -> ClientOptions {
@@ -346,4 +342,72 @@ fn internal(what: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::engine::{PrefixCache, block_names};
+    use super::*;
+
+    /// Hit rate of a workload on caches of the demo's size. `pick` sees the index of the request, what the
+    /// prompt would cost each engine to compute, and how many blocks the last five requests keep busy on each.
+    fn hit_rate(workload: &Workload, workers: usize, pick: impl Fn(usize, &[usize], &[usize]) -> usize) -> f64 {
+        let capacity_blocks = workload.capacity_blocks(workers);
+        let mut caches: Vec<PrefixCache> = (0..workers).map(|_| PrefixCache::new(capacity_blocks)).collect();
+        let (mut cached, mut asked, mut evicted) = (0, 0, Vec::new());
+        let mut running: VecDeque<(usize, usize)> = VecDeque::new();
+        for index in 0..workload.requests.len() {
+            let mut tokens = workload.prompt(index);
+            let prompt_blocks = tokens.len() / BLOCK_TOKENS;
+            tokens.extend(workload.output(index));
+            let names = block_names(&tokens);
+            let missing: Vec<usize> =
+                caches.iter().map(|cache| prompt_blocks - cache.depth(&names[..prompt_blocks])).collect();
+            let mut busy = vec![0; workers];
+            running.iter().for_each(|(place, blocks)| busy[*place] += blocks);
+            let chosen = pick(index, &missing, &busy);
+            running.push_back((chosen, prompt_blocks));
+            if running.len() >= 5 {
+                running.pop_front();
+            }
+            cached += prompt_blocks - missing[chosen];
+            asked += prompt_blocks;
+            caches[chosen].admit(&names, 0, &mut evicted).unwrap();
+            caches[chosen].release(&names);
+        }
+        assert!(!evicted.is_empty(), "everything fits: there is nothing to show");
+        cached as f64 / asked as f64
+    }
+
+    #[test]
+    fn the_workload_rewards_routing_by_cached_blocks() {
+        let workload = Workload::generate(1, REQUESTS_DEFAULT as usize);
+        let in_turn = hit_rate(&workload, 8, |index, _, _| index % 8);
+        let by_cost = hit_rate(&workload, 8, |_, missing, busy| {
+            (0..8).min_by_key(|place| missing[*place] + busy[*place]).unwrap()
+        });
+        assert!((0.2..0.5).contains(&in_turn), "{in_turn}");
+        assert!((0.55..0.95).contains(&by_cost), "{by_cost}");
+    }
+
+    fn fine() -> (Report, Verdict) {
+        let events = EventTotals { batches: 5, blocks: 9, gaps: 0 };
+        let verdict = Verdict { checked: 10, published: 5, ..Verdict::default() };
+        (Report { events, ..Report::default() }, verdict)
+    }
+
+    #[test]
+    fn a_faulty_run_fails_and_says_why() {
+        let (report, verdict) = fine();
+        assert!(judge(&report, &verdict).is_ok());
+
+        let wrong = Verdict { wrong: 2, examples: vec!["request 7".to_owned()], ..verdict.clone() };
+        let error = judge(&report, &wrong).unwrap_err();
+        assert!(error.message().contains("2 of 10 overlaps were wrong:\n  request 7"), "{}", error.message());
+
+        let gaps = Report { events: EventTotals { gaps: 1, ..report.events }, ..report.clone() };
+        assert!(judge(&gaps, &verdict).unwrap_err().message().contains("1 gaps"));
+        let lost = Report { events: EventTotals { batches: 4, ..report.events }, ..report.clone() };
+        assert!(judge(&lost, &verdict).unwrap_err().message().contains("published 5 batches, the daemon applied 4"));
+        assert!(judge(&report, &Verdict { published: 5, ..Verdict::default() }).is_err(), "nothing was checked");
+    }
+}

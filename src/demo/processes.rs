@@ -1,6 +1,11 @@
-//! The processes of a demo and the folder they share: started here, ended here.
+//! The processes of the demo and their folder: start, supervision and end.
+//!
+//! No process outlives the demo. Engines and gateway read from a pipe whose other end only the demo holds: when the demo
+//! dies, by any signal, their standard input ends and so do they. The daemon does not read standard input; [`run_daemon`]
+//! starts it and asks the kernel for a signal instead.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,14 +16,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::args::DaemonArgs;
 use crate::error::{Error, Kind};
 
-/// A Unix socket's path may have 108 bytes; the longest name put into the folder has about this many.
+/// Longest path of the folder. A Unix socket's path has at most 108 bytes, including a name within the folder.
 const FOLDER_PATH_BYTES_MAX: usize = 80;
 /// Lines of a process's log that an error shows.
 const LOG_LINES_SHOWN: usize = 20;
 
-/// Everything started so far. Dropping it, or a signal, ends and removes it.
+/// All processes started so far. Dropping it, or a signal, ends them and removes the folder.
 pub(crate) struct Processes {
     shared: Arc<Shared>,
 }
@@ -26,12 +32,12 @@ pub(crate) struct Processes {
 struct Shared {
     folder: PathBuf,
     keep: bool,
-    children: Mutex<Vec<Named>>,
+    children: Mutex<Vec<NamedChild>>,
     interrupted: AtomicBool,
 }
 
-/// A child and what to call it.
-struct Named {
+/// A child process and its name.
+struct NamedChild {
     name: String,
     child: Child,
 }
@@ -65,8 +71,8 @@ impl Processes {
         self.shared.folder.join(name)
     }
 
-    /// Starts this program with other arguments. Its standard input stays open as long as this process
-    /// lives; its standard error goes to `NAME.log`.
+    /// Starts this program with other arguments. Its standard input stays open while this process lives; its standard
+    /// error goes to `NAME.log`.
     ///
     /// # Errors
     /// `system` if it cannot be started.
@@ -76,19 +82,19 @@ impl Processes {
         let log = File::create(self.log(name)).map_err(|error| failed().caused_by(error))?;
         let mut command = Command::new(program);
         arguments(&mut command);
-        // A group of its own: an interrupt from the terminal is for the demo, which then ends the others.
+        // A process group of its own: an interrupt from the terminal goes to the demo only, which then ends the others.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut children = self.shared.children.lock();
         let mut child = command.spawn().map_err(|error| failed().caused_by(error))?;
         let stdout = child.stdout.take();
-        children.push(Named { name: name.to_owned(), child });
+        children.push(NamedChild { name: name.to_owned(), child });
         stdout.ok_or_else(failed)
     }
 
     /// Waits for a process that is about to end.
     ///
     /// # Errors
-    /// `internal` with its log if it did not end well.
+    /// `internal` with its log if it failed.
     pub(crate) fn wait(&self, name: &str) -> Result<(), Error> {
         let mut children = self.shared.children.lock();
         let Some(named) = children.iter_mut().find(|named| named.name == name) else { return Ok(()) };
@@ -101,14 +107,14 @@ impl Processes {
         }
     }
 
-    /// Forgets a process if it has ended, so that another can be started in its place. Answers whether.
+    /// Forgets a process if it has ended, so that another can replace it. Returns whether it had ended.
     pub(crate) fn forget_ended(&self, name: &str) -> bool {
-        let has_ended = |named: &mut Named| named.name == name && matches!(named.child.try_wait(), Ok(Some(_)));
+        let has_ended = |named: &mut NamedChild| named.name == name && matches!(named.child.try_wait(), Ok(Some(_)));
         self.shared.children.lock().extract_if(.., has_ended).count() > 0
     }
 
-    /// The error of a process that ended although it should not have. The daemon's comes before all others: without it
-    /// the gateway ends, and without that the engines do.
+    /// The error of a process that ended unexpectedly. The daemon comes first: without it the gateway ends, and without the
+    /// gateway the engines end.
     pub(crate) fn ended(&self) -> Option<Error> {
         let mut children = self.shared.children.lock();
         let ended = children.iter_mut().filter_map(|named| match named.child.try_wait() {
@@ -120,7 +126,7 @@ impl Processes {
         Some(self.why(&format!("the {name} process ended"), &name))
     }
 
-    /// Does not return if a signal has come: then what looks like a failure is the end of everything.
+    /// Never returns after a signal: then an apparent failure is part of the shutdown.
     pub(crate) fn unless_interrupted(&self) {
         while self.shared.interrupted.load(Ordering::SeqCst) {
             std::thread::park_timeout(Duration::from_secs(1));
@@ -155,7 +161,7 @@ impl Shared {
     fn end(&self) {
         let mut children = self.children.lock();
         for named in children.iter_mut() {
-            // Whoever has ended already needs no killing; there is nothing else that can fail here.
+            // This fails only if the process has already ended.
             let _ = named.child.kill();
         }
         for mut named in children.drain(..) {
@@ -169,7 +175,7 @@ impl Shared {
     }
 }
 
-/// Ends everything when a signal comes, and this process as that signal would have.
+/// Ends all processes on a signal, and this process with that signal's exit code.
 fn end_on_signal(shared: &Shared) {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -225,10 +231,48 @@ fn within_bound(folder: PathBuf) -> Result<PathBuf, Error> {
     Err(Error::new(
         Kind::Config,
         format!("{} is too long a path for Unix sockets", folder.display()),
-        "set TMPDIR or --keep to a shorter one",
+        "set TMPDIR or --keep to a shorter path",
     ))
 }
 
 fn system(what: &str) -> Error {
     Error::new(Kind::System, what, "check the limits on processes and the temporary folder, or set TMPDIR")
+}
+
+/// Ends this process when its standard input ends.
+///
+/// # Errors
+/// `system` if no thread can be started.
+pub(crate) fn end_with_stdin() -> Result<(), Error> {
+    let watch = || {
+        let (mut stdin, mut ignored) = (std::io::stdin().lock(), [0_u8; 256]);
+        while !matches!(stdin.read(&mut ignored), Ok(0) | Err(_)) {}
+        std::process::exit(0);
+    };
+    std::thread::Builder::new().name("lifetime".to_owned()).spawn(watch).map(drop).map_err(|error| {
+        Error::new(Kind::System, "no thread can be started", "raise the limit on processes").caused_by(error)
+    })
+}
+
+/// Becomes the daemon, which the kernel kills when the demo's process dies. Returns only on failure.
+#[must_use]
+pub fn run_daemon(args: &DaemonArgs) -> Error {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return unusable("the kernel refuses a parent-death signal").caused_by(error);
+    }
+    // The demo may have died before the request to the kernel.
+    if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(args.parent) {
+        return unusable("the demo that started this daemon has ended");
+    }
+    match std::env::current_exe() {
+        Ok(program) => {
+            unusable("the daemon cannot be started").caused_by(Command::new(program).args(&args.command).exec())
+        }
+        Err(error) => unusable("this program's own file cannot be found").caused_by(error),
+    }
+}
+
+fn unusable(what: &str) -> Error {
+    Error::new(Kind::System, what, "start the demo again")
 }

@@ -1,8 +1,10 @@
-//! What engines and gateway write down while the demo runs, and read back to check it: JSON, a record a line.
+//! Records that engines and gateway write while the demo runs, and that `verify` reads: one JSON object in each line. Also
+//! the clocks of their time stamps.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,18 +15,18 @@ use crate::error::{Error, Kind};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum EventRecord {
-    /// These are held now.
+    /// These blocks are held now.
     Stored(Vec<u64>),
-    /// These are gone.
+    /// These blocks are no longer held.
     Removed(Vec<u64>),
-    /// All are gone.
+    /// No block is held any more.
     Cleared,
 }
 
 /// One published batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BatchRecord {
-    /// Its sequence, from 0.
+    /// Its sequence number, from 0.
     pub(crate) seq: u64,
     /// CLOCK_MONOTONIC before it was sent, in nanoseconds.
     pub(crate) sent_ns: u64,
@@ -32,16 +34,16 @@ pub(crate) struct BatchRecord {
     pub(crate) events: Vec<EventRecord>,
 }
 
-/// What the daemon said about one engine in one reply.
+/// One engine in one reply of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CandidateRecord {
     /// The engine.
     pub(crate) worker: u64,
-    /// Leading blocks of the prompt on its device.
+    /// Overlap in device memory, in blocks.
     pub(crate) device: u32,
-    /// Blocks in lower tiers; the demo's engines have none.
+    /// Overlap in lower tiers; the demo's engines have none.
     pub(crate) lower: u32,
-    /// The last sequence applied when the daemon looked; `None` = nothing yet.
+    /// Sequence number of the last batch applied before the lookup; `None` = none yet.
     pub(crate) as_of_seq: Option<u64>,
     /// Whether its trust was `exact`.
     pub(crate) exact: bool,
@@ -50,11 +52,11 @@ pub(crate) struct CandidateRecord {
 /// One reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplyRecord {
-    /// Which request, for people.
+    /// Index of the request, for people.
     pub(crate) request: usize,
-    /// CLOCK_MONOTONIC when the request left, in nanoseconds.
+    /// CLOCK_MONOTONIC when the request was sent, in nanoseconds.
     pub(crate) left_ns: u64,
-    /// CLOCK_MONOTONIC when the reply had come, in nanoseconds.
+    /// CLOCK_MONOTONIC when the reply had arrived, in nanoseconds.
     pub(crate) replied_ns: u64,
     /// The engines' names of the prompt's whole blocks.
     pub(crate) chain: Vec<u64>,
@@ -84,7 +86,7 @@ impl RecordWriter {
         self.write_line(&line_of(record)?)
     }
 
-    /// Adds a record that [`line_of`] has made: threads that share the file encode side by side.
+    /// Adds a line made by [`line_of`], so that threads that share the file encode in parallel.
     ///
     /// # Errors
     /// `system` if it cannot be written.
@@ -92,7 +94,7 @@ impl RecordWriter {
         self.0.write_all(line).map_err(|error| unwritable().caused_by(error))
     }
 
-    /// Hands everything to the kernel.
+    /// Writes everything to the file.
     ///
     /// # Errors
     /// `system` if it cannot be written.
@@ -101,7 +103,7 @@ impl RecordWriter {
     }
 }
 
-/// A record as its line, with the end of it.
+/// A record as a line, with its line end.
 ///
 /// # Errors
 /// `system` if it cannot be encoded.
@@ -111,10 +113,10 @@ pub(crate) fn line_of(record: &impl Serialize) -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-/// Reads a file of records, handing each to `take`.
+/// Reads a file of records and passes each to `take`.
 ///
 /// # Errors
-/// `system` if it cannot be read, `internal` if a line is no such record.
+/// `system` if it cannot be read, `internal` if a line is not such a record.
 pub(crate) fn read_all<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T)) -> Result<(), Error> {
     let file = File::open(path).map_err(|error| unusable(path, "opened").caused_by(error))?;
     let (mut reader, mut line) = (BufReader::with_capacity(1 << 18, file), String::new());
@@ -124,7 +126,7 @@ pub(crate) fn read_all<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T)
             return Ok(());
         }
         take(serde_json::from_str(&line).map_err(|error| {
-            Error::new(Kind::Internal, format!("{} has a line that is no record", path.display()), "report it")
+            Error::new(Kind::Internal, format!("{} has a line that is not a record", path.display()), "report it")
                 .caused_by(error)
         })?);
     }
@@ -136,4 +138,15 @@ fn unusable(path: &Path, what: &str) -> Error {
 
 fn unwritable() -> Error {
     Error::new(Kind::System, "a record of the demo cannot be written", "make room in the temporary folder")
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of the machine.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Unix time in seconds, as in vLLM's batches.
+pub(crate) fn unix_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

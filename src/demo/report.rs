@@ -1,4 +1,4 @@
-//! What came of a run: as the gateway reports it, as a table for people, as JSON for programs.
+//! The result of a run: the gateway's messages, a table for people, JSON for programs.
 
 use std::fmt::Write;
 
@@ -6,35 +6,34 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::chain::BLOCK_TOKENS;
+use super::engine::BLOCK_TOKENS;
 use crate::error::counted;
 use crate::route::Mode;
 
-/// A line the gateway prints.
+/// A line that the gateway prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GatewayMessage {
-    /// Under the policy of this place so many requests are complete.
+    /// Index of the policy, and how many of its requests are complete.
     Progress(usize, usize),
-    /// All under this policy are.
+    /// Index of a policy whose requests are all complete, and their totals.
     Over(usize, PhaseTotals),
-    /// Every policy had its turn; batches that each engine published, by worker id.
+    /// All policies are complete; the batches of each engine, by worker id.
     Finished(Vec<(u64, u64)>),
 }
 
-/// What the engines found under one policy.
+/// Totals under one policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PhaseTotals {
     /// Whole blocks of all prompts.
     pub(crate) prompt_blocks: u64,
-    /// Those that were in the chosen engine's cache.
+    /// Those blocks that were in the chosen engine's cache.
     pub(crate) cached_blocks: u64,
-    /// Prompt tokens each engine had to compute.
+    /// Prompt tokens computed by each engine.
     pub(crate) prefill_tokens: Vec<u64>,
-    /// How long the daemon took to answer, as the gateway saw it.
+    /// Time of the daemon's answers, measured in the gateway.
     pub(crate) round_trip_us: LatencyQuantiles,
-    /// How long a decision took inside the daemon on average, by its own clock, in microseconds; `None` if
-    /// its metrics could not be read.
+    /// Mean time of a decision by the daemon's own clock, in microseconds; `None` if its metrics could not be read.
     pub(crate) daemon_mean_us: Option<f64>,
 }
 
@@ -67,21 +66,21 @@ impl PhaseTotals {
     }
 }
 
-/// What the daemon ingested.
+/// Events that the daemon ingested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct EventTotals {
     /// Event batches applied.
     pub(crate) batches: u64,
     /// Blocks stored or removed by them.
     pub(crate) blocks: u64,
-    /// Gaps in the sequences.
+    /// Gaps in the sequence numbers.
     pub(crate) gaps: u64,
 }
 
 /// A whole run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Report {
-    /// What the requests are.
+    /// The source of the requests.
     pub(crate) workload: String,
     /// Seed of the workload.
     pub(crate) seed: u64,
@@ -93,24 +92,24 @@ pub(crate) struct Report {
     pub(crate) cores: usize,
     /// The policies, in the order they were run.
     pub(crate) phases: Vec<(Mode, PhaseTotals)>,
-    /// What the daemon ingested over all.
+    /// Events that the daemon ingested.
     pub(crate) events: EventTotals,
-    /// Overlaps held to the engines' caches.
+    /// Overlaps compared with the engines' caches.
     pub(crate) checked_overlaps: u64,
-    /// Those that were wrong.
+    /// Overlaps that were wrong.
     pub(crate) wrong_overlaps: u64,
-    /// Those that came with another trust than `exact`.
+    /// Overlaps with a trust level below `exact`.
     pub(crate) not_exact_overlaps: u64,
 }
 
 impl Report {
     /// The object of `--json`, on one line.
     pub(crate) fn json(&self) -> String {
-        // Numbers and fixed keys: there is nothing in it that JSON cannot say.
+        // Numbers and fixed keys, which JSON can always express.
         serde_json::to_string(&Object(self)).unwrap_or_default()
     }
 
-    /// The table, with what it means below it.
+    /// The table with its footnotes.
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         let names = self.phases.iter().map(|(policy, _)| policy.name());
@@ -146,12 +145,12 @@ impl Report {
         let _ = write!(
             text,
             "events ingested: {} batches, {} blocks stored or removed; gaps: {}\n\
-             wrong overlaps: {} of {} compared with the engines' own caches; {} were not called exact\n\
+             wrong overlaps: {} of {} compared with the engines' own caches; {} were not marked exact\n\
              ¹ whole {BLOCK_TOKENS}-token prompt blocks that the chosen engine found in its cache\n\
              ² prompt tokens computed by the busiest engine over the mean; 1 = all alike\n\
-             ³ the client's whole call, in the gateway, with every wait for a core: {} processes shared {}\n\
-             ⁴ by the daemon's own clock, from its /metrics: look up, score and book, without the sockets\n\
-             The seed fixes the workload, not the timing: run again, and hit rates move by a point or so.",
+             ³ the client's whole call in the gateway, including waits for a core: {} processes shared {}\n\
+             ⁴ by the daemon's own clock, from its /metrics: lookup, scoring and booking, without the sockets\n\
+             The seed fixes the workload, not the timing: hit rates vary by about a point between runs.",
             grouped(batches),
             grouped(blocks),
             grouped(gaps),
@@ -173,7 +172,7 @@ impl Report {
 /// A report as JSON, a key for each policy.
 struct Object<'a>(&'a Report);
 
-/// What the object says of one policy.
+/// The object's fields for one policy.
 #[derive(Serialize)]
 struct Picked {
     hit_rate: f64,
@@ -204,12 +203,12 @@ impl Serialize for Object<'_> {
     }
 }
 
-/// To four decimals: more of them say nothing.
+/// Rounded to four decimals: more would be noise.
 fn rounded(ratio: f64) -> f64 {
     (ratio * 10_000.0).round() / 10_000.0
 }
 
-/// To the microsecond.
+/// Rounded to a microsecond.
 fn whole(us: f64) -> String {
     grouped(us.round() as u64)
 }
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_promised_keys_in_order_and_nothing_else() {
+    fn json_has_exactly_the_documented_keys_in_order() {
         assert_eq!(
             report().json(),
             "{\"seed\":1,\"requests\":1800,\"workers\":2,\
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_it_in_words() {
+    fn the_table_shows_every_figure() {
         let text = report().table();
         for part in [
             "1 800 requests of multi-turn conversations, under each policy, on 2 simulated engines",
@@ -285,14 +284,14 @@ mod tests {
             "The seed fixes the workload, not the timing",
             "gaps: 0",
             "wrong overlaps: 0 of 7 200",
-            "; 3 were not called exact",
+            "; 3 were not marked exact",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
     }
 
     #[test]
-    fn what_the_daemon_did_not_say_is_not_made_up() {
+    fn an_unknown_decision_time_is_shown_as_not_known() {
         let mut report = report();
         report.phases[1].1.daemon_mean_us = None;
         assert!(report.table().contains("not known"), "{}", report.table());

@@ -1,28 +1,27 @@
-//! Holds every overlap the daemon reported to what the engines really had. Pure.
+//! Compares every overlap that the daemon reported with the engines' own caches. Pure.
 //!
-//! A candidate's overlap is **wrong** if it equals the depth of the prompt in that engine's cache at no batch
-//! boundary between the last sequence the daemon had applied when the request left and the last one published
-//! when the reply came. What the daemon had applied is taken from the reply (`as_of_seq`, read before the
-//! index), which is at least what it had applied when the request left: the check is never laxer than that.
-//! What was published is every batch stamped before the reply's arrival; stamps are taken before the send,
-//! on one clock for all processes.
+//! A candidate's overlap is **wrong** if it differs from the prompt's depth in that engine's cache at every batch boundary
+//! from the last batch the daemon had applied when the request was sent to the last batch published when the reply
+//! arrived. The first boundary comes from the reply (`as_of_seq`, read before the index). It is never earlier than the
+//! state when the request was sent, so the check is never too lax. Published are all batches stamped before the reply's
+//! arrival; engines take the stamp before they send, on one clock for all processes.
 
 use rustc_hash::FxHashMap;
 
 use super::record::{BatchRecord, EventRecord, ReplyRecord};
 
-/// Wrong overlaps described in words, at most.
+/// Most wrong overlaps described in words.
 const EXAMPLES_MAX: usize = 5;
 
-/// One engine's cache at every batch boundary. Boundary 0 is before the first batch, boundary `s + 1` is
-/// after the batch of sequence `s`.
+/// One engine's cache at every batch boundary. Boundary 0 is before the first batch, boundary `s + 1` after the batch with
+/// sequence number `s`.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// For each block the half-open ranges of boundaries at which it was held, ascending.
+    /// For each block, the half-open ranges of boundaries at which it was held, ascending.
     held: FxHashMap<u64, Vec<(u32, u32)>>,
     /// When each batch was sent.
     sent_ns: Vec<u64>,
-    /// Batches whose sequence was not the next.
+    /// Batches whose sequence number was not the next.
     out_of_order: u64,
 }
 
@@ -47,12 +46,12 @@ impl History {
         }
     }
 
-    /// Batches in it.
+    /// The number of batches.
     pub(crate) fn batches(&self) -> u64 {
         self.sent_ns.len() as u64
     }
 
-    /// Batches whose sequence was not the next; anything but 0 makes the log useless.
+    /// Batches whose sequence number was not the next. The log is useless unless this is 0.
     pub(crate) fn out_of_order(&self) -> u64 {
         self.out_of_order
     }
@@ -80,7 +79,7 @@ impl History {
         chain.iter().take_while(held_then).count() as u32
     }
 
-    /// The last boundary that existed at `at_ns`.
+    /// The last boundary at time `at_ns`.
     fn boundary_at(&self, at_ns: u64) -> u32 {
         self.sent_ns.partition_point(|sent| *sent <= at_ns) as u32
     }
@@ -94,18 +93,18 @@ fn end(ranges: &mut [(u32, u32)], boundary: u32) {
     }
 }
 
-/// What came of checking replies.
+/// The result of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Overlaps compared.
     pub(crate) checked: u64,
     /// Overlaps that were wrong.
     pub(crate) wrong: u64,
-    /// Overlaps that came with another trust than `exact`; checked all the same.
+    /// Overlaps with a trust level below `exact`; compared all the same.
     pub(crate) not_exact: u64,
     /// Batches the engines published.
     pub(crate) published: u64,
-    /// The first few wrong ones, in words.
+    /// The first few wrong overlaps, in words.
     pub(crate) examples: Vec<String>,
 }
 
@@ -127,8 +126,8 @@ pub(crate) fn check(reply: &ReplyRecord, engines: &FxHashMap<u64, History>, verd
             wrong(
                 verdict,
                 format!(
-                    "request {}: worker {} was said to hold {} blocks ({} in lower tiers) of {}, as of sequence {:?}; \
-                     after sequence {:?}, the last one published by then, it held {truth}",
+                    "request {}: the daemon reported that worker {} held {} blocks ({} in lower tiers) of {}, as of batch {:?}; \
+                     after batch {:?}, the last one published by then, it held {truth}",
                     reply.request,
                     candidate.worker,
                     candidate.device,
@@ -187,7 +186,7 @@ mod tests {
     fn an_overlap_may_be_that_of_any_boundary_between_applied_and_published() {
         for (device, as_of_seq, replied_ns, wrong) in [
             (0, None, 99, 0),
-            (3, None, 99, 1),  // told before it was published
+            (3, None, 99, 1),  // reported before it was published
             (0, None, 250, 0), // not applied yet
             (3, None, 250, 0),
             (2, None, 250, 0),
@@ -224,11 +223,11 @@ mod tests {
         lower.candidates[0].lower = 1;
         let verdict = verdict(&engine(), &lower);
         assert_eq!(verdict.wrong, 1, "the engines have no lower tiers");
-        assert!(verdict.examples[0].contains("worker 7 was said to hold 3 blocks (1 in lower tiers) of 3"));
+        assert!(verdict.examples[0].contains("worker 7 held 3 blocks (1 in lower tiers) of 3"));
     }
 
     #[test]
-    fn other_trust_than_exact_is_counted_and_checked_all_the_same() {
+    fn overlaps_below_exact_are_counted_and_compared() {
         let mut doubtful = reply(1, None, 99);
         doubtful.candidates[0].exact = false;
         let verdict = verdict(&engine(), &doubtful);
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_out_of_order_is_counted_and_not_believed() {
+    fn a_batch_out_of_order_is_counted_and_ignored() {
         let mut history = History::default();
         engine()[1..].iter().for_each(|batch| history.push(batch));
         assert_eq!((history.batches(), history.out_of_order()), (0, 4));

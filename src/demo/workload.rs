@@ -1,4 +1,4 @@
-//! What the gateway replays: multi-turn conversations, repeatable bit for bit by their seed. Pure.
+//! Workloads: generated multi-turn conversations, repeatable bit for bit by their seed, and Mooncake traces. Pure.
 //!
 //! A request is described by segments, each a prefix of one endless pseudo-random token stream, so that a
 //! workload of millions of tokens is a few kilobytes and equal history is equal by construction.
@@ -10,7 +10,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
-use super::chain::{self, BLOCK_TOKENS};
+use serde::Deserialize;
+
+use super::engine::{BLOCK_TOKENS, block_names};
+use crate::error::{Error, Kind};
 
 /// Token ids are below this.
 const VOCABULARY: u64 = 128_256;
@@ -36,9 +39,9 @@ const SYSTEM_PROMPT: Quantiles = [200, 240, 280, 350, 500, 700, 900, 1000, 1200]
 /// The first `tokens` tokens of stream number `stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Which stream.
+    /// Number of the stream.
     pub(crate) stream: u64,
-    /// How much of it.
+    /// Length of the prefix.
     pub(crate) tokens: u32,
 }
 
@@ -47,11 +50,11 @@ pub(crate) struct Segment {
 pub(crate) struct Request {
     /// The prompt, in order.
     pub(crate) prompt: Vec<Segment>,
-    /// What the engine will generate.
+    /// The output that the engine will generate.
     pub(crate) output: Segment,
-    /// When it arrives, from the start of the phase, unless the one it continues is late.
+    /// Arrival after the start of the phase, unless the request it continues is late.
     pub(crate) arrival_us: u64,
-    /// The request whose output is part of this prompt and must be complete before.
+    /// The request whose output is part of this prompt. It must be complete first.
     pub(crate) after: Option<usize>,
 }
 
@@ -61,7 +64,7 @@ impl Request {
         self.prompt.iter().map(|segment| segment.tokens as usize).sum()
     }
 
-    /// Whole blocks of prompt and output together: what the engine's cache holds of it in the end.
+    /// Whole blocks of prompt and output: what the engine's cache holds when the request ends.
     pub(crate) fn blocks(&self) -> usize {
         (self.prompt_tokens() + self.output.tokens as usize) / BLOCK_TOKENS
     }
@@ -84,7 +87,7 @@ impl Workload {
         let mut chance = SplitMix(mix(seed ^ 0x6b76_726f));
         let open = (requests as u64 / 12).clamp(4, CONVERSATIONS_OPEN_MAX);
         let mut conversations: Vec<Conversation> = Vec::new();
-        // Who speaks next: (arrival time in requests times 16, conversation).
+        // The next turns: (arrival time in requests times 16, conversation).
         let mut due = BinaryHeap::new();
         for _ in 0..open {
             due.push(Reverse((chance.below(open * 16), conversations.len())));
@@ -122,8 +125,8 @@ impl Workload {
         tokens
     }
 
-    /// Blocks one engine of `workers` gets: together somewhat more than the working set, so that it does
-    /// not fit one of them and does fit all, and never less than three of the longest request.
+    /// Capacity of each of `workers` engines in blocks. Together they hold somewhat more than the working set, so that it
+    /// does not fit one engine but fits all; each holds at least three of the longest request.
     pub(crate) fn capacity_blocks(&self, workers: usize) -> usize {
         let longest = self.requests.iter().map(Request::blocks).max().unwrap_or(0);
         let share = self.working_set_blocks() * 2 / workers.max(1);
@@ -139,7 +142,7 @@ impl Workload {
             for index in start..end {
                 let mut tokens = self.prompt(index);
                 tokens.extend(self.output(index));
-                distinct.extend(chain::of_tokens(&tokens));
+                distinct.extend(block_names(&tokens));
             }
             sum += distinct.len();
             windows += 1;
@@ -185,14 +188,14 @@ impl Conversation {
     }
 }
 
-/// What a token stream stands for; keeps the numbers of different kinds apart.
+/// The kind of a token stream; different kinds never share a number.
 #[derive(Clone, Copy)]
 pub(crate) enum StreamKind {
     /// A shared system prompt.
     System = 1,
-    /// What a user says in one turn.
+    /// A user's message in one turn.
     User = 2,
-    /// What an engine generates.
+    /// An engine's output.
     Output = 3,
     /// A block of a trace.
     Trace = 4,
@@ -208,7 +211,7 @@ fn extend_from_stream(tokens: &mut Vec<u32>, seed: u64, segment: Segment) {
     tokens.extend((0..segment.tokens).map(|_| state.below(VOCABULARY) as u32));
 }
 
-/// Steele, Lea and Flood's SplitMix64: written out, so that no library's next version changes a workload.
+/// Steele, Lea and Flood's SplitMix64. Written out, so that no new version of a library changes a workload.
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -239,6 +242,87 @@ const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Tokens one hash id stands for.
+const TRACE_BLOCK_TOKENS: u32 = 512;
+/// Mean time between two arrivals, whatever it is in the trace.
+const TRACE_INTERVAL_US: f64 = 12_000.0;
+/// Requests within which most conversations of the Mooncake conversation trace go on.
+const TRACE_WORKING_SET_REQUESTS: usize = 1024;
+/// Longest prompt or output of one line, in tokens.
+const LENGTH_TOKENS_MAX: u32 = 1 << 20;
+
+#[derive(Deserialize)]
+struct TraceLine {
+    timestamp: f64,
+    input_length: u32,
+    output_length: u32,
+    hash_ids: Vec<u64>,
+}
+
+/// The first `requests` requests of a trace, by time.
+///
+/// # Errors
+/// `config` with the line's number if a line is not such an object or its lengths and ids disagree.
+pub(crate) fn parse_trace(text: &str, seed: u64, requests: usize) -> Result<Workload, Error> {
+    let mut lines = Vec::new();
+    for (number, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
+        let line: TraceLine = serde_json::from_str(text).map_err(|error| refuse(number, &error.to_string()))?;
+        check_line(&line).map_err(|what| refuse(number, &what))?;
+        lines.push(line);
+    }
+    lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
+    lines.truncate(requests);
+    if lines.is_empty() {
+        return Err(Error::new(Kind::Config, "the trace has no requests", "give a file with at least one line"));
+    }
+    let (first, last) = (lines[0].timestamp, lines[lines.len() - 1].timestamp);
+    let scale = if last > first { TRACE_INTERVAL_US * lines.len() as f64 / (last - first) } else { 0.0 };
+    let requests = lines
+        .iter()
+        .enumerate()
+        .map(|(index, line)| trace_request(index, line, ((line.timestamp - first) * scale) as u64))
+        .collect();
+    Ok(Workload { seed, requests, working_set_requests: TRACE_WORKING_SET_REQUESTS })
+}
+
+fn check_line(line: &TraceLine) -> Result<(), String> {
+    if line.input_length == 0 || line.input_length.max(line.output_length) > LENGTH_TOKENS_MAX {
+        return Err(format!("lengths must be 1 to {LENGTH_TOKENS_MAX} tokens"));
+    }
+    let needed = line.input_length.div_ceil(TRACE_BLOCK_TOKENS) as usize;
+    if line.hash_ids.len() != needed {
+        return Err(format!("{} tokens need {needed} hash_ids, not {}", line.input_length, line.hash_ids.len()));
+    }
+    if line.hash_ids.iter().any(|id| *id >= 1 << 40) {
+        return Err("a hash id is 2^40 or more".to_owned());
+    }
+    Ok(())
+}
+
+fn trace_request(index: usize, line: &TraceLine, arrival_us: u64) -> Request {
+    let mut left = line.input_length;
+    let prompt = line
+        .hash_ids
+        .iter()
+        .map(|id| {
+            let tokens = left.min(TRACE_BLOCK_TOKENS);
+            left -= tokens;
+            Segment { stream: stream(StreamKind::Trace, *id, 0), tokens }
+        })
+        .collect();
+    // An engine generates at least one token.
+    let output = Segment { stream: stream(StreamKind::Output, index as u64, 0), tokens: line.output_length.max(1) };
+    Request { prompt, output, arrival_us, after: None }
+}
+
+fn refuse(line_index: usize, what: &str) -> Error {
+    Error::new(
+        Kind::Config,
+        format!("line {} of the trace: {what}", line_index + 1),
+        "a line is {\"timestamp\":ms,\"input_length\":tokens,\"output_length\":tokens,\"hash_ids\":[one per 512 tokens]}",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,9 +336,9 @@ mod tests {
         assert_ne!(one.prompt(0)[..16], other.prompt(0)[..16]);
     }
 
-    /// The numbers are this generator's own; a change of them is a change of every published result.
+    /// A change of these numbers changes every published result.
     #[test]
-    fn the_default_workload_stays_what_it_was() {
+    fn the_default_workload_never_changes() {
         let workload = Workload::generate(1, 500);
         let mut digest = 0_u64;
         for index in 0..workload.requests.len() {
@@ -290,5 +374,33 @@ mod tests {
         let below_median = lengths.iter().filter(|length| **length < 88).count();
         assert!((9_500..10_700).contains(&below_median), "{below_median}");
         assert!(lengths.iter().any(|length| *length < 3) && lengths.iter().any(|length| *length > 250));
+    }
+
+    const TWO: &str = "{\"timestamp\": 5, \"input_length\": 1000, \"output_length\": 3, \"hash_ids\": [0, 2]}\n\
+                       {\"timestamp\": 1, \"input_length\": 600, \"output_length\": 0, \"hash_ids\": [0, 1]}\n";
+
+    #[test]
+    fn equal_ids_are_equal_tokens_and_time_gives_the_order() {
+        let workload = parse_trace(TWO, 1, 10).unwrap();
+        let (first, second) = (workload.prompt(0), workload.prompt(1));
+        assert_eq!((first.len(), second.len()), (600, 1000));
+        assert_eq!(first[..512], second[..512]);
+        assert_ne!(first[512..600], second[512..600]);
+        assert_eq!((workload.output(0).len(), workload.output(1).len()), (1, 3));
+        assert_eq!((workload.requests[0].arrival_us, workload.requests[1].arrival_us), (0, 24_000));
+        assert_eq!(parse_trace(TWO, 1, 1).unwrap().requests.len(), 1);
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        for (bad, what) in [
+            ("{\"timestamp\":1,\"input_length\":513,\"output_length\":1,\"hash_ids\":[0]}", "513 tokens need 2"),
+            ("{\"timestamp\":1,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}", "lengths must be"),
+            ("{\"timestamp\":1}", "missing field"),
+        ] {
+            let error = parse_trace(&format!("{TWO}{bad}"), 1, 10).unwrap_err();
+            assert!(error.message().contains("line 3") && error.message().contains(what), "{}", error.message());
+        }
+        assert!(parse_trace("\n", 1, 10).is_err());
     }
 }

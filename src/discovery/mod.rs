@@ -1,23 +1,22 @@
-//! WHO is named by whom (pure): the workers of every source, merged, and what has to be done for the fleet to be
-//! as they say.
+//! Discovery (pure): merges the workers of all sources, and plans the changes that make the fleet match.
 //!
 //! ```text
 //! configuration file ─┐
-//! files of workers  ──┼→ directory: one owner each, refusals → plan: add, change, remove → the daemon does it
-//! admin requests    ──┘        ↑ what engines named by URL answered
+//! files of workers  ──┼→ merge: one owner for each worker, refusals → plan: add, change, remove → the daemon applies it
+//! admin requests    ──┘     ↑ answers of engines named by URL
 //! ```
 //!
-//! A worker belongs to the source that named it first, for as long as that source names it. Whoever else names
-//! it, or its endpoint, is refused by name, and takes over when the owner lets go.
+//! A worker belongs to the source that named it first, as long as that source names it. If another source names the same
+//! worker or endpoint, that worker is refused, and the refusal names the owner. The other source takes over when the owner
+//! no longer names the worker.
 
-mod directory;
-mod files;
+mod merge;
 mod plan;
 mod server_info;
-mod source;
+mod worker_files;
 
-pub use directory::{Directory, Merged, Refusal, RefusalReason};
-pub use files::{FileState, Files, FilesChange, Seen};
-pub use plan::{Step, plan};
-pub use server_info::{RankInfo, ServerInfo, no_events};
-pub use source::Source;
+pub(crate) use merge::{Refusal, RefusalReason, Source, SourceMerge};
+pub(crate) use plan::{Step, plan};
+pub use server_info::ServerInfo;
+pub(crate) use server_info::no_events;
+pub(crate) use worker_files::{Files, FilesChange, Seen};

@@ -1,32 +1,32 @@
-//! What has to be done for the fleet to be as the directory says.
+//! The plan: the changes that make the fleet match the merge.
 
 use std::collections::BTreeMap;
 
-use super::directory::Merged;
+use super::merge::Merged;
 use crate::config::WorkerConfig;
 use crate::ids::Worker;
 
 /// One change of the fleet.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// A worker goes.
+pub(crate) enum Step {
+    /// Remove a worker.
     Remove(Worker),
-    /// A worker stays and its record changes.
+    /// Change the record of a worker that stays.
     Change {
-        /// What it is from now on.
+        /// The new record.
         config: WorkerConfig,
-        /// Whether its events come from elsewhere now.
+        /// Whether its events now come from another source.
         restream: bool,
     },
-    /// A worker comes.
+    /// Add a worker.
     Add(WorkerConfig),
 }
 
-/// The steps from who there is to who there shall be, those that make room first.
+/// The steps from the current fleet to the wanted one. Removals come first, to make room.
 ///
-/// A worker that changes its space, or that begins or ceases to publish events, goes and comes as another.
+/// A worker that changes its space, or that starts or stops publishing events, is removed and added again.
 #[must_use]
-pub fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
+pub(crate) fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
     let (mut removes, mut changes, mut adds) = (Vec::new(), Vec::new(), Vec::new());
     removes.extend(is.keys().filter(|worker| !shall.workers.contains_key(worker)).map(|worker| Step::Remove(*worker)));
     for (worker, (_, config)) in &shall.workers {
@@ -42,35 +42,36 @@ pub fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<Step> {
             None => adds.push(Step::Add(config.clone())),
         }
     }
-    // A restream may want an endpoint that another lets go of: engines' sockets take any number of subscribers.
+    // A changed worker may take over the endpoint of another one at any time: an engine's socket takes any number of
+    // subscribers.
     removes.into_iter().chain(changes).chain(adds).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FileFormat, Named, SpaceConfig, parse_workers};
-    use crate::discovery::{Directory, Source};
+    use crate::config::{FileFormat, NamedWorkers, SpaceConfig, parse_workers};
+    use crate::discovery::{Source, SourceMerge};
 
-    fn named(json: &str) -> Named {
+    fn named(json: &str) -> NamedWorkers {
         let spaces = ["m", "n"].map(|model| SpaceConfig { model: model.into(), ..SpaceConfig::default() });
         parse_workers("t", json, FileFormat::Json, &spaces).expect("valid")
     }
 
     fn steps(from: &str, to: &str) -> Vec<String> {
         let is = named(from).workers.into_iter().map(|worker| (worker.worker, worker)).collect();
-        let mut directory = Directory::default();
-        directory.say(Source::Config, named(to));
-        let said = |step: Step| match step {
+        let mut merge = SourceMerge::default();
+        merge.replace(Source::Config, named(to));
+        let shown = |step: Step| match step {
             Step::Remove(worker) => format!("remove {}", worker.id),
             Step::Change { config, restream } => format!("change {} {restream}", config.worker.id),
             Step::Add(config) => format!("add {}", config.worker.id),
         };
-        plan(&is, directory.merged()).into_iter().map(said).collect()
+        plan(&is, merge.merged()).into_iter().map(shown).collect()
     }
 
     #[test]
-    fn the_least_is_done() {
+    fn a_plan_has_only_the_needed_steps() {
         let one = r#"[{"id": 1, "model": "m", "endpoint": "tcp://h:1"}]"#;
         for (to, done) in [
             (one, &[][..]),

@@ -1,19 +1,90 @@
-//! A decoded batch in arenas that are used again, and the only way to fill it.
+//! A decoded batch in arenas that keep their memory, and the writer that fills it.
 
+use std::ops::Range;
+
+use super::decode_warning::shown;
 use super::error::Reason;
-use super::info::BatchInfo;
-use super::unruled::shown;
-use super::{Cleared, Content, GroupKind, KvEvent, Medium, Oddity, Removed, Salt, Stored, Unruled};
-use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
+use super::{
+    Cleared, Content, DecodeWarning, DecodeWarnings, GroupKind, KvEvent, Medium, Removed, Salt, Stored, UnknownName,
+};
+use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, WorkerId};
 use crate::limits::{
     EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX, EVENT_BATCH_TEXT_BYTES_MAX,
     EVENT_BATCH_TOKENS_MAX, UNRULED_NAMES_BATCH_MAX,
 };
-use std::ops::Range;
+use crate::trust::{TrustLevel, TrustReasons};
 
-/// Events of one message, in arenas that keep their memory from message to message.
+/// The fields of a batch beside its events.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchInfo {
+    /// When the batch was published, seconds of Unix time by the publisher's clock; 0 = not stated.
+    pub published_at_unix_s: f64,
+    /// The worker that the batch names (relays only).
+    pub worker_id: Option<WorkerId>,
+    /// The data-parallel rank that the batch names.
+    pub dp_rank: Option<DpRank>,
+    /// A random number that the publisher draws at each start (relays only).
+    pub generation: Option<u64>,
+    /// The relay's trust in its own view (relays only).
+    pub source: Option<SourceTrust>,
+    /// How the relay's blocks are cut and hashed (relays only).
+    pub scheme: Option<Scheme>,
+    /// The sequence number of the last batch with events, if this is a heartbeat (relays only).
+    pub heartbeat_last_seq: Option<EventSeq>,
+    /// The part of a snapshot that the batch is, if any (relays only).
+    pub snapshot: Option<Snapshot>,
+    /// A salt came without a gateway's prefix.
+    pub has_plain_salts: bool,
+    /// A salt came with the prefix that some gateways put before it. The decoder has removed it.
+    pub has_prefixed_salts: bool,
+    /// Warnings of the decoder.
+    pub warnings: DecodeWarnings,
+}
+
+/// A relay's trust in the view that it publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceTrust {
+    /// The level.
+    pub level: TrustLevel,
+    /// Why the level is not higher.
+    pub reasons: TrustReasons,
+}
+
+/// A part of a worker's whole view, sent as a run of stored events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The number of the snapshot.
+    pub id: u64,
+    /// The part of the snapshot.
+    pub phase: SnapshotPhase,
+    /// The last sequence number whose events the snapshot contains.
+    pub watermark: EventSeq,
+    /// Number of the chunk, from 0.
+    pub chunk: u32,
+    /// At the end: the number of chunks.
+    pub chunks: u32,
+    /// At the end: the number of (tier, group, block) references in the chunks.
+    pub blocks: u64,
+    /// At the end: an order-independent digest of those references.
+    pub digest: u64,
+    /// At the beginning: XXH3-64 of the payload of the batch with the watermark's sequence number.
+    pub watermark_hash: u64,
+}
+
+/// A part of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotPhase {
+    /// The first part.
+    Begin,
+    /// Some of the blocks.
+    Chunk,
+    /// The last part.
+    End,
+}
+
+/// The events of one message, in arenas that keep their memory from message to message.
 ///
-/// Decoders fill it through a [`BatchWriter`]; it holds a whole batch or none.
+/// Decoders fill it through a `BatchWriter`. It holds a whole batch or none.
 #[derive(Debug, Default)]
 pub struct EventBatch {
     info: BatchInfo,
@@ -23,7 +94,7 @@ pub struct EventBatch {
     locals: Vec<LocalHash>,
     media: Vec<(u32, u64)>,
     text: String,
-    unruled: Vec<(Unruled, Text, u32)>,
+    unknown_names: Vec<(UnknownName, Text, u32)>,
 }
 
 /// A run within one arena. Every arena is bounded far below 2^32 entries.
@@ -43,13 +114,13 @@ impl Span {
     }
 }
 
-/// A name or salt that a [`BatchWriter`] has taken.
+/// A name or salt that a [`BatchWriter`] has stored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Text(Span);
+pub(super) struct Text(Span);
 
-/// What a decoder says about the content of a stored event.
+/// The decoder's decision about the content of a stored event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Filling {
+pub(super) enum Filling {
     /// The open event's tokens.
     Tokens {
         /// Whether the engine sent pairs.
@@ -57,41 +128,41 @@ pub enum Filling {
     },
     /// The open event's local hashes.
     LocalHashes,
-    /// Nothing that can be used; tokens, local hashes and media of the open event are dropped.
+    /// No usable content: tokens, local hashes and media of the open event are dropped.
     Unusable,
 }
 
-/// A stored event beside what lies in arenas; closes the open event.
+/// The fields of a stored event that are not in arenas.
 #[derive(Clone, Copy, Debug)]
-pub struct StoredHead {
+pub(super) struct StoredHead {
     /// The block before the first.
-    pub parent: Option<EngineHash>,
-    /// What to make of the open event's tokens and local hashes.
-    pub filling: Filling,
+    pub(super) parent: Option<EngineHash>,
+    /// How to read the open event's tokens and local hashes.
+    pub(super) filling: Filling,
     /// Tokens per block, 0 = not stated.
-    pub block_size: u32,
-    /// Where the blocks are.
-    pub medium: Medium,
-    /// Which KV-cache group holds them.
-    pub group: GroupId,
-    /// What attention that group serves.
-    pub group_kind: GroupKind,
+    pub(super) block_size: u32,
+    /// The medium that holds the blocks.
+    pub(super) medium: Medium,
+    /// The KV group that holds them.
+    pub(super) group: GroupId,
+    /// The kind of attention that the group serves.
+    pub(super) group_kind: GroupKind,
     /// LoRA adapter.
-    pub lora: Option<Text>,
-    /// What the event says about the salt.
-    pub salt: SaltText,
+    pub(super) lora: Option<Text>,
+    /// The salt, as far as the event states it.
+    pub(super) salt: SaltText,
 }
 
-/// [`Salt`] before the batch is whole.
+/// A [`Salt`] before the batch is whole.
 #[derive(Clone, Copy, Debug)]
-pub enum SaltText {
-    /// Nothing said.
+pub(super) enum SaltText {
+    /// Not stated.
     Inherited,
     /// This salt.
     Of(Text),
     /// This seed.
     Seed(Seed),
-    /// The wire could not say.
+    /// The format could not express it.
     Unknown,
 }
 
@@ -109,7 +180,7 @@ impl EventBatch {
         Self::default()
     }
 
-    /// Forgets everything but the memory.
+    /// Drops all content but keeps the memory.
     pub fn clear(&mut self) {
         self.info = BatchInfo::default();
         self.records.clear();
@@ -118,16 +189,16 @@ impl EventBatch {
         self.locals.clear();
         self.media.clear();
         self.text.clear();
-        self.unruled.clear();
+        self.unknown_names.clear();
     }
 
-    /// What the batch says beside its events.
+    /// The fields of the batch beside its events.
     #[must_use]
     pub const fn info(&self) -> &BatchInfo {
         &self.info
     }
 
-    /// How many events there are.
+    /// The number of events.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.records.len()
@@ -139,7 +210,7 @@ impl EventBatch {
         self.records.is_empty()
     }
 
-    /// Blocks stored plus blocks removed.
+    /// The number of blocks stored plus blocks removed.
     #[must_use]
     pub const fn blocks(&self) -> usize {
         self.hashes.len()
@@ -150,7 +221,7 @@ impl EventBatch {
         self.records.iter().map(|record| self.event(record))
     }
 
-    /// The first block that an event is about: what will be looked up when its turn comes.
+    /// The first block of an event: the index looks it up first when it applies the event.
     #[must_use]
     pub fn first_hash(&self, event: usize) -> Option<EngineHash> {
         let hashes = match self.records.get(event)? {
@@ -160,10 +231,10 @@ impl EventBatch {
         self.hashes[hashes.range()].first().copied()
     }
 
-    /// Names that no rule covers, and how often each came. What is shown of a name; it is empty for all those that
-    /// came after [`UNRULED_NAMES_BATCH_MAX`] others.
-    pub fn unruled(&self) -> impl Iterator<Item = (Unruled, &str, u32)> {
-        self.unruled.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
+    /// Names that this version does not know, in printable form, and the count of each. The name is empty for all names
+    /// after the first [`UNRULED_NAMES_BATCH_MAX`].
+    pub fn unknown_names(&self) -> impl Iterator<Item = (UnknownName, &str, u32)> {
+        self.unknown_names.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
     }
 
     fn event(&self, record: &Record) -> KvEvent<'_> {
@@ -200,7 +271,7 @@ impl EventBatch {
         &self.text[text.0.range()]
     }
 
-    /// Bytes the arenas hold on to, for status and for the tests of reuse.
+    /// Bytes that the arenas have allocated, for status and for tests.
     #[must_use]
     pub fn capacity_bytes(&self) -> usize {
         self.records.capacity() * size_of::<Record>()
@@ -208,7 +279,7 @@ impl EventBatch {
             + self.tokens.capacity() * size_of::<u32>()
             + self.locals.capacity() * size_of::<LocalHash>()
             + self.media.capacity() * size_of::<(u32, u64)>()
-            + self.unruled.capacity() * size_of::<(Unruled, Text, u32)>()
+            + self.unknown_names.capacity() * size_of::<(UnknownName, Text, u32)>()
             + self.text.capacity()
     }
 }
@@ -218,9 +289,9 @@ impl EventBatch {
 /// Hashes, tokens, local hashes and media are pushed in any order and belong to the *open event* until
 /// [`stored`](Self::stored), [`removed`](Self::removed), [`cleared`](Self::cleared) or
 /// [`discard`](Self::discard) closes it. Dropped without [`finish`](Self::finish), the batch is empty.
-/// Reservations are the caller's word: it must not claim more than the bytes it still has can hold.
+/// The writer trusts reservations: a caller must not reserve more than its remaining bytes can hold.
 #[derive(Debug)]
-pub struct BatchWriter<'b> {
+pub(super) struct BatchWriter<'b> {
     batch: &'b mut EventBatch,
     /// Where the open event begins in each arena.
     open: Open,
@@ -239,65 +310,66 @@ struct Open {
 impl<'b> BatchWriter<'b> {
     /// Clears the batch and starts to fill it.
     #[must_use]
-    pub fn new(batch: &'b mut EventBatch) -> Self {
+    pub(super) fn new(batch: &'b mut EventBatch) -> Self {
         batch.clear();
         Self { batch, open: Open::default(), finished: false, last_text: Text::default() }
     }
 
-    /// What the batch says beside its events.
-    pub const fn info_mut(&mut self) -> &mut BatchInfo {
+    /// The fields of the batch beside its events.
+    pub(super) const fn info_mut(&mut self) -> &mut BatchInfo {
         &mut self.batch.info
     }
 
-    /// Counts something passed over.
-    pub const fn count(&mut self, oddity: Oddity) {
-        self.batch.info.oddities.count(oddity, 1);
+    /// Counts a warning.
+    pub(super) const fn count(&mut self, warning: DecodeWarning) {
+        self.batch.info.warnings.count(warning, 1);
     }
 
-    /// Counts a name that no rule covers.
-    pub fn unruled(&mut self, of: Unruled, name: &[u8]) {
-        let EventBatch { unruled, text, .. } = &mut *self.batch;
+    /// Counts a name that this version does not know.
+    pub(super) fn count_unknown_name(&mut self, of: UnknownName, name: &[u8]) {
+        let EventBatch { unknown_names, text, .. } = &mut *self.batch;
         let find = |name: &[u8]| {
-            let is_it =
-                |(kind, known, _): &(Unruled, Text, u32)| *kind == of && text[known.0.range()].chars().eq(shown(name));
-            unruled.iter().position(is_it)
+            let is_it = |(kind, known, _): &(UnknownName, Text, u32)| {
+                *kind == of && text[known.0.range()].chars().eq(shown(name))
+            };
+            unknown_names.iter().position(is_it)
         };
-        let name = if find(name).is_some() || unruled.len() < UNRULED_NAMES_BATCH_MAX { name } else { b"" };
+        let name = if find(name).is_some() || unknown_names.len() < UNRULED_NAMES_BATCH_MAX { name } else { b"" };
         if let Some(at) = find(name) {
-            unruled[at].2 = unruled[at].2.saturating_add(1);
+            unknown_names[at].2 = unknown_names[at].2.saturating_add(1);
             return;
         }
         let from = text.len();
         text.extend(shown(name));
-        unruled.push((of, Text(Span::new(from, text.len())), 1));
+        unknown_names.push((of, Text(Span::new(from, text.len())), 1));
     }
 
     /// Makes room for `count` more hashes.
     ///
     /// # Errors
     /// [`Reason::TooManyBlocks`].
-    pub fn reserve_hashes(&mut self, count: usize) -> Result<(), Reason> {
+    pub(super) fn reserve_hashes(&mut self, count: usize) -> Result<(), Reason> {
         within(self.batch.hashes.len(), count, EVENT_BATCH_BLOCKS_MAX, Reason::TooManyBlocks)?;
         self.batch.hashes.reserve(count);
         Ok(())
     }
 
-    /// Adds a hash for which room was reserved.
-    pub fn push_hash(&mut self, hash: EngineHash) {
+    /// Adds a hash, after a reservation.
+    pub(super) fn push_hash(&mut self, hash: EngineHash) {
         self.batch.hashes.push(hash);
     }
 
     /// The open event's hashes.
     #[must_use]
-    pub fn hashes(&self) -> &[EngineHash] {
+    pub(super) fn hashes(&self) -> &[EngineHash] {
         &self.batch.hashes[self.open.hashes..]
     }
 
-    /// Adds `count` zero tokens and hands them out to be filled.
+    /// Adds `count` zero tokens and returns them to be filled.
     ///
     /// # Errors
     /// [`Reason::TooManyTokens`].
-    pub fn extend_tokens(&mut self, count: usize) -> Result<&mut [u32], Reason> {
+    pub(super) fn extend_tokens(&mut self, count: usize) -> Result<&mut [u32], Reason> {
         let from = self.batch.tokens.len();
         within(from, count, EVENT_BATCH_TOKENS_MAX, Reason::TooManyTokens)?;
         self.batch.tokens.resize(from + count, 0);
@@ -306,12 +378,12 @@ impl<'b> BatchWriter<'b> {
 
     /// The open event's tokens.
     #[must_use]
-    pub fn tokens(&self) -> &[u32] {
+    pub(super) fn tokens(&self) -> &[u32] {
         &self.batch.tokens[self.open.tokens..]
     }
 
     /// Drops the open event's tokens.
-    pub fn drop_tokens(&mut self) {
+    pub(super) fn drop_tokens(&mut self) {
         self.batch.tokens.truncate(self.open.tokens);
     }
 
@@ -319,7 +391,7 @@ impl<'b> BatchWriter<'b> {
     ///
     /// # Errors
     /// [`Reason::TooManyBlocks`].
-    pub fn extend_locals(&mut self, locals: impl ExactSizeIterator<Item = LocalHash>) -> Result<(), Reason> {
+    pub(super) fn extend_locals(&mut self, locals: impl ExactSizeIterator<Item = LocalHash>) -> Result<(), Reason> {
         within(self.batch.locals.len(), locals.len(), EVENT_BATCH_BLOCKS_MAX, Reason::TooManyBlocks)?;
         self.batch.locals.extend(locals);
         Ok(())
@@ -329,17 +401,17 @@ impl<'b> BatchWriter<'b> {
     ///
     /// # Errors
     /// [`Reason::TooManyMedia`].
-    pub fn push_media(&mut self, block: u32, hash: u64) -> Result<(), Reason> {
+    pub(super) fn push_media(&mut self, block: u32, hash: u64) -> Result<(), Reason> {
         within(self.batch.media.len(), 1, EVENT_BATCH_MEDIA_MAX, Reason::TooManyMedia)?;
         self.batch.media.push((block, hash));
         Ok(())
     }
 
-    /// Keeps a name or salt. The one kept last is not kept twice.
+    /// Stores a name or salt. A text equal to the last one is not stored again.
     ///
     /// # Errors
     /// [`Reason::TooMuchText`].
-    pub fn keep_text(&mut self, text: &str) -> Result<Text, Reason> {
+    pub(super) fn keep_text(&mut self, text: &str) -> Result<Text, Reason> {
         if self.batch.text(self.last_text) != text {
             let from = self.batch.text.len();
             within(from, text.len(), EVENT_BATCH_TEXT_BYTES_MAX, Reason::TooMuchText)?;
@@ -353,7 +425,7 @@ impl<'b> BatchWriter<'b> {
     ///
     /// # Errors
     /// [`Reason::TooManyEvents`].
-    pub fn stored(&mut self, head: StoredHead) -> Result<(), Reason> {
+    pub(super) fn stored(&mut self, head: StoredHead) -> Result<(), Reason> {
         if head.filling == Filling::Unusable {
             self.drop_tokens();
             self.batch.locals.truncate(self.open.locals);
@@ -373,7 +445,7 @@ impl<'b> BatchWriter<'b> {
     ///
     /// # Errors
     /// [`Reason::TooManyEvents`].
-    pub fn removed(&mut self, medium: Medium, group: GroupId) -> Result<(), Reason> {
+    pub(super) fn removed(&mut self, medium: Medium, group: GroupId) -> Result<(), Reason> {
         let hashes = Span::new(self.open.hashes, self.batch.hashes.len());
         self.push(Record::Removed { hashes, medium, group })
     }
@@ -382,21 +454,21 @@ impl<'b> BatchWriter<'b> {
     ///
     /// # Errors
     /// [`Reason::TooManyEvents`].
-    pub fn cleared(&mut self, tier: Option<Tier>) -> Result<(), Reason> {
+    pub(super) fn cleared(&mut self, tier: Option<Tier>) -> Result<(), Reason> {
         self.discard();
         self.push(Record::Cleared(Cleared { tier }))
     }
 
-    /// Closes the open event as none.
-    pub fn discard(&mut self) {
+    /// Drops the open event.
+    pub(super) fn discard(&mut self) {
         self.drop_tokens();
         self.batch.hashes.truncate(self.open.hashes);
         self.batch.locals.truncate(self.open.locals);
         self.batch.media.truncate(self.open.media);
     }
 
-    /// The batch is whole.
-    pub fn finish(mut self) {
+    /// Marks the batch as whole.
+    pub(super) fn finish(mut self) {
         self.finished = true;
     }
 

@@ -5,10 +5,10 @@ use crate::reasons::reasons;
 use std::fmt;
 
 reasons! {
-    /// What is wrong with a payload.
+    /// The fault of a payload.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     Reason {}
-    /// The first bytes belong to no format spoken here.
+    /// The first bytes belong to no known format.
     UnknownFormat = "unknown_format";
     /// The payload is larger than `EVENT_MESSAGE_BYTES_MAX`.
     MessageTooLarge = "message_too_large";
@@ -18,15 +18,15 @@ reasons! {
     TrailingBytes = "trailing_bytes";
     /// Values are nested deeper than `MSGPACK_DEPTH_MAX`.
     TooDeep = "too_deep";
-    /// A byte that begins no msgpack value.
+    /// A byte that cannot begin a msgpack value.
     InvalidMarker = "invalid_marker";
-    /// A value is of another type than its field.
+    /// A value has another type than its field.
     WrongType = "wrong_type";
     /// A number does not fit its field.
     OutOfRange = "out_of_range";
     /// A string is not UTF-8.
     InvalidUtf8 = "invalid_utf8";
-    /// A field that an event cannot do without is absent.
+    /// A required field of an event is absent.
     MissingField = "missing_field";
     /// A key occurs twice in one event.
     RepeatedField = "repeated_field";
@@ -40,9 +40,9 @@ reasons! {
     TooManyMedia = "too_many_media";
     /// More than `EVENT_BATCH_TEXT_BYTES_MAX` bytes of names and salts.
     TooMuchText = "too_much_text";
-    /// The flatbuffer does not verify.
+    /// The flatbuffer does not pass its verifier.
     InvalidFlatbuffer = "invalid_flatbuffer";
-    /// The batch is hashed by a rule, or cut by a window, that is unknown here.
+    /// The batch uses a hash rule or a window that this version does not know.
     UnsupportedScheme = "unsupported_scheme";
 }
 
@@ -52,18 +52,18 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A payload that could not be decoded. Nothing of it was applied.
+/// A payload that could not be decoded. No part of it was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason} at byte {offset}")]
 pub struct DecodeError {
     /// What is wrong.
     pub reason: Reason,
-    /// Where in the payload, in bytes from its start; 0 where the format's verifier does not say.
+    /// The place in the payload, in bytes from its start; 0 if the format's verifier does not say.
     pub offset: usize,
 }
 
 impl DecodeError {
-    /// An error of this kind at this byte.
+    /// An error at a byte of the payload.
     #[must_use]
     pub const fn new(reason: Reason, offset: usize) -> Self {
         Self { reason, offset }
@@ -75,7 +75,7 @@ impl From<DecodeError> for Error {
         Self::new(
             Kind::Undecodable,
             format!("event batch skipped: {error}"),
-            "check that the engine's version is supported, and report it with a capture if it is",
+            "check that the engine's version is supported; if it is, report this with a capture",
         )
     }
 }

@@ -1,8 +1,7 @@
-//! Our own wire, `schemas/kv_events.fbs`: what a relay beside an engine sends.
+//! kvrouted's own event format, `schemas/kv_events.fbs`, which relays publish.
 //!
-//! A payload is verified before a byte of it is believed, at any alignment. What several events share
-//! (flatbuffers may point to one vector from many places) is bounded by the batch's limits and by
-//! the verifier's bound on the apparent size.
+//! A payload is verified before any byte of it is used, at any alignment. Flatbuffers may point to one vector from many
+//! places. The batch's limits, and the verifier's limit on the apparent size, bound vectors that several events share.
 
 use crate::ids::EventSeq;
 
@@ -12,8 +11,8 @@ mod encode;
 pub use decode::decode;
 pub use encode::Encoder;
 
-/// Stands in the sequence's frame of what is no batch of a relay's stream: heartbeats and parts of snapshots.
-/// Engines end a replay with it and an empty payload.
+/// The sequence number in messages that are not batches of a relay's stream: heartbeats and parts of snapshots. Engines
+/// end a replay with it and an empty payload.
 pub const UNNUMBERED: EventSeq = EventSeq(u64::MAX);
 
 #[cfg(test)]

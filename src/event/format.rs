@@ -1,18 +1,18 @@
-//! Which wire a payload is in.
+//! The encoding of a payload.
 
 /// The encodings of an event payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `schemas/kv_events.fbs`.
     Flatbuffer,
-    /// What vLLM, SGLang and TensorRT-LLM send.
+    /// The format of vLLM, SGLang and TensorRT-LLM.
     Msgpack,
 }
 
 /// The flatbuffer file identifier of `kv_events.fbs`, in bytes 4..8 of a payload.
 pub const FLATBUFFER_IDENTIFIER: &[u8; 4] = b"KVEV";
 
-/// Tells the encoding from the first bytes: the flatbuffer identifier first, else any msgpack array marker.
+/// Detects the encoding by the first bytes: the flatbuffer identifier first, otherwise any msgpack array marker.
 #[must_use]
 pub fn detect(payload: &[u8]) -> Option<Format> {
     if payload.get(4..8) == Some(FLATBUFFER_IDENTIFIER) {

@@ -1,7 +1,7 @@
-//! The sequence gate: what one batch's number and bytes say about the stream it belongs to.
+//! The sequence gate: judges a batch by its sequence number and its bytes.
 //!
-//! A pure state machine per publisher stream. It only judges; what a judgement does to the worker is
-//! decided by whoever feeds it (see `ingest`).
+//! A pure state machine for each publisher's stream. It only judges. `ingest` decides what a verdict does to the
+//! worker.
 //!
 //! | state | input | verdict | next state |
 //! |---|---|---|---|
@@ -15,47 +15,49 @@
 //! | any | resumed at `w` | – | Live at `w`, remembers what the gate it follows did |
 //! | any | gone on before `n` | – | Live at `n-1`, remembers nothing |
 //!
-//! A sequence is remembered while it is among the last [`GATE_PAYLOADS_REMEMBERED`] numbers up to `l` and
-//! was received, and so is what a replay brought ([`SequenceGate::replayed`]) until the live stream, which is behind a
-//! replay, has passed it or is known to have nothing more. A batch of another incarnation has other bytes: every format carries a time stamp or
-//! a generation. What the gate cannot see: a restarted publisher whose first batch we receive is numbered
-//! exactly `l+1` and whose connection did not break. A restart breaks the connection, so the caller
-//! reports [`SequenceGate::disconnected`] before it feeds the first batch of the next one.
+//! The gate remembers a received batch while its number is among the last [`GATE_PAYLOADS_REMEMBERED`] up to `l`. It
+//! also remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which is behind a replay, has
+//! passed them or is known to bring none of them. A batch of another incarnation has other bytes: every format contains
+//! a time stamp or a generation.
+//!
+//! The gate cannot notice a restarted publisher if the first batch received has exactly the number `l+1` and the
+//! connection did not break. A restart breaks the connection, so the caller reports [`SequenceGate::disconnected`]
+//! before the first batch of the next connection.
 
 use std::collections::VecDeque;
 
 use crate::ids::EventSeq;
 use crate::limits::{GATE_PAYLOADS_REMEMBERED, GATE_REPLAYED_REMEMBERED_MAX};
 
-/// What one batch is to its stream.
+/// The verdict on one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The first batch since the stream was opened or its connection broke. From 0 it is the stream's
-    /// very first; any other number means that batches were sent before.
+    /// The first batch since the stream was opened or its connection broke. The number 0 is the stream's very first
+    /// batch; any other number means that batches were sent before.
     First {
-        /// Its sequence.
+        /// Its sequence number.
         seq: EventSeq,
-        /// The last sequence of the connection before, if there was one that carried a batch.
+        /// The last sequence number of the previous connection, if that carried a batch.
         before: Option<EventSeq>,
     },
-    /// The next one. Apply it.
+    /// The next batch. Apply it.
     InOrder,
     /// Applied before, byte for byte. Ignore it.
     Duplicate,
     /// Batches are missing before this one.
     Gap {
-        /// The sequence that should have come.
+        /// The sequence number that should have come.
         expected: EventSeq,
-        /// The sequence that came.
+        /// The sequence number that came.
         got: EventSeq,
-        /// How many are missing.
+        /// The number of missing batches.
         missed: u64,
     },
-    /// Another incarnation of the publisher is speaking: nothing said before it holds any more.
+    /// A batch of another incarnation of the publisher: all earlier events are void.
     Restart {
-        /// Its first sequence that we see. From 0 nothing of it was missed.
+        /// Its first sequence number received. With 0 no batch of it was missed.
         seq: EventSeq,
-        /// The last sequence of the incarnation before.
+        /// The last sequence number of the previous incarnation.
         before: EventSeq,
     },
 }
@@ -87,15 +89,15 @@ impl Default for SequenceGate {
 }
 
 impl SequenceGate {
-    /// Judges a batch by its sequence and a 64-bit hash of its payload, and moves on to it.
+    /// Judges a batch by its sequence number and a 64-bit hash of its payload, and moves on to it.
     pub fn batch(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
         let verdict = self.step(seq, payload_hash);
-        // Live batches ascend: what was replayed up to this one is behind the live stream too.
+        // Live batches ascend, so the live stream has passed replayed batches up to this one.
         self.replayed.forget_up_to(seq);
         verdict
     }
 
-    /// The same for a batch of a replay: the live stream may bring it once more, however much later.
+    /// As [`SequenceGate::batch`], for a batch of a replay: the live stream may bring it once more, however much later.
     pub fn replayed(&mut self, seq: EventSeq, payload_hash: u64) -> Verdict {
         let verdict = self.step(seq, payload_hash);
         if verdict != Verdict::Duplicate {
@@ -119,7 +121,7 @@ impl SequenceGate {
         verdict
     }
 
-    /// What [`SequenceGate::batch`] would say; nothing changes.
+    /// The verdict that [`SequenceGate::batch`] would give, without a change of state.
     #[must_use]
     pub fn judge(&self, seq: EventSeq, payload_hash: u64) -> Verdict {
         match self.state {
@@ -139,20 +141,20 @@ impl SequenceGate {
         }
     }
 
-    /// The connection broke: what comes next may be of another incarnation, and batches may be lost.
+    /// Handles a broken connection: the next batch may be of another incarnation, and batches may be lost.
     pub fn disconnected(&mut self) {
         if let State::Live { last } = self.state {
             self.state = State::Waiting { before: Some(last) };
         }
     }
 
-    /// Goes on where another gate of the same incarnation stood: at `last`, with the hashes it remembered.
+    /// Goes on where another gate of the same incarnation stood: at `last`, with the hashes that it remembered.
     pub fn resume(&mut self, last: EventSeq, remembered: &[(EventSeq, u64)]) {
         *self = Self { state: State::Live { last }, ..Self::default() };
         remembered.iter().for_each(|(seq, payload_hash)| self.remembered.insert(*seq, *payload_hash));
     }
 
-    /// Takes the batch `seq` next, whatever was missed before it: nothing received so far is of its stream.
+    /// Takes the batch `seq` next, whatever was missed before it, and forgets all received batches.
     pub fn go_on_before(&mut self, seq: EventSeq) {
         *self = Self::default();
         if let Some(last) = seq.0.checked_sub(1) {
@@ -160,12 +162,12 @@ impl SequenceGate {
         }
     }
 
-    /// The live stream has nothing more of what was replayed.
+    /// Forgets replayed batches: the live stream will not bring them again.
     pub fn forget_replayed(&mut self) {
         self.replayed = ReplayedRun::default();
     }
 
-    /// What [`SequenceGate::resume`] needs beside the last sequence, by ascending sequence.
+    /// The hashes for [`SequenceGate::resume`], by ascending sequence number.
     #[must_use]
     pub fn remembered(&self) -> Vec<(EventSeq, u64)> {
         let Some(last) = self.last() else { return Vec::new() };
@@ -174,7 +176,7 @@ impl SequenceGate {
         (oldest..=last.0).filter_map(held).collect()
     }
 
-    /// The hash of a sequence's payload, while it is remembered.
+    /// The payload hash of a sequence number, while the gate remembers it.
     #[must_use]
     pub fn payload_hash(&self, seq: EventSeq) -> Option<u64> {
         self.last().filter(|last| seq <= *last).and_then(|last| self.remembers(seq, last))
@@ -184,7 +186,7 @@ impl SequenceGate {
         self.remembered.get(seq, last).or_else(|| self.replayed.get(seq))
     }
 
-    /// The last sequence of the connection that is live; `None` before its first batch.
+    /// The last sequence number of the live connection; `None` before its first batch.
     #[must_use]
     pub fn last(&self) -> Option<EventSeq> {
         match self.state {
@@ -194,7 +196,7 @@ impl SequenceGate {
     }
 }
 
-/// Payload hashes of batches that follow each other, as a replay brought them.
+/// Payload hashes of consecutive batches of a replay.
 #[derive(Clone, Debug, Default)]
 struct ReplayedRun {
     first: u64,
@@ -231,7 +233,7 @@ impl ReplayedRun {
     }
 }
 
-/// Payload hashes by sequence, each in the place of its number modulo the capacity.
+/// Payload hashes by sequence number, each at its number modulo the capacity.
 #[derive(Clone, Debug)]
 struct Remembered([Option<(EventSeq, u64)>; GATE_PAYLOADS_REMEMBERED]);
 
@@ -250,7 +252,7 @@ impl Remembered {
         self.0[Self::place(seq)] = Some((seq, payload_hash));
     }
 
-    /// The hash of `seq`'s payload. A place may still hold a number from before a gap, hence the window.
+    /// The payload hash of `seq`. A place may still hold a number from before a gap, hence the check of the window.
     fn get(&self, seq: EventSeq, last: EventSeq) -> Option<u64> {
         let (held, hash) = self.0[Self::place(seq)]?;
         (held == seq && last.0 - seq.0 < GATE_PAYLOADS_REMEMBERED as u64).then_some(hash)
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn breaking_twice_keeps_what_came_before() {
+    fn two_breaks_keep_the_last_sequence_number() {
         let mut gate = gate_at(0..=3);
         gate.disconnected();
         gate.disconnected();
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_replayed_is_remembered_until_the_live_stream_has_passed_it() {
+    fn replayed_batches_are_remembered_until_the_live_stream_has_passed_them() {
         let mut gate = gate_at(0..=4);
         assert_eq!(gate.replayed(EventSeq(4), 4), Verdict::Duplicate);
         (5..=904).for_each(|seq| assert_eq!(gate.replayed(EventSeq(seq), seq), Verdict::InOrder));
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_before_a_batch_takes_it_and_forgets_what_was() {
+    fn going_on_before_a_batch_takes_it_and_forgets_the_earlier_ones() {
         let mut gate = gate_at(0..=4);
         gate.go_on_before(EventSeq(9));
         assert_eq!(gate.payload_hash(EventSeq(4)), None);

@@ -1,6 +1,6 @@
-//! What the attention of a KV-cache group is, and of which of the group's blocks a prompt has need.
+//! The kinds of attention of KV groups, and which blocks of a group a prompt needs.
 //!
-//! | kind | which blocks the engine looks for, to reuse a prompt up to a block | proved |
+//! | kind | the blocks that the engine needs to reuse a prompt up to a block | proved |
 //! |---|---|---|
 //! | full, MLA, sink-full attention | all | vLLM and SGLang, every version of the tests |
 //! | sliding window of `w` tokens | the last `ceil((w - 1) / block size)` | vLLM 0.22.0, 0.24.0, 0.28.0, 0.33.0 |
@@ -9,13 +9,13 @@
 //! | chunked local attention | those of the last chunk; events do not say how long a chunk is | no rule |
 //! | encoder-only, cross attention | – | no rule |
 //!
-//! *Proved* means that prompts were asked of such an engine's own cache and the answers were the same: by
-//! `scripts/engines/scoreboard`. No event says which version an engine is; those tried begin with the first that names
-//! its groups' kinds, and have every form that events have had since. What a rule says
-//! that is not proved is used, and the worker is `unproven` (`hybrid`). The rules are those of vLLM's
-//! `find_longest_cache_hit` where all groups have blocks of one size and no draft model takes part.
+//! *Proved* means that `scripts/engines/scoreboard` compared the rule with such an engine's own cache, and the answers
+//! were the same. No event states the engine's version. The versions tried begin with the first that names the kinds of
+//! its groups, and cover every form of events since. A rule that is not proved is used, and its worker is `unproven`
+//! (`hybrid`). The rules are those of vLLM's `find_longest_cache_hit` if all groups have blocks of one size and there
+//! is no draft model.
 
-/// What kind of attention a KV-cache group serves.
+/// The kind of attention that a KV group serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupKind {
     /// The event does not say: the only group of an engine that names none.
@@ -23,30 +23,30 @@ pub enum GroupKind {
     Unstated,
     /// Full, MLA or sink-full attention: a block is reusable only if the group holds it.
     Main,
-    /// Attention that reaches `window_tokens` back, the token itself among them; at least 2.
+    /// Attention that reaches back over a window of tokens.
     Sliding {
-        /// How far it reaches.
+        /// The size of the window, including the token itself; at least 2.
         window_tokens: u32,
     },
-    /// The same over multi-head latent attention.
+    /// A sliding window over multi-head latent attention.
     SlidingMla {
-        /// How far it reaches.
+        /// The size of the window, including the token itself; at least 2.
         window_tokens: u32,
     },
-    /// A state that is kept at the end of a block.
+    /// A state that the engine stores at the end of a block.
     Mamba,
-    /// Which of the group's blocks a prompt needs, no rule says.
+    /// A known kind without a rule for the blocks that a prompt needs.
     Other,
-    /// A kind that is not known here, or that the engine does not know: taken as one that must hold every block,
-    /// which can only under-count.
+    /// A kind that this version or the engine does not know. It counts as a kind that needs every block, which can only
+    /// under-count.
     Unknown,
 }
 
 impl GroupKind {
-    /// vLLM's name of a kind, with the window that the event states beside it.
+    /// Reads vLLM's name of a kind, with the window that the event states beside it.
     #[must_use]
     pub fn from_name(name: &[u8], window_tokens: Option<u32>) -> Self {
-        // A window of one token has need of nothing: what an engine makes of that is not known.
+        // A window of one token needs no earlier block. How engines treat it is not known.
         let window_tokens = window_tokens.filter(|tokens| *tokens > 1);
         match (name, window_tokens) {
             (b"full_attention" | b"mla_attention" | b"sink_full_attention", _) => Self::Main,
@@ -65,7 +65,7 @@ impl GroupKind {
         }
     }
 
-    /// How many of the last blocks of a prompt the group must have, where that is fewer than all of them.
+    /// How many of the last blocks of a prompt the group must have; `None` = all of them, or no rule.
     #[must_use]
     pub fn window_blocks(self, block_size: u32) -> Option<u32> {
         match self {
@@ -77,7 +77,7 @@ impl GroupKind {
         }
     }
 
-    /// Whether the kind's rule was held against an engine's own answers: see the table above.
+    /// Whether the kind's rule was compared with an engine's own answers: see the table above.
     #[must_use]
     pub const fn is_proved(self) -> bool {
         matches!(self, Self::Main | Self::Sliding { .. })

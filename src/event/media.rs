@@ -1,4 +1,4 @@
-//! Engines' names of multimodal objects.
+//! The hashes of multimodal objects, from the identifiers that engines use.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -7,8 +7,8 @@ const DIGEST_HEX_DIGITS: usize = 64;
 /// Hex digits of a u64.
 const HASH_HEX_DIGITS: usize = 16;
 
-/// The hash that an object's identifier stands for in a block's hash: the first 16 digits of a 64-digit
-/// hex digest, else XXH3-64 of the bytes (seed 0).
+/// The hash of an object as it enters a block's hash: the first 16 digits of the identifier if that is a 64-digit hex
+/// digest, otherwise XXH3-64 of its bytes (seed 0).
 #[must_use]
 pub fn identifier_hash(identifier: &str) -> u64 {
     let bytes = identifier.as_bytes();
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_gives_its_first_digits_and_all_else_is_hashed() {
+    fn a_digest_gives_its_first_digits_and_any_other_identifier_is_hashed() {
         assert_eq!(identifier_hash("uuid-A"), 654_580_061_887_968_210);
         assert_eq!(identifier_hash(&"00112233445566FF".repeat(4)), 0x0011_2233_4455_66ff);
         let not_hex = "g".repeat(64);

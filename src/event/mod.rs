@@ -1,39 +1,35 @@
-//! WHAT a worker says, as values: nothing here touches a socket, a clock or a thread.
+//! Events of workers, as values, and the pure state machines over them. No socket, clock or thread is used here.
 //!
-//! Bytes of either wire become one [`KvEvent`] type. [`EventBatch`] is the reusable arena that a decoder
-//! fills; a batch is only handed out whole, so that a message that fails half way changes nothing.
+//! Payloads of both formats become one type, [`KvEvent`]. [`EventBatch`] is the reusable arena that a decoder fills.
+//! Readers get only whole batches, so a message that fails half-way changes nothing.
 
 mod batch;
+mod decode_warning;
 mod error;
 pub mod flat;
 pub mod format;
 pub mod gate;
 mod group_kind;
-mod info;
 pub mod media;
 pub mod msgpack;
-mod oddity;
 pub mod recovery;
-pub mod trust;
-mod unruled;
+pub(crate) mod trust;
 
-pub use batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead, Text};
+pub use batch::{BatchInfo, EventBatch, Snapshot, SnapshotPhase, SourceTrust};
+pub use decode_warning::{DecodeWarning, DecodeWarnings, UnknownName};
 pub use error::{DecodeError, Reason};
 pub use group_kind::GroupKind;
-pub use info::{BatchInfo, Snapshot, SnapshotPhase, SourceTrust};
-pub use oddity::{Oddities, Oddity};
-pub use unruled::Unruled;
 
 use format::Format;
 
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 
-/// Decodes a payload of either wire into `batch`, whatever was in it before.
+/// Decodes a payload of either format into `batch`, and drops its earlier content.
 ///
-/// `sticky` is the format of the stream so far; the first batch that decodes fixes it.
+/// `sticky` is the format of the stream so far. The first batch that decodes fixes it.
 ///
 /// # Errors
-/// What is wrong and where; the batch is then empty, and `sticky` unchanged.
+/// The fault and its place. The batch is then empty, and `sticky` unchanged.
 pub fn decode(payload: &[u8], sticky: &mut Option<Format>, batch: &mut EventBatch) -> Result<(), DecodeError> {
     batch.clear();
     let format = sticky.or_else(|| format::detect(payload)).ok_or(DecodeError::new(Reason::UnknownFormat, 0))?;
@@ -45,37 +41,37 @@ pub fn decode(payload: &[u8], sticky: &mut Option<Format>, batch: &mut EventBatc
     Ok(())
 }
 
-/// One thing a worker said about its cache, borrowed from an [`EventBatch`].
+/// One event of a worker's cache, borrowed from an [`EventBatch`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KvEvent<'a> {
     /// Blocks are now held.
     Stored(Stored<'a>),
     /// One reference to each of these blocks is gone.
     Removed(Removed<'a>),
-    /// Nothing is held any more, in one tier or in all.
+    /// All blocks are gone, in one tier or in all.
     Cleared(Cleared),
 }
 
 /// A chain of blocks that is now held.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stored<'a> {
-    /// What the engine calls the blocks, nearest the root first.
+    /// Engine hashes of the blocks, nearest the root first.
     pub hashes: &'a [EngineHash],
     /// The block before the first; `None` at the root.
     pub parent: Option<EngineHash>,
-    /// What is in the blocks.
+    /// The content of the blocks.
     pub content: Content<'a>,
-    /// Tokens per block as the event states it; 0 = not stated (placeholders).
+    /// Tokens per block as the event states them; 0 = not stated (placeholders).
     pub block_size: u32,
-    /// Where the blocks are.
+    /// The medium that holds the blocks.
     pub medium: Medium,
-    /// Which KV-cache group holds them, `GroupId(0)` where the engine names none.
+    /// The KV group that holds them; `GroupId(0)` if the engine names none.
     pub group: GroupId,
-    /// What kind of attention that group serves.
+    /// The kind of attention that the group serves.
     pub group_kind: GroupKind,
-    /// LoRA adapter's name; never empty.
+    /// The name of the LoRA adapter; never empty.
     pub lora: Option<&'a str>,
-    /// What the event says about the cache salt of its chain.
+    /// The cache salt of the chain, as far as the event states it.
     pub salt: Salt<'a>,
     /// Multimodal objects as (block within the event, hash), in ascending block order.
     pub media: &'a [(u32, u64)],
@@ -84,23 +80,23 @@ pub struct Stored<'a> {
 /// One reference to each of these blocks is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Removed<'a> {
-    /// What the engine calls the blocks.
+    /// Engine hashes of the blocks.
     pub hashes: &'a [EngineHash],
-    /// Where they were.
+    /// The medium that held them.
     pub medium: Medium,
-    /// Which KV-cache group held them.
+    /// The KV group that held them.
     pub group: GroupId,
 }
 
-/// Nothing is held any more.
+/// All blocks of one tier, or of all, are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cleared {
-    /// The tier that was emptied; `None` = all that the publisher speaks for. A relay speaks for all tiers, an engine
-    /// for its own memory and not for a connector's.
+    /// The tier that was emptied; `None` = all tiers of the publisher. A relay publishes for all tiers, an engine for
+    /// its own memory and not for a connector's.
     pub tier: Option<Tier>,
 }
 
-/// What is in the blocks of a [`Stored`].
+/// The content of the blocks of a [`Stored`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Content<'a> {
     /// The tokens as they lie in the prompt, the first block's first token first. Exactly
@@ -113,36 +109,36 @@ pub enum Content<'a> {
     },
     /// Already hashed by a relay, one per engine hash.
     LocalHashes(&'a [LocalHash]),
-    /// Nothing usable: a placeholder (no tokens), or tokens that cannot be assigned to the hashes. What the blocks
-    /// are can then only be known from where else their hashes are held.
+    /// Nothing usable: a placeholder (no tokens), or tokens that cannot be assigned to the hashes. The content is then
+    /// known only if the same hashes are held elsewhere.
     Unusable,
 }
 
-/// What a [`Stored`] says about the salt of its chain.
+/// The salt of a chain, as far as a [`Stored`] states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Salt<'a> {
-    /// Nothing: it is the parent's, and none at the root.
+    /// Not stated: the salt of the parent, or no salt at the root.
     Inherited,
-    /// The chain's salt is this; never empty.
+    /// The salt of the chain; never empty.
     Of(&'a str),
-    /// A relay's word: LoRA and salt of the chain come to this seed.
+    /// A relay states the seed that LoRA and salt of the chain give.
     Seed(Seed),
-    /// The wire could not say (several candidates, or a source that did not know).
+    /// The format could not express it (several candidates, or a source that did not know).
     Unknown,
 }
 
-/// Where an event says its blocks are.
+/// The place where an event says that its blocks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// A tier of which the event says everything.
+    /// A tier whose events are complete.
     Tier(Tier),
-    /// A tier that a connector reports: the event's hashes are sound and nothing else of it, and a clear of the
-    /// engine does not speak of the tier.
+    /// A tier that a connector reports. Only the hashes of the event can be used, and a clear of the engine does not
+    /// include the tier.
     Offloaded(Tier),
-    /// A store that never says when its blocks are gone; they are not counted.
+    /// A store that never announces when its blocks are gone. They are not counted.
     NeverRemoved,
-    /// A name that maps to no tier; the blocks are not counted.
+    /// A name that maps to no tier. The blocks are not counted.
     Unknown,
-    /// On another machine; the blocks are not this worker's.
+    /// Another machine. The blocks are not this worker's.
     Remote,
 }

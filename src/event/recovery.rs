@@ -1,8 +1,8 @@
 //! The recovery of one stream's lost batches: when to ask the publisher for a replay, and what its answer means.
 //!
-//! A pure state machine beside the [`SequenceGate`], which it reads and never moves; time is an argument, and whoever
-//! feeds it owns the socket. A replay is asked for from the last sequence applied, so that the first payload of the
-//! answer shows which incarnation speaks, or from 0 where nothing is known. Until then nothing is proven.
+//! A pure state machine beside the [`SequenceGate`], which it reads and never changes. Time is an argument, and the
+//! caller owns the socket. A replay begins at the last sequence number applied, so that the first payload of the answer
+//! shows which incarnation answers, or at 0 if nothing is known. Until then nothing is proven.
 //!
 //! | state | input | answer | next state |
 //! |---|---|---|---|
@@ -33,11 +33,12 @@
 //! | Asked | the snapshot is taken | | Asked, proven |
 //! | Asked | the snapshot is not whole | | Wanted, or after [`REPLAY_TRIES_MAX`] Asked |
 //!
-//! Tries are counted in a row and begin anew with whatever brings the stream further and with another incarnation; all of them together are at most
-//! [`REPLAYS_PER_RECOVERY_MAX`]. A publisher that has never answered and of which nothing is known is given up sooner
-//! ([`REPLAY_SILENT_TRIES_MAX`]). What is asked for again waits longer each time. A probe that shows something missing
-//! becomes a proof. Batches lost for good leave a worker that can only be under-counted; as long as the publisher may
-//! still have all of them it is asked now and then from 0 on, further apart each time, while the worker goes on.
+//! Tries are counted in a row. They begin anew when the stream makes progress and with another incarnation; all replays
+//! of a recovery together are at most [`REPLAYS_PER_RECOVERY_MAX`]. A publisher that has never answered, and of which
+//! nothing is known, is given up sooner ([`REPLAY_SILENT_TRIES_MAX`]). Each further try waits longer. A probe that
+//! shows missing batches becomes a proof. Batches lost for good leave a worker that can only be under-counted. While
+//! the publisher may still have all of them, it is asked now and then from 0 on, with growing pauses, and the worker
+//! goes on meanwhile.
 
 mod renewal;
 
@@ -52,11 +53,11 @@ use crate::limits::{
 /// What a replay is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Aim {
-    /// To show that nothing is missing, or to fetch what is. Live batches wait meanwhile.
+    /// To show that no batch is missing, or to fetch missing ones. Live batches wait meanwhile.
     Prove,
-    /// To see whether a quiet publisher's last batches were lost. Nothing waits for it.
+    /// To check whether a quiet publisher's last batches were lost. No message waits meanwhile.
     Probe,
-    /// To begin the worker anew where batches were lost for good. Nothing waits for it until batch 0 has come.
+    /// To begin a worker anew that has lost batches for good. No message waits until batch 0 has come.
     Renew,
 }
 
@@ -99,22 +100,22 @@ pub enum Ended {
     Short,
     /// It did not come; it is asked for again.
     TimedOut,
-    /// What is missing cannot be had: empty the worker and go on with what comes next.
+    /// The missing batches cannot be fetched: empty the worker and go on with the next batch.
     GivenUp,
-    /// The probe was not answered. Nothing is shown by that.
+    /// The probe was not answered, which shows nothing.
     ProbeUnanswered,
-    /// What was asked for from 0 on did not come. The worker stays as it is.
+    /// The replay from 0 did not come. The worker stays as it is.
     RenewalUnanswered,
     /// Nothing was asked for.
     Unasked,
 }
 
-/// What came of a replay so far.
+/// The answer to a replay so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Answer {
-    /// Something came.
+    /// A message came.
     begun: bool,
-    /// It is of the stream that is known, or nothing is known.
+    /// It belongs to the known stream, or no stream is known.
     proven: bool,
     /// It brought the stream further.
     advanced: bool,
@@ -140,7 +141,7 @@ pub struct Recovery {
     /// Probes in a row that found nothing.
     probes: u32,
     gave_up: bool,
-    /// Something of a replay came once, so that there is somebody to wait for.
+    /// The publisher has answered a replay before, so it is worth waiting for.
     answers: bool,
     /// An empty answer came although batches had been sent: a publisher without a buffer answers like that.
     answers_empty: bool,
@@ -164,18 +165,18 @@ impl Default for Recovery {
 }
 
 impl Recovery {
-    /// The publisher is connected, or a stream was put in place of what was known.
+    /// Handles a new connection, or a loaded stream that replaced the known one.
     pub fn connected(&mut self, now_ms: u64) {
         self.quiet_since_ms = now_ms;
         self.want(now_ms);
     }
 
-    /// The connection broke.
+    /// Handles a broken connection.
     pub fn disconnected(&mut self) {
         self.state = State::Gone;
     }
 
-    /// Batches are missing. Without a connection nothing is asked for until there is one.
+    /// Wants a replay, because batches are missing. Without a connection it waits for one.
     pub fn begin(&mut self, now_ms: u64) {
         if self.state != State::Gone {
             self.want(now_ms);
@@ -187,13 +188,13 @@ impl Recovery {
         self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
     }
 
-    /// A live batch came in its place, or was applied before: the publisher is not quiet.
+    /// Notes a live batch that is next or was applied before: the publisher is not quiet.
     pub fn live(&mut self, now_ms: u64) {
         (self.quiet_since_ms, self.probes) = (now_ms, 0);
         self.cancel(Aim::Probe);
     }
 
-    /// What a probe or a renewal would bring is not to be applied now.
+    /// Cancels a probe or a renewal: its batches must not be applied now.
     pub fn cancel_optional(&mut self) {
         self.cancel(Aim::Probe);
         self.cancel(Aim::Renew);
@@ -205,19 +206,19 @@ impl Recovery {
         }
     }
 
-    /// What is held is all of the stream, from its beginning or after a clear: nothing is lost any more.
+    /// Forgets lost batches: the worker holds all of the stream, from its beginning or after a clear.
     pub const fn forget_losses(&mut self) {
         self.renewal.forget();
     }
 
-    /// The live stream itself shows that nothing is missing.
+    /// Ends a recovery because the live stream itself shows that no batch is missing.
     pub fn settled(&mut self) {
         if self.is_proving() {
             self.state = State::Idle;
         }
     }
 
-    /// Time has passed: a worker quiet for `probe_after_ms` is to be probed, 0 = never, and one with losses renewed.
+    /// Checks the time: probes a worker that was quiet for `probe_after_ms`, 0 = never, and renews one with losses.
     pub fn tick(&mut self, probe_after_ms: u64, now_ms: u64) {
         let is_free = matches!(self.state, State::Idle | State::Wanted { aim: Aim::Probe, .. });
         if is_free && self.renewal.is_due(now_ms) {
@@ -232,7 +233,7 @@ impl Recovery {
         }
     }
 
-    /// What a replay is to be asked for now.
+    /// The aim of the replay to ask for now.
     #[must_use]
     pub const fn wants(&self, now_ms: u64) -> Option<Aim> {
         match self.state {
@@ -241,7 +242,7 @@ impl Recovery {
         }
     }
 
-    /// A replay is being asked for; answers from which sequence.
+    /// Notes that a replay is asked for. Returns the sequence number to begin at.
     pub fn ask(&mut self, gate: &SequenceGate, now_ms: u64) -> EventSeq {
         if let State::Wanted { aim, .. } = self.state {
             self.asked += 1;
@@ -255,7 +256,7 @@ impl Recovery {
         gate.last().unwrap_or(EventSeq(0))
     }
 
-    /// Whether an answer is waited for.
+    /// Whether a replay was asked for and has not ended.
     #[must_use]
     pub const fn is_asking(&self) -> bool {
         matches!(self.state, State::Asked { .. })
@@ -267,7 +268,7 @@ impl Recovery {
         matches!(self.state, State::Wanted { aim: Aim::Prove, .. } | State::Asked { aim: Aim::Prove, .. })
     }
 
-    /// Whether what is missing could not be had, so that what comes next counts as the first.
+    /// Whether the missing batches were given up, so that the next batch counts as the first.
     #[must_use]
     pub const fn gave_up(&self) -> bool {
         self.gave_up
@@ -279,7 +280,7 @@ impl Recovery {
         matches!(self.state, State::Asked { answer: Answer { advanced: true, .. }, .. })
     }
 
-    /// Nothing of the answer could be looked at until now: that is not the publisher's fault.
+    /// Restarts the deadline: the answer could not be read until now, which is not the publisher's fault.
     pub const fn excuse(&mut self, now_ms: u64) {
         if let State::Asked { heard_ms, .. } = &mut self.state {
             *heard_ms = now_ms;
@@ -314,7 +315,7 @@ impl Recovery {
                 let is_asked_again = self.begin_from_0(now_ms);
                 return if is_asked_again { Replayed::AnotherIncarnation } else { Replayed::GivenUp };
             }
-            // Older than what is remembered, and nobody asked for it.
+            // Older than the remembered batches, and not asked for.
             Verdict::Restart { .. } => {
                 self.state = State::Asked { aim, heard_ms: now_ms, answer };
                 return Replayed::Skip;
@@ -362,8 +363,8 @@ impl Recovery {
         Replayed::Renewed
     }
 
-    /// Judges the end of the answer: by its end marker, or because nothing more has come. `needs` = the live batch
-    /// that waits for what is before it.
+    /// Judges the end of the answer: by its end marker, or because no more has come. `needs` = the live batch that
+    /// waits for the batches before it.
     pub fn ended(&mut self, gate: &SequenceGate, needs: Option<EventSeq>, marker: bool, now_ms: u64) -> Ended {
         let State::Asked { aim, answer, .. } = self.state else { return Ended::Unasked };
         self.answers |= answer.begun || marker;
@@ -404,20 +405,20 @@ impl Recovery {
         Ended::GivenUp
     }
 
-    /// The answer is too large: what is left of it is asked for again.
+    /// Breaks off an answer that is too large, and wants the rest of it.
     pub fn broken_off(&mut self, now_ms: u64) -> bool {
         let advanced = self.has_advanced();
         self.is_asking() && self.again(advanced, REPLAY_TRIES_MAX, now_ms)
     }
 
-    /// A part of a snapshot came in place of what is gone: live batches wait from now on.
+    /// Notes a part of a snapshot, which replaces batches that the relay no longer has. Live batches wait from now on.
     pub const fn snapshot_part(&mut self, now_ms: u64) {
         if let State::Asked { aim, heard_ms, answer } = &mut self.state {
             (*aim, *heard_ms, answer.begun) = (Aim::Prove, now_ms, true);
         }
     }
 
-    /// A snapshot was taken: what follows it is next.
+    /// Notes a whole snapshot. The batch behind it is next.
     pub const fn snapshot_taken(&mut self, now_ms: u64) {
         if let State::Asked { heard_ms, answer, .. } = &mut self.state {
             *heard_ms = now_ms;
@@ -426,7 +427,7 @@ impl Recovery {
         }
     }
 
-    /// A snapshot came to no end; it is asked for again, unless that was done often enough.
+    /// Notes a failed snapshot and wants it again, unless it has failed too often.
     pub fn snapshot_failed(&mut self, now_ms: u64) {
         if let State::Asked { answer, .. } = &mut self.state {
             *answer = Answer { begun: true, ..Answer::default() };
@@ -457,11 +458,11 @@ impl Recovery {
         (self.quiet_since_ms, self.probes) = (now_ms, self.probes.saturating_add(1));
     }
 
-    /// Asks again, unless it was asked for often enough.
+    /// Wants the replay again, unless it was asked for too often.
     fn again(&mut self, advanced: bool, tries_max: u32, now_ms: u64) -> bool {
         self.tries = if advanced { 0 } else { self.tries + 1 };
         if self.tries >= tries_max || self.asked >= REPLAYS_PER_RECOVERY_MAX {
-            // Where the answer goes on all the same, what is missing further on is a new matter.
+            // If the answer goes on all the same, batches missing further on are counted anew.
             self.tries = 0;
             return false;
         }

@@ -1,135 +1,135 @@
-//! What moves a worker between levels of trust: a pure state machine over [`TrustReason`]s.
+//! The changes of a worker's trust: a pure state machine over [`TrustReason`]s.
 //!
-//! The level is the worst that any reason allows ([`TrustReason::cap`]), so only the set changes here:
+//! The level is the lowest that any reason allows ([`TrustReason::cap`]), so only the set of reasons changes here:
 //!
-//! | input | adds | takes away |
+//! | input | adds | removes |
 //! |---|---|---|
 //! | (at first) | joining | |
 //! | no event source | no_events | joining |
-//! | joined, or restarted, at sequence 0 | | everything but no_events and isolation_unknown; a relay's word |
-//! | joined at a later sequence | joined_late | joining, disconnected, silent, misframed, ingest_failed |
-//! | restarted at a later sequence | joined_late | what a restart at 0 takes away |
-//! | restarted, and nothing of it is known yet | joining | the same |
-//! | asked from 0 on, the publisher has sent nothing | | the same |
+//! | joined, or restarted, at sequence number 0 | | everything but no_events and isolation_unknown; a relay's own trust |
+//! | joined at a later sequence number | joined_late | joining, disconnected, silent, misframed, ingest_failed |
+//! | restarted at a later sequence number | joined_late | as a restart at 0 |
+//! | restarted, and no batch of the new incarnation has been applied | joining | as a restart at 0 |
+//! | a replay from 0 shows that the publisher has sent nothing | | as a restart at 0 |
 //! | gap | gap | recovering, disconnected, silent, misframed, ingest_failed |
 //! | disconnected | disconnected | joining, silent, misframed |
-//! | lost batches are fetched again | recovering | |
-//! | none is missing any more, or none was ever sent | (joining, where none was ever sent) | recovering, disconnected, silent, misframed, ingest_failed |
+//! | lost batches are being fetched | recovering | |
+//! | no batch is missing any more, or none was ever sent | (joining, if none was ever sent) | recovering, disconnected, silent, misframed, ingest_failed |
 //! | a message without the frames of a batch | misframed | |
-//! | batch in its place: nothing is missing before it | | silent, misframed |
-//! | batch seen before | | silent |
+//! | the next batch: none is missing before it | | silent, misframed |
+//! | a batch that was applied before | | silent |
 //! | undecodable | undecodable | |
 //! | an event of an unknown kind | unknown_events | |
-//! | a store refused, ambiguous or unbound; a bound reached | the reason named | |
-//! | another rank, another scheme, an unknown medium, a group without a rule | the reason named | |
-//! | a wire without a place for salts, hashes that cover more than the block or nothing before it | the reason named | |
-//! | offloaded blocks known by hash only; tiers that are not known in full | the reason named | |
+//! | a store refused, ambiguous or unbound; a limit reached | the flaw's reason | |
+//! | another rank, another scheme, an unknown medium, a group without a rule | the flaw's reason | |
+//! | a format without a place for salts; hashes that cover more than the block, or only its tokens | the flaw's reason | |
+//! | offloaded blocks known by hash only; tiers that are not known in full | the flaw's reason | |
 //! | every offloaded block is known | | offload_unbound |
 //! | silent | silent | |
-//! | a relay's word about its own view | (its reasons, its level as a cap; what is unknown here caps at lower_bound) | (what it said before) |
+//! | a relay states its own trust | (its reasons, and its level as a cap; an unknown reason caps at lower_bound) | (its earlier statement) |
 //! | a dump is being loaded | recovering | |
-//! | the dump is loaded | the reasons it was taken with | everything but no_events and isolation_unknown; a relay's word |
+//! | the dump is loaded | the reasons of the dump | everything but no_events and isolation_unknown; a relay's own trust |
 //! | the dump could not be loaded, and the worker was emptied | joined_late | recovering |
-//! | emptied because somebody asked for it | joined_late | |
+//! | emptied by a reset | joined_late | |
 //! | emptied because its ingest thread panicked | ingest_failed | |
-//! | the index has blocks wait for their places | (capacity_bound, beside one that was found) | |
-//! | none waits any more | | (that one, not one that was found) |
-//! | somebody says that the engine's cache was cleared | clear_awaited | |
-//! | the engine publishes a clear of its device | | clear_awaited |
+//! | the index places blocks later | (capacity_bound, kept apart from the flaw) | |
+//! | the index has placed all blocks | | (that capacity_bound, not the flaw's) |
+//! | a caller reports that the engine's cache was cleared | clear_awaited | |
+//! | the engine publishes a clear of its device tier | | clear_awaited |
 //! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound, last_copy_removals |
 //!
-//! Why a clear takes away those and no others: after it the engine holds nothing, so whatever we missed
-//! or refused before is gone there too. What speaks of the engine and not of its past (scheme_mismatch,
-//! hybrid, unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes, lower_tiers_unknown) would be true again with the next block, so it stays until
-//! another incarnation of the engine has spoken from its first batch on.
+//! A clear removes those reasons and no others. After it the engine holds no block, so a block that was missed or
+//! refused is gone there too. Reasons that concern the engine and not its past (scheme_mismatch, hybrid,
+//! unknown_medium, rank_conflict, isolation_unknown, lookahead_hash, unchained_hashes, lower_tiers_unknown) would come
+//! back with the next block. They stay until another incarnation of the engine is seen from its first batch on.
 //!
-//! A batch that is not decoded, like one that a gap skipped, may have held removals. The worker is then
-//! `lower_bound` only because whoever reports it here also empties the worker (see `ingest`).
+//! A batch that cannot be decoded, like one that a gap skipped, may have held removals. The worker is then
+//! `lower_bound` only because `ingest` also empties the worker.
 
 use super::SourceTrust;
 use crate::ids::EventSeq;
 use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
 
-/// What was learnt about a worker.
+/// A fact about a worker that changes its trust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TrustInput {
+pub(crate) enum TrustInput {
     /// Its record names no event source.
     NoEventSource,
-    /// The first batch of a connection, with its sequence.
+    /// The first batch of a connection, with its sequence number.
     Joined(EventSeq),
-    /// The first batch of another incarnation, with its sequence.
+    /// The first batch of another incarnation, with its sequence number.
     Restarted(EventSeq),
-    /// Another incarnation speaks, of which nothing has been applied.
-    RestartedUnheard,
-    /// Asked for everything from sequence 0 on, the publisher answered that it has sent nothing.
+    /// Another incarnation publishes, and none of its batches has been applied.
+    RestartedUnseen,
+    /// A replay from sequence number 0 on shows that the publisher has sent nothing.
     NothingSent,
     /// Batches are missing and the worker was emptied.
     Gap,
-    /// A batch in its place.
+    /// The next batch.
     Batch,
-    /// A batch that was seen before.
+    /// A batch that was applied before.
     Duplicate,
-    /// A message without the frames of a batch, and so without a sequence.
+    /// A message without the frames of a batch, and so without a sequence number.
     Misframed,
-    /// The connection broke, and the worker was emptied or is to be proven on the next one.
+    /// The connection broke. The worker was emptied, or a replay on the next connection has to prove it.
     Disconnected,
-    /// Batches are, or may be, missing and are fetched again.
+    /// Batches are, or may be, missing and are being fetched.
     Recovering,
-    /// Everything that was sent has been applied.
+    /// Every batch that was sent has been applied.
     Recovered {
-        /// Whether anything was.
+        /// Whether a batch was sent.
         known: bool,
     },
-    /// Something arrived that lowers trust for the reason named, until what the table says takes it away.
-    Found(Finding),
-    /// A relay says what it believes of the view it publishes.
+    /// A flaw that lowers trust, until an input of the table removes its reason.
+    Flaw(Flaw),
+    /// A relay states its trust in the view that it publishes.
     Source(SourceTrust),
-    /// No batch for longer than is configured.
+    /// No message for longer than the publisher may be silent.
     Silent,
     /// The engine dropped everything, and every tier was emptied.
     ClearedAllTiers,
-    /// No offloaded block waits for device memory to say what it is.
+    /// No offloaded block waits until device memory defines it.
     OffloadBound,
     /// The worker was emptied, and a dump is being loaded into it.
     Loading,
-    /// A dump was loaded in full, taken from a view that was believed so.
+    /// A dump was loaded in full, from a view with this trust.
     Loaded(SourceTrust),
     /// A dump was not loaded in full and the worker was emptied.
     LoadFailed,
-    /// The worker was emptied because somebody asked for it.
+    /// A reset emptied the worker.
     Reset,
-    /// Somebody says that the engine's device cache was cleared; what was sent before that may still be on its way.
-    ClearTold,
-    /// The engine says that it has cleared its device cache.
+    /// A caller reports that the engine's device cache was cleared. Batches from before may still be on their way.
+    ClearReported,
+    /// The engine has published a clear of its device cache.
     ClearPublished,
-    /// The thread that took its events in panicked, and the worker was emptied.
+    /// The worker's ingest thread panicked, and the worker was emptied.
     IngestFailed,
-    /// Blocks of the worker wait for their places in the index.
+    /// The index places blocks of the worker later.
     Deferred,
-    /// All of them have their places, or the worker was emptied.
+    /// The index has placed all of them, or the worker was emptied.
     DeferralEnded,
 }
 
-/// What a batch or one of its events can show that lowers trust.
+/// A flaw that a batch or one of its events shows, and that lowers trust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub(crate) enum Flaw {
     /// A batch could not be decoded, and the worker was emptied.
     Undecodable,
     /// An event of an unknown kind: it may have been a removal.
     UnknownEvents,
     /// A store in another block size or window.
     SchemeMismatch,
-    /// A store that binds a held hash elsewhere.
+    /// A store that binds a held hash to another place.
     HashConflict,
     /// A root chain announced again.
     AmbiguousStore,
-    /// More copies than can be, as full reports announce them.
+    /// More copies than are possible, as full reports announce them.
     FullReports,
     /// A store that cannot be bound to a chain.
     UnknownRoot,
-    /// A bound on the worker's blocks.
+    /// The limit on the worker's blocks was reached.
     CapacityBound,
-    /// The bound on the memory of the worker's space.
+    /// The limit on the memory of the worker's space was reached.
     MemoryBound,
     /// A KV group without a rule.
     Hybrid,
@@ -137,24 +137,24 @@ pub enum Finding {
     UnknownMedium,
     /// A batch of another rank.
     RankConflict,
-    /// An engine whose wire cannot say that a prompt was salted.
+    /// An engine whose events cannot state a salt, or salts in two forms.
     IsolationUnknown,
     /// An engine whose block hashes cover tokens after the block, or whose connector moves chunks of several blocks.
     LookaheadHash,
-    /// An engine whose block hashes say nothing of what is before the block.
+    /// An engine whose block hashes do not depend on the blocks before.
     UnchainedHashes,
     /// Offloaded blocks of which only the hashes are known.
     OffloadUnbound,
     /// Tiers below device memory that are not known in full.
     LowerTiersUnknown,
-    /// Removals that speak of all copies of a block.
+    /// Removals that stand for all copies of a block.
     LastCopyRemovals,
 }
 
-impl Finding {
-    /// The reason it gives.
+impl Flaw {
+    /// The reason for the lower trust.
     #[must_use]
-    pub const fn reason(self) -> TrustReason {
+    pub(crate) const fn reason(self) -> TrustReason {
         match self {
             Self::Undecodable => TrustReason::Undecodable,
             Self::UnknownEvents => TrustReason::UnknownEvents,
@@ -178,9 +178,9 @@ impl Finding {
     }
 }
 
-/// Reasons that only the record or the wire's format can take away.
+/// Reasons that only the worker's record or the engine's format can remove.
 const LASTING: [TrustReason; 2] = [TrustReason::NoEvents, TrustReason::IsolationUnknown];
-/// Reasons that any batch of a connection takes away.
+/// Reasons that any first batch of a connection removes.
 const UNTIL_A_BATCH: [TrustReason; 5] = [
     TrustReason::Joining,
     TrustReason::Disconnected,
@@ -188,7 +188,7 @@ const UNTIL_A_BATCH: [TrustReason; 5] = [
     TrustReason::Misframed,
     TrustReason::IngestFailed,
 ];
-/// Reasons that are moot once nothing is missing, or what is missing is given up.
+/// Reasons that end once no batch is missing, or the missing ones are given up.
 const UNTIL_WHOLE: [TrustReason; 5] = [
     TrustReason::Recovering,
     TrustReason::Disconnected,
@@ -196,7 +196,7 @@ const UNTIL_WHOLE: [TrustReason; 5] = [
     TrustReason::Misframed,
     TrustReason::IngestFailed,
 ];
-/// Reasons that speak of what the engine held, moot once it holds nothing.
+/// Reasons that concern blocks that the engine held. They end once it holds none.
 const UNTIL_CLEARED: [TrustReason; 12] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
@@ -211,10 +211,10 @@ const UNTIL_CLEARED: [TrustReason; 12] = [
     TrustReason::OffloadUnbound,
     TrustReason::LastCopyRemovals,
 ];
-/// Reasons by which events were not applied.
+/// Reasons that mean that events were not applied.
 const MISSED_EVENTS: [TrustReason; 4] =
     [TrustReason::JoinedLate, TrustReason::Gap, TrustReason::Undecodable, TrustReason::UnknownEvents];
-/// Reasons that speak of a connection or of a load, not of what is held: a dump does not carry them over.
+/// Reasons that concern a connection or a load, not the blocks: a dump does not carry them over.
 const NOT_OF_A_DUMP: [TrustReason; 7] = [
     TrustReason::Joining,
     TrustReason::IngestFailed,
@@ -227,9 +227,9 @@ const NOT_OF_A_DUMP: [TrustReason; 7] = [
 
 /// The trust of one worker.
 #[derive(Clone, Debug)]
-pub struct WorkerTrust {
+pub(crate) struct WorkerTrust {
     reasons: TrustReasons,
-    /// Blocks wait for their places in the index.
+    /// The index places blocks later.
     is_deferring: bool,
     source: Option<SourceTrust>,
     since_unix_ms: u64,
@@ -237,15 +237,15 @@ pub struct WorkerTrust {
 }
 
 impl WorkerTrust {
-    /// Joining, since now (milliseconds of Unix time).
+    /// A worker that joins now (milliseconds of Unix time).
     #[must_use]
-    pub fn new(now_unix_ms: u64) -> Self {
+    pub(crate) fn new(now_unix_ms: u64) -> Self {
         let reasons = [TrustReason::Joining].into_iter().collect();
         Self { reasons, is_deferring: false, source: None, since_unix_ms: now_unix_ms, as_of: None }
     }
 
-    /// Takes an input at a time (milliseconds of Unix time). Answers whether the level fell.
-    pub fn apply(&mut self, input: TrustInput, now_unix_ms: u64) -> bool {
+    /// Applies an input at a time (milliseconds of Unix time). Returns whether the level fell.
+    pub(crate) fn apply(&mut self, input: TrustInput, now_unix_ms: u64) -> bool {
         let before = self.level();
         self.change(input);
         let after = self.level();
@@ -264,7 +264,7 @@ impl WorkerTrust {
             TrustInput::Joined(EventSeq(0)) | TrustInput::Restarted(EventSeq(0)) | TrustInput::NothingSent => {
                 self.keep(&LASTING);
             }
-            TrustInput::RestartedUnheard => {
+            TrustInput::RestartedUnseen => {
                 self.keep(&LASTING);
                 self.reasons.insert(TrustReason::Joining);
                 self.as_of = None;
@@ -295,7 +295,7 @@ impl WorkerTrust {
                     self.reasons.insert(TrustReason::Joining);
                 }
             }
-            TrustInput::Found(finding) => self.reasons.insert(finding.reason()),
+            TrustInput::Flaw(flaw) => self.reasons.insert(flaw.reason()),
             TrustInput::Source(source) => self.source = Some(source),
             TrustInput::Silent => self.reasons.insert(TrustReason::Silent),
             TrustInput::ClearedAllTiers => self.take(&UNTIL_CLEARED),
@@ -307,7 +307,7 @@ impl WorkerTrust {
                 self.reasons.insert(TrustReason::JoinedLate);
             }
             TrustInput::Reset => self.reasons.insert(TrustReason::JoinedLate),
-            TrustInput::ClearTold => self.reasons.insert(TrustReason::ClearAwaited),
+            TrustInput::ClearReported => self.reasons.insert(TrustReason::ClearAwaited),
             TrustInput::ClearPublished => self.take(&[TrustReason::ClearAwaited]),
             TrustInput::IngestFailed => self.reasons.insert(TrustReason::IngestFailed),
             TrustInput::Deferred => self.is_deferring = true,
@@ -315,12 +315,12 @@ impl WorkerTrust {
         }
     }
 
-    /// Believes what a dump holds as it was believed where it was taken.
+    /// Takes over the trust of a loaded dump.
     fn take_over(&mut self, view: SourceTrust) {
         self.keep(&LASTING);
         self.reasons = self.reasons.union(view.reasons);
         self.take(&NOT_OF_A_DUMP);
-        // Less than its reasons explain: that was a relay's word, which holds until the relay speaks again.
+        // A level below what the reasons explain came from a relay. It holds until the relay states its trust again.
         let less = view.level < view.reasons.cap();
         self.source = less.then_some(SourceTrust { level: view.level, reasons: TrustReasons::NONE });
     }
@@ -331,22 +331,22 @@ impl WorkerTrust {
         }
     }
 
-    /// Forgets everything but these: another incarnation is speaking.
+    /// Drops all other reasons and a relay's own trust, because another incarnation publishes.
     fn keep(&mut self, reasons: &[TrustReason]) {
         self.reasons = self.reasons.iter().filter(|held| reasons.contains(held)).collect();
         self.source = None;
     }
 
-    /// The index has applied everything up to a batch, at a time (milliseconds of Unix time).
-    pub fn applied(&mut self, seq: EventSeq, now_unix_ms: u64) {
+    /// Notes that the index has applied all batches up to this one, at a time (milliseconds of Unix time).
+    pub(crate) fn applied(&mut self, seq: EventSeq, now_unix_ms: u64) {
         self.as_of = Some((seq, now_unix_ms));
     }
 
-    /// How much its blocks are to be believed elsewhere: without what speaks only of the connection that they came by.
-    /// What a relay says of its own connection takes no reason along but its level, which a connection to the relay
-    /// cannot mend.
+    /// The trust that its blocks have wherever they are loaded: without reasons that concern only the connection. If a
+    /// relay states reasons about its own connection to the engine, only its level remains, which a connection to the
+    /// relay cannot raise.
     #[must_use]
-    pub fn view_of_blocks(&self) -> SourceTrust {
+    pub(crate) fn view_of_blocks(&self) -> SourceTrust {
         let mut of_blocks = Self { reasons: self.reasons(), is_deferring: false, ..self.clone() };
         of_blocks.take(&NOT_OF_A_DUMP);
         let mut own = self.clone();
@@ -354,31 +354,31 @@ impl WorkerTrust {
         SourceTrust { level: own.level(), reasons: of_blocks.reasons }
     }
 
-    /// Whether events were missed, so that tiers which were never heard of may hold blocks.
+    /// Whether events were missed, so that tiers without any event may hold blocks.
     #[must_use]
-    pub fn has_missed_events(&self) -> bool {
+    pub(crate) fn has_missed_events(&self) -> bool {
         MISSED_EVENTS.iter().any(|reason| self.reasons.contains(*reason))
     }
 
-    /// The level its reasons allow.
+    /// The level that its reasons allow.
     #[must_use]
-    pub fn level(&self) -> TrustLevel {
+    pub(crate) fn level(&self) -> TrustLevel {
         let own = self.own_reasons().cap();
         self.source.map_or(own, |source| own.min(source.level).min(source.reasons.cap()))
     }
 
-    /// Whether the engine may hold blocks that are not counted: for it a chain may be repeated of which only a part is
+    /// Whether the engine may hold blocks that are not counted. Then a repeated chain of the engine may be only partly
     /// held here.
     #[must_use]
-    pub fn may_miss_blocks(&self) -> bool {
+    pub(crate) fn may_miss_blocks(&self) -> bool {
         let reasons = self.reasons();
         let refused = [TrustReason::SchemeMismatch, TrustReason::RankConflict, TrustReason::UnchainedHashes];
         UNTIL_CLEARED.iter().chain(&refused).any(|reason| reasons.contains(*reason))
     }
 
-    /// Why not more, but for what a relay says of itself.
+    /// The reasons, without those that a relay states.
     #[must_use]
-    pub const fn own_reasons(&self) -> TrustReasons {
+    pub(crate) const fn own_reasons(&self) -> TrustReasons {
         let mut reasons = self.reasons;
         if self.is_deferring {
             reasons.insert(TrustReason::CapacityBound);
@@ -386,24 +386,24 @@ impl WorkerTrust {
         reasons
     }
 
-    /// Whether blocks wait for their places in the index.
+    /// Whether the index places blocks later.
     #[must_use]
-    pub const fn is_deferring(&self) -> bool {
+    pub(crate) const fn is_deferring(&self) -> bool {
         self.is_deferring
     }
 
-    /// Why not more.
+    /// All reasons why the level is not higher.
     #[must_use]
-    pub const fn reasons(&self) -> TrustReasons {
+    pub(crate) const fn reasons(&self) -> TrustReasons {
         match self.source {
             Some(source) => self.own_reasons().union(source.reasons),
             None => self.own_reasons(),
         }
     }
 
-    /// What readers are to see.
+    /// The trust for readers.
     #[must_use]
-    pub fn trust(&self) -> Trust {
+    pub(crate) fn trust(&self) -> Trust {
         Trust {
             level: self.level(),
             reasons: self.reasons(),

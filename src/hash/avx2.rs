@@ -1,8 +1,8 @@
 //! XXH3-64 with AVX2.
 //!
-//! Up to 64 bytes, four blocks are multiplied side by side, a product of 64 bits from four of 32. For 65 to 240 bytes that
-//! gains nothing over the scalar multiplier, compiled here with the multiplication that spares the flags. Above, two
-//! registers hold a block's accumulators.
+//! Up to 64 bytes, four blocks are multiplied side by side: four 32-bit products make one of 64 bits. For 65 to 240 bytes that
+//! gains nothing over the scalar multiplier, which is compiled here with the multiplication that leaves the flags alone.
+//! Above 240 bytes, two registers hold a block's accumulators.
 
 use super::blocks::Blocks;
 use super::keys::Keys;
@@ -17,12 +17,12 @@ use std::arch::x86_64::{
     _mm256_srli_epi64, _mm256_storeu_si256, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
-/// Blocks of one turn.
+/// Blocks of one iteration.
 const FOUR: usize = 4;
 /// Bytes of a register.
 const LINE: usize = 32;
 
-/// As the scalar twin.
+/// As the scalar reference.
 #[target_feature(enable = "avx2,bmi2")]
 pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     assert_eq!(blocks.count(), out.len(), "a hash for each block");
@@ -78,7 +78,7 @@ fn short(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     }
 }
 
-/// More than 240 bytes. `WINDOW` is 0 where it is not known when compiling.
+/// More than 240 bytes. `WINDOW` is 0 if it is not known at compile time.
 #[target_feature(enable = "avx2,bmi2")]
 fn each_long<const WINDOW: usize>(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     let window = if WINDOW > 0 { WINDOW } else { blocks.window() };
@@ -94,7 +94,7 @@ fn each_long<const WINDOW: usize>(blocks: Blocks<'_>, keys: &Keys, out: &mut [Lo
     }
 }
 
-/// The accumulators of `window` bytes, over the keys of the end.
+/// The accumulators of `window` bytes, combined with the keys of the end.
 ///
 /// # Safety
 /// `window` bytes, more than 240, are readable at `block`.
@@ -107,7 +107,7 @@ unsafe fn accumulated(block: *const u8, window: usize, keys: &Keys) -> [__m256i;
         let key = |at: usize, half: usize| load(keys.secret().as_ptr().add(at + half * LINE));
         let begin = ACCUMULATORS.as_ptr().cast::<u8>();
         let mut sums = [load(begin), load(begin.add(LINE))];
-        // Each stripe is also added as it is, but for words swapped in pairs: that is done once for all of them.
+        // XXH3 also adds each stripe itself, with its words swapped in pairs. The swap is done once for the sum.
         let mut plain = [_mm256_setzero_si256(); 2];
         let add = |sums: &mut [__m256i; 2], plain: &mut [__m256i; 2], at: usize, key_at: usize| {
             for half in 0..2 {
@@ -143,7 +143,7 @@ fn swapped(words: __m256i) -> __m256i {
     _mm256_shuffle_epi32::<0b01_00_11_10>(words)
 }
 
-/// Half of the accumulators between two rounds.
+/// Scrambles half of the accumulators between two rounds.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn scrambled(sums: __m256i, key: __m256i) -> __m256i {
@@ -153,14 +153,14 @@ fn scrambled(sums: __m256i, key: __m256i) -> __m256i {
     _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), _mm256_slli_epi64::<32>(high))
 }
 
-/// The folded products of the pairs of words of two blocks, in turns.
+/// The folded products of the pairs of words of two blocks, alternating.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn products(left: __m256i, right: __m256i) -> __m256i {
     fold(_mm256_unpacklo_epi64(left, right), _mm256_unpackhi_epi64(left, right))
 }
 
-/// The halves of the products of words, one over the other: from products of 32 bits, as by hand.
+/// The two halves of the products of words, combined by XOR. They are made of 32-bit products, as in long multiplication.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn fold(x: __m256i, y: __m256i) -> __m256i {
@@ -178,10 +178,10 @@ fn fold(x: __m256i, y: __m256i) -> __m256i {
 /// 32 bytes at any alignment.
 ///
 /// # Safety
-/// They are readable.
+/// The bytes are readable.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn load(at: *const u8) -> __m256i {
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: the caller guarantees that the bytes are readable.
     unsafe { _mm256_loadu_si256(at.cast()) }
 }

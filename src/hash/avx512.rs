@@ -1,16 +1,17 @@
 //! XXH3-64 of eight blocks side by side, with AVX-512.
 //!
-//! Up to 240 bytes, XXH3 multiplies pairs of words to 128 bits, for which there is no vector instruction. The lower half is
-//! a vector product of 64 bits, the upper half is put together from products of 52 bits. Two blocks share a register,
-//! the one in the even lanes and the other in the odd ones, so that one round of products serves both. Above 240 bytes
-//! a block has a register of accumulators to itself, and only its end is multiplied beside others.
+//! Up to 240 bytes, XXH3 multiplies pairs of words to 128 bits, which no vector instruction does. The lower half is a 64-bit
+//! vector product; the upper half is put together from 52-bit products. Two blocks share a register, one in the even elements
+//! and one in the odd ones, so that one round of products serves both. Above 240 bytes a block has a register of accumulators
+//! to itself, and only its end is multiplied beside others.
 //!
-//! What bounds eight blocks of 64 bytes is the number of vector instructions: 84, of which 29 are products. Where they are
-//! carried out in halves, as on Zen 4, two end a cycle. Two more blocks go through the scalar multiplier meanwhile.
+//! The time of eight blocks of 64 bytes is bounded by the number of vector instructions: 84, of which 29 are products. A
+//! processor that executes them in halves, such as Zen 4, completes two per cycle. Meanwhile two more blocks go through the
+//! scalar multiplier.
 //!
-//! Tried: four products of 32 bits for each of 64 (slower by a seventh to a fifth), and one, three or four blocks beside each
-//! eight (slower by a tenth). Counted: five products of 52 bits, with the lower half as a correction, take two
-//! instructions more in all.
+//! Tried and rejected: four 32-bit products for each of 64 bits (slower by a seventh to a fifth); one, three or four scalar
+//! blocks beside each eight (slower by a tenth). Counted and rejected: five 52-bit products, with the lower half as a
+//! correction, take two instructions more in all.
 
 use super::blocks::Blocks;
 use super::keys::Keys;
@@ -27,20 +28,20 @@ use std::arch::x86_64::{
     _mm512_xor_si512,
 };
 
-/// Blocks of one turn: a hash for each lane.
+/// Blocks of one iteration: a hash for each element of a register.
 const EIGHT: usize = 8;
 /// Bytes of a register.
 const LINE: usize = 64;
-/// From so many left-over blocks on, the last eight are hashed once more instead of one after the other.
+/// From this many left-over blocks on, the last eight blocks are hashed once more, instead of the left-over ones one by one.
 const REST_MIN: usize = 4;
 
-/// How the bytes of a block come into registers.
+/// How the bytes of a block are loaded into registers.
 const ONE_LINE: u8 = 0;
 const TWO_ENDS: u8 = 1;
 const TWO_LINES: u8 = 2;
 const STRIPES: u8 = 3;
 
-/// As the scalar twin.
+/// As the scalar reference.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     assert_eq!(blocks.count(), out.len(), "a hash for each block");
@@ -59,8 +60,8 @@ pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]
     }
 }
 
-/// Whole tens of the most common blocks: eight side by side, and meanwhile two by the scalar multiplier. Says how many
-/// blocks that are.
+/// Hashes blocks of the most common length in tens: eight side by side, and meanwhile two by the scalar multiplier. Answers
+/// with the number of blocks hashed.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 fn tens(lines: &[[u8; LINE]], keys: &Keys, out: &mut [LocalHash]) -> usize {
     let layout = Layout::new(LINE, keys);
@@ -75,7 +76,7 @@ fn tens(lines: &[[u8; LINE]], keys: &Keys, out: &mut [LocalHash]) -> usize {
     10 * tens.len()
 }
 
-/// All blocks from `at` on, eight a turn. `WINDOW` is 0 where it is not known when compiling.
+/// Hashes all blocks from `at` on, eight per iteration. `WINDOW` is 0 if it is not known at compile time.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, mut at: usize, keys: &Keys, out: &mut [LocalHash]) {
     let count = blocks.count();
@@ -110,19 +111,19 @@ fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, mut at: usize
     }
 }
 
-/// The length of a block, which the compiler knows where `WINDOW` says so.
+/// The length of a block; a constant unless `WINDOW` is 0.
 #[inline(always)]
 const fn known<const WINDOW: usize>(window: usize) -> usize {
     if WINDOW > 0 { WINDOW } else { window }
 }
 
-/// Which keys go with which 16 bytes of a block of up to 240, and where they are.
+/// The keys for each 16 bytes of a block of up to 240 bytes, and the offsets of those bytes.
 struct Layout {
     front: __m512i,
     back: __m512i,
     front_lanes: __mmask8,
     back_lanes: __mmask8,
-    /// Where the back begins.
+    /// The offset of the back part.
     back_at: usize,
 }
 
@@ -141,7 +142,7 @@ impl Layout {
             65..=SHORT_BYTES_MAX => ([0, 32, 64, 96], [112, 80, 48, 16]),
             _ => ([0, 16, 32, 48], [64, 80, 96, 112]),
         };
-        // Of up to 96 bytes, the fourth piece from either end does not count: a product with 0.
+        // Up to 96 bytes, the fourth piece from either end does not count: its product is with 0.
         let (front_lanes, back_lanes) =
             if (65..=96).contains(&window) { (0b0011_1111, 0b1111_1100) } else { (0xff, 0xff) };
         let back_at = match window {
@@ -170,7 +171,7 @@ unsafe fn eight<const SHAPE: u8, const WINDOW: usize>(
 ) {
     let window = known::<WINDOW>(window);
     let [a, b, c, d, e, f, g, h] = starts;
-    // SAFETY: the caller vouches for the blocks and their shape.
+    // SAFETY: the caller guarantees the blocks and their shape.
     let sums = unsafe {
         in_block_order([
             two::<SHAPE, WINDOW>(a, b, window, layout, keys),
@@ -186,7 +187,7 @@ unsafe fn eight<const SHAPE: u8, const WINDOW: usize>(
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), hashes) };
 }
 
-/// The products of two blocks: the first one's in the even lanes.
+/// The products of two blocks: the first block's are in the even elements.
 ///
 /// # Safety
 /// As for [`eight`], of two blocks.
@@ -232,7 +233,7 @@ unsafe fn two<const SHAPE: u8, const WINDOW: usize>(
 #[inline]
 unsafe fn long<const WINDOW: usize>(blocks: Blocks<'_>, block: usize, keys: &Keys) -> u64 {
     let mut sums = [0; 8];
-    // SAFETY: the caller vouches for the block; eight words are 64 bytes.
+    // SAFETY: the caller guarantees the block; eight words are 64 bytes.
     unsafe {
         let keyed = accumulated(blocks.start(block), known::<WINDOW>(blocks.window()), keys);
         _mm512_storeu_si512(sums.as_mut_ptr().cast(), keyed);
@@ -240,7 +241,7 @@ unsafe fn long<const WINDOW: usize>(blocks: Blocks<'_>, block: usize, keys: &Key
     scalar::merge(&sums, blocks.window())
 }
 
-/// The accumulators of `window` bytes, over the keys of the end.
+/// The accumulators of `window` bytes, combined with the keys of the end.
 ///
 /// # Safety
 /// `window` bytes, more than 240, are readable at `block`.
@@ -252,7 +253,7 @@ unsafe fn accumulated(block: *const u8, window: usize, keys: &Keys) -> __m512i {
     unsafe {
         let key = |at: usize| load(keys.secret().as_ptr().add(at));
         let mut sums = load(ACCUMULATORS.as_ptr().cast());
-        // Each stripe is also added as it is, but for words swapped in pairs: that is done once for all of them.
+        // XXH3 also adds each stripe itself, with its words swapped in pairs. The swap is done once for the sum.
         let mut plain = _mm512_setzero_si512();
         let add = |sums: &mut __m512i, plain: &mut __m512i, at: usize, key_at: usize| {
             let stripe = load(block.add(at));
@@ -281,7 +282,7 @@ fn swapped(words: __m512i) -> __m512i {
     _mm512_shuffle_epi32::<0b01_00_11_10>(words)
 }
 
-/// The accumulators between two rounds.
+/// Scrambles the accumulators between two rounds.
 #[target_feature(enable = "avx512f,avx512dq")]
 #[inline]
 fn scrambled(sums: __m512i, key: __m512i) -> __m512i {

@@ -1,4 +1,4 @@
-//! Where the bytes of a prompt's blocks lie.
+//! The position of each block in the bytes of a prompt.
 
 use super::{TOKEN_BYTES, block_count};
 use crate::ids::{Scheme, Window};
@@ -24,47 +24,44 @@ impl<'a> Blocks<'a> {
         Self::new(tokens_le, stride, window, count)
     }
 
-    /// Blocks one after the other in `bytes`, as many as are whole; `window` is at least 1.
+    /// The whole blocks in `bytes`, one after the other; `window` is at least 1.
     pub(super) fn side_by_side(bytes: &'a [u8], window: usize) -> Self {
         Self::new(bytes, window, window, bytes.len() / window)
     }
 
-    /// Panics if the last block would end behind `bytes`: the vector twins read without asking again.
+    /// Panics if the last block would end after `bytes`: the vector implementations read without another check.
     pub(super) fn new(bytes: &'a [u8], stride: usize, window: usize, count: usize) -> Self {
         if let Some(before_last) = count.checked_sub(1) {
             let end = before_last.checked_mul(stride).and_then(|start| start.checked_add(window));
             assert!(
                 end.is_some_and(|end| end <= bytes.len()),
-                "{count} blocks of {window} bytes end behind their bytes"
+                "{count} blocks of {window} bytes end after their bytes"
             );
         }
         Self { bytes, stride, window, count }
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes of each.
     pub(super) fn window(&self) -> usize {
         self.window
     }
 
-    /// The bytes of one.
     #[inline(always)]
     pub(super) fn at(&self, block: usize) -> &'a [u8] {
         &self.bytes[block * self.stride..][..self.window]
     }
 
-    /// Where one begins: `window` readable bytes if `block` is below the count.
+    /// The first byte of a block. `window` bytes are readable there if `block` is below the count.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn start(&self, block: usize) -> *const u8 {
         self.bytes.as_ptr().wrapping_add(block * self.stride)
     }
 
-    /// All of them, if they are of so many bytes and lie one after the other.
+    /// All blocks, if they have `WINDOW` bytes each and lie one after the other.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn lines<const WINDOW: usize>(&self) -> Option<&'a [[u8; WINDOW]]> {
@@ -72,7 +69,7 @@ impl<'a> Blocks<'a> {
         (self.window == WINDOW && self.stride == WINDOW).then(|| &lines[..self.count])
     }
 
-    /// Those from `from` up to, not including, `to`; both at most the count.
+    /// The blocks in `from..to`; both are at most the count.
     pub(super) fn part(&self, from: usize, to: usize) -> Self {
         assert!(from <= to && to <= self.count, "a part lies within");
         let bytes = if from == to { &[] } else { &self.bytes[from * self.stride..] };

@@ -1,4 +1,4 @@
-//! What a seed makes of XXH3's secret: computed once for all blocks of a prompt.
+//! XXH3's secret under a seed: computed once for all blocks of a prompt.
 
 use xxhash_rust::const_xxh3::const_custom_default_secret;
 
@@ -7,10 +7,11 @@ pub(super) const SECRET_BYTES: usize = 192;
 /// The secret of seed 0.
 const SECRET: [u8; SECRET_BYTES] = const_custom_default_secret(0);
 
-/// A seed and its secret: each 16 bytes of the plain secret, a word plus the seed and a word minus the seed.
+/// A seed and its secret. Of each 16 bytes of the plain secret, the seed is added to the first word and subtracted from the
+/// second.
 ///
-/// The short lengths of XXH3 add the seed to words of the plain secret instead. At multiples of 16 bytes, where all
-/// of their words are but for a few, that gives the words of this secret.
+/// The short lengths of XXH3 add the seed to words of the plain secret instead. At multiples of 16 bytes, where nearly all of
+/// their words are, that gives the words of this secret.
 #[repr(align(64))]
 pub(super) struct Keys {
     secret: [u8; SECRET_BYTES],
@@ -18,7 +19,6 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// The keys of a seed.
     pub(super) fn new(seed: u64) -> Self {
         let mut secret = [0; SECRET_BYTES];
         for at in (0..SECRET_BYTES).step_by(16) {
@@ -28,33 +28,31 @@ impl Keys {
         Self { secret, seed }
     }
 
-    /// The seed itself.
     #[inline(always)]
     pub(super) fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The seed's secret.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn secret(&self) -> &[u8; SECRET_BYTES] {
         &self.secret
     }
 
-    /// The word at a byte of the seed's secret.
+    /// The word at an offset in the seed's secret.
     #[inline(always)]
     pub(super) fn word(&self, at: usize) -> u64 {
         word(&self.secret, at)
     }
 
-    /// The word at a byte of the secret of seed 0.
+    /// The word at an offset in the secret of seed 0.
     #[inline(always)]
     pub(super) fn plain(at: usize) -> u64 {
         word(&SECRET, at)
     }
 }
 
-/// The little-endian u64 at a byte.
+/// The little-endian u64 at an offset.
 #[inline(always)]
 pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
@@ -62,7 +60,7 @@ pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The little-endian u32 at a byte.
+/// The little-endian u32 at an offset.
 #[inline(always)]
 pub(super) fn half_word(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];

@@ -1,14 +1,14 @@
-//! Tokens into block hashes, pure and bit for bit what other routers of this kind compute.
+//! Block hashes of tokens: pure, and bit for bit what other routers of this kind compute.
 //!
 //! A block's **local hash** is XXH3-64 over its tokens as little-endian u32 and, sorted, the hashes of the
 //! multimodal objects it touches (little-endian u64), under the [`seed`] of its LoRA adapter and cache salt. The
 //! position of a block does not enter it. A **sequence hash** chains local hashes:
 //! `s[0] = l[0]`, `s[i] = xxh3(s[i-1] || l[i])` under the plain seed 1337.
 //!
-//! Blocks of a prompt are hashed several side by side: `scalar` says what XXH3 is, `avx2` and `avx512` do the same with vectors,
-//! and `dispatch` asks the processor once which of them it can run.
+//! Several blocks of a prompt are hashed side by side. `scalar` is the reference implementation of XXH3; `avx2` and `avx512`
+//! compute the same with vectors. `isa` picks the implementation once, by CPUID.
 //!
-//! XXH3 is public and not keyed: whoever may choose prompts can make two blocks collide.
+//! XXH3 is public and not keyed: a caller that chooses prompts can make two blocks collide.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "vector loads take raw pointers")]
@@ -17,9 +17,7 @@ mod avx2;
 #[expect(unsafe_code, reason = "vector loads take raw pointers")]
 mod avx512;
 mod blocks;
-mod chain;
-mod dispatch;
-mod given;
+mod isa;
 mod keys;
 mod media;
 #[cfg_attr(
@@ -28,11 +26,10 @@ mod media;
 )]
 mod scalar;
 
-pub use given::given_hashes;
 pub use media::placeholder_token;
 
 use self::blocks::Blocks;
-use self::dispatch::Twin;
+use self::isa::Isa;
 use self::keys::Keys;
 use crate::ids::{LocalHash, Scheme, Seed, SequenceHash, Window};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -84,7 +81,7 @@ pub fn token_bytes(tokens: &[u32]) -> &[u8] {
 /// the thread keeps.
 pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32, u64)], out: &mut Vec<LocalHash>) {
     let blocks = Blocks::of_tokens(scheme, tokens_le);
-    // What is there already is written over: a long buffer is not cleared for nothing.
+    // Existing elements are overwritten, not cleared first: that would cost time for nothing.
     out.resize(blocks.count(), LocalHash(0));
     if !media.is_empty() {
         media::with_sorted(media, |sorted| media::local_hashes(blocks, seed, sorted, out));
@@ -92,12 +89,12 @@ pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32,
         let hash_of = |block| LocalHash(xxh3_64_with_seed(blocks.at(block), seed.0));
         out.iter_mut().enumerate().for_each(|(block, to)| *to = hash_of(block));
     } else {
-        Twin::here().hash_blocks(blocks, &Keys::new(seed.0), out);
+        Isa::best().hash_blocks(blocks, &Keys::new(seed.0), out);
     }
 }
 
-/// From how many blocks on, of so many bytes each, it is quicker to hash them side by side than one by one: as the tests'
-/// `timing` measures it.
+/// The least number of blocks, of `window` bytes each, for which hashing side by side is faster than one by one. The test
+/// module `timing` measures it.
 const fn side_by_side_min(window: usize) -> usize {
     match window {
         0..=16 => usize::MAX,
@@ -109,16 +106,39 @@ const fn side_by_side_min(window: usize) -> usize {
     }
 }
 
-/// Clears `out` and fills it with the chain over `locals`, one sequence hash per local hash.
-pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {
-    out.clear();
-    chain::sequence_hashes(locals, out);
+/// Clears `out` and fills it with local hashes given as little-endian u64 at any alignment; trailing bytes that do not fill a
+/// hash are ignored. Allocates nothing once `out` is large enough.
+#[expect(unsafe_code, reason = "newtypes over u64 are written as bytes")]
+pub fn given_hashes(hashes_le: &[u8], out: &mut Vec<LocalHash>) {
+    let count = hashes_le.len() / size_of::<LocalHash>();
+    // Existing elements are overwritten, not cleared first: that would cost time for nothing.
+    out.resize(count, LocalHash(0));
+    let whole = &hashes_le[..count * size_of::<LocalHash>()];
+    // SAFETY: `LocalHash` is a transparent newtype of `u64`, so `count` of them are `whole.len()` bytes, and any bytes are
+    // valid values. They are borrowed from `out` alone.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), whole.len()) };
+    bytes.copy_from_slice(whole);
 }
 
-/// The sequence hash of a block from that of the block before it and its own local hash.
+/// Clears `out` and fills it with the sequence hashes of `locals`. Each needs the one before it, so they are computed one
+/// after the other.
+pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {
+    out.clear();
+    let mut previous = None;
+    out.extend(locals.iter().map(|local| {
+        let hash = previous.map_or(SequenceHash(local.0), |before| chain(before, *local));
+        previous = Some(hash);
+        hash
+    }));
+}
+
+/// The sequence hash of a block, from that of the block before it and its own local hash.
 #[must_use]
 pub fn chain(previous: SequenceHash, local: LocalHash) -> SequenceHash {
-    chain::chain(previous, local)
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&previous.0.to_le_bytes());
+    bytes[8..].copy_from_slice(&local.0.to_le_bytes());
+    SequenceHash(xxh3_64_with_seed(&bytes, SEED_BASE))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! XXH3-64, one block after the other: the specification that the vector twins equal bit for bit, and what
-//! processors without vectors run. The words of the secret come from [`Keys`], so that a seed costs once for a prompt.
+//! XXH3-64, one block after the other: the reference that the vector implementations equal bit for bit. Processors without
+//! those instructions run it. The words of the secret come from [`Keys`], so that a prompt pays for its seed once.
 
 use super::blocks::Blocks;
 use super::keys::{Keys, half_word, word};
@@ -17,7 +17,7 @@ const PRIME64_5: u64 = 0x27d4_eb2f_1656_67c5;
 pub(super) const PRIME_AVALANCHE: u64 = 0x1656_6791_9e37_79f9;
 const PRIME_RRMXMX: u64 = 0x9fb2_1c65_1e98_df25;
 
-/// Longest inputs of the lengths that are hashed alike.
+/// The longest input of each group of lengths that XXH3 hashes alike.
 pub(super) const SHORT_BYTES_MAX: usize = 128;
 pub(super) const MIDDLE_BYTES_MAX: usize = 240;
 /// Bytes of a stripe of the long lengths: one word for each accumulator.
@@ -26,25 +26,25 @@ pub(super) const STRIPE_BYTES: usize = 64;
 pub(super) const STRIPE_SECRET_BYTES: usize = 8;
 /// Stripes after which the accumulators are scrambled.
 pub(super) const ROUND_STRIPES: usize = 16;
-/// Where in the secret the keys of scrambling, of the last stripe and of the end are.
+/// The offsets in the secret of the keys for scrambling, for the last stripe and for the end.
 pub(super) const SCRAMBLE_KEY_AT: usize = 128;
 pub(super) const LAST_KEY_AT: usize = 121;
 pub(super) const MERGE_KEY_AT: usize = 11;
 /// The multiplier of scrambling.
 pub(super) const PRIME_SCRAMBLE: u32 = PRIME32_1 as u32;
-/// What the accumulators begin with.
+/// The initial accumulators.
 pub(super) const ACCUMULATORS: [u64; 8] =
     [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1];
 
-/// Writes the hash of each block to `out`, which is as long as there are blocks.
+/// Writes the hash of each block to `out`, which has one element for each block.
 pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     hash_each(blocks, keys, out);
 }
 
-/// As [`hash_blocks`], for a twin to compile again with its processor's instructions.
+/// As [`hash_blocks`], inlined so that a vector implementation compiles it with its processor's instructions.
 #[inline(always)]
 pub(super) fn hash_each(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
-    // What a length asks for is asked once for all blocks; of one known when compiling, nothing is left to ask.
+    // The branches on the length are taken once for all blocks. For a length known at compile time there are none.
     match blocks.window() {
         0..=16 => each(blocks, out, |bytes| tiny(bytes, keys)),
         17..=32 => each(blocks, out, |bytes| both_ends::<16>(bytes, keys)),
@@ -76,7 +76,7 @@ pub(super) fn hash(bytes: &[u8], keys: &Keys) -> u64 {
     }
 }
 
-/// What a length adds to the sum of its parts.
+/// The term that the length adds to the sum of the parts.
 #[inline(always)]
 pub(super) fn of_length(bytes: usize) -> u64 {
     (bytes as u64).wrapping_mul(PRIME64_1)
@@ -90,26 +90,26 @@ pub(super) fn avalanche(mut value: u64) -> u64 {
     value ^ value >> 32
 }
 
-/// The halves of the product of two words, one over the other.
+/// The two halves of the 128-bit product of two words, combined by XOR.
 #[inline(always)]
 fn fold(left: u64, right: u64) -> u64 {
     let product = u128::from(left) * u128::from(right);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Keeps a word in a register of its own. The compiler would gather words in vectors, which the next step, a
-/// multiplication of 64 bits, has to take apart again.
+/// Keeps a word in a register of its own. Otherwise the compiler gathers words in vectors, which the next step, a 64-bit
+/// multiplication, has to take apart again.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn apart(mut word: u64) -> u64 {
-    // SAFETY: no instruction at all; the register is read and written as itself.
+    // SAFETY: it is no instruction at all. The register is read and written unchanged.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) word, options(pure, nomem, nostack, preserves_flags));
     }
     word
 }
 
-/// Left to the compiler.
+/// On other targets the compiler decides.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 #[inline(always)]
 fn apart(word: u64) -> u64 {
@@ -182,7 +182,7 @@ fn short(bytes: &[u8], keys: &Keys) -> u64 {
     }
 }
 
-/// At least `END` bytes, so many of which from either end count. Of arrays, no place has to be checked.
+/// The hash of at least `END` bytes, of which the first and the last `END` count. As arrays they need no bounds checks.
 #[inline(always)]
 fn both_ends<const END: usize>(bytes: &[u8], keys: &Keys) -> u64 {
     let (Some(front), Some(back)) = (bytes.first_chunk::<END>(), bytes.last_chunk::<END>()) else {
@@ -205,7 +205,7 @@ fn middle_first(bytes: &[u8], keys: &Keys) -> u64 {
     avalanche((0..8).fold(of_length(bytes_in_all), add))
 }
 
-/// The rest of 129 to 240 bytes, after what the first 128 gave.
+/// The rest of 129 to 240 bytes, added to the sum of the first 128.
 #[inline(always)]
 pub(super) fn middle_rest(bytes: &[u8], keys: &Keys, first: u64) -> u64 {
     let add = |sum: u64, piece: usize| sum.wrapping_add(mix_plain(bytes, 16 * piece, keys, 16 * (piece - 8) + 3));
@@ -217,7 +217,7 @@ pub(super) fn middle_rest(bytes: &[u8], keys: &Keys, first: u64) -> u64 {
 #[inline(always)]
 fn long(bytes: &[u8], keys: &Keys) -> u64 {
     let mut sums = ACCUMULATORS;
-    // The last stripe is apart, and a round is scrambled only if something comes behind it.
+    // The last stripe is handled apart. A round is scrambled only if a stripe follows it.
     let before_last = (bytes.len() - 1) / STRIPE_BYTES;
     for stripe in 0..before_last {
         let key_at = stripe % ROUND_STRIPES * STRIPE_SECRET_BYTES;
@@ -233,7 +233,7 @@ fn long(bytes: &[u8], keys: &Keys) -> u64 {
     merge(&sums, bytes.len())
 }
 
-/// One stripe into the accumulators.
+/// Adds one stripe to the accumulators.
 #[inline(always)]
 fn accumulate(sums: &mut [u64; 8], stripe: &[u8], keys: &Keys, key_at: usize) {
     for lane in 0..8 {
@@ -244,7 +244,7 @@ fn accumulate(sums: &mut [u64; 8], stripe: &[u8], keys: &Keys, key_at: usize) {
     }
 }
 
-/// Between two rounds.
+/// Scrambles the accumulators between two rounds.
 #[inline(always)]
 fn scramble(sums: &mut [u64; 8], keys: &Keys) {
     for (lane, sum) in sums.iter_mut().enumerate() {
@@ -252,7 +252,7 @@ fn scramble(sums: &mut [u64; 8], keys: &Keys) {
     }
 }
 
-/// The hash of `length` bytes from the accumulators over their keys.
+/// The hash of `length` bytes, from the accumulators combined with their keys.
 #[inline(always)]
 pub(super) fn merge(keyed: &[u64; 8], length: usize) -> u64 {
     let add = |sum: u64, lane: usize| sum.wrapping_add(fold(keyed[lane], keyed[lane + 1]));

@@ -3,8 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
+mod isas;
 mod timing;
-mod twins;
 
 const PLAIN_16: Scheme = Scheme { block_size: 16, window: Window::Plain };
 

@@ -1,50 +1,43 @@
-//! Memory for the blocks of a shard: u64 words in chunks that never move.
+//! The arena: memory for the blocks of a shard, as u64 words in chunks that never move.
 //!
-//! A word is named by a u32: its chunk above, its place in the chunk below. The writer takes **extents**, whole
-//! granules of 64 bytes that do not cross a chunk, and gives back any granules of them. A chunk is neither moved
-//! nor returned to the system before the arena and all its views are gone, so that a reader that follows a stale
-//! index finds memory there, old as it may be.
+//! A u32 names a word: the chunk in its upper bits, the position in the chunk in its lower bits. The writer takes
+//! **extents**, whole granules of 64 bytes within one chunk, and frees any granules of them. A chunk is neither moved
+//! nor unmapped before the arena and all its views are gone. So a reader that follows a stale index finds mapped memory
+//! there, however old its content.
 //!
-//! Each granule has an **owner**, a number that means nothing here, to get from a word to whom it belongs.
+//! Each granule has an **owner**, a number that the arena does not interpret. The tree uses it to find the node of a
+//! word.
 //!
 //! # How free granules are kept
 //!
-//! A free run carries its own bookkeeping, so that there is no list to allocate: in its first granule the
-//! neighbours on the list of runs of its size and its length, in its last word its length again (for whoever frees
-//! the granule behind it). One bit per granule says which granules begin or end such a run. Runs of 1 to 128
-//! granules have a list per size, all longer ones share one: every extent is found by size in a few steps, and
-//! two free runs never touch.
+//! A free run stores its own bookkeeping, so no list has to be allocated. Its first granule has its neighbours on the
+//! list of runs of its size, and its length. Its last word has its length again, for the caller that frees the granule
+//! behind it. One bit per granule says whether the granule is in a free run. Runs of 1 to 128 granules have a list per
+//! size; all longer runs share one list. So an extent of any size is found in a few steps. Two free runs never touch.
 //!
-//! The end of the newest chunk that was never handed out is **fresh**: it is no run, nothing has been written to
-//! it, and so it costs no memory yet. Words are zeroed when they leave it, which makes every word below it
-//! something that may be read.
+//! The end of the newest chunk that was never handed out is **fresh**. It is not a run, nothing has been written to it,
+//! and so it costs no memory yet. Words are zeroed when they leave it, so every word below it may be read.
 //!
-//! A chunk of which nothing is in use any more gives its memory back to the system: it stays where it is and reads as
-//! zeros, is no run, and its bookkeeping goes. One such chunk is kept as a run, so that a shard that goes up and down
-//! around a chunk's end does not ask for pages each time.
+//! A chunk with no granule in use gives its memory back to the system: it stays mapped, reads as zeros, is not a run,
+//! and has no bookkeeping. One such chunk is kept as a run, so that a shard whose size varies around a chunk's end does
+//! not map pages each time.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
-mod directory;
-mod free_runs;
-#[cfg(test)]
-mod tests;
-
-pub(in crate::index) use directory::ArenaView;
-
 use super::ahead::Ahead;
-use super::prefetch::prefetch;
-use directory::Directory;
-use free_runs::FreeRuns;
+use super::pages;
+use super::simd::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{fmt, ptr};
 
-/// Words of a chunk: 2 MiB, a huge page where the system has them, but for the first chunk.
-pub(in crate::index) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
+/// Words of a chunk: 2 MiB, a huge page where the system has them, except for the first chunk.
+pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
 /// Words of a granule: one cache line.
-pub(in crate::index) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
+pub(super) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
 /// Words of an extent, at most.
-pub(in crate::index) const EXTENT_WORDS_MAX: u32 = 1024;
+const EXTENT_WORDS_MAX: u32 = 1024;
 
 const CHUNK_BITS: u32 = 18;
 const GRANULE_BITS: u32 = 3;
@@ -52,41 +45,41 @@ const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 const CHUNK_GRANULES: u32 = CHUNK_WORDS / GRANULE_WORDS;
 const EXTENT_GRANULES_MAX: u32 = EXTENT_WORDS_MAX / GRANULE_WORDS;
 const CHUNK_BYTES: usize = CHUNK_WORDS as usize * size_of::<u64>();
-/// Granules of the newest chunk that are still fresh when the next chunk is asked for: half of it. That leaves 10 ms at
-/// 200 000 blocks a second whose chains are one block long.
+/// Granules of the newest chunk that are still fresh when the writer asks for the next chunk: half of it. That leaves
+/// 10 ms at 200 000 blocks a second whose chains are one block long.
 const AHEAD_GRANULES: u32 = CHUNK_GRANULES / 2;
-/// Chunks of which nothing is in use that keep their memory.
+/// Chunks without a granule in use that keep their memory.
 const WHOLE_CHUNKS_KEPT: u32 = 1;
 
 const _: () = assert!(EXTENT_GRANULES_MAX == u128::BITS, "free runs keep one bit for each size of extent");
 const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a chunk are whole words");
 
-/// Some words in a row, inside one chunk.
+/// Consecutive words inside one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) struct Extent {
+pub(super) struct Allocation {
     /// The first word, a multiple of [`GRANULE_WORDS`].
-    pub(in crate::index) base: u32,
-    /// How many, a multiple of [`GRANULE_WORDS`].
-    pub(in crate::index) words: u32,
+    pub(super) base: u32,
+    /// Number of words, a multiple of [`GRANULE_WORDS`].
+    pub(super) words: u32,
 }
 
-/// What the writer keeps beside a chunk.
+/// The writer's bookkeeping of a chunk.
 #[derive(Debug)]
-struct Margin {
+struct ChunkRecord {
     /// The owner of each granule.
     owners: Box<[u32]>,
     /// One bit for each granule: it is in a free run.
     free: Box<[u64]>,
 }
 
-impl Margin {
-    /// Of a chunk that has given its memory back.
+impl ChunkRecord {
+    /// The record of a chunk that has given its memory back.
     fn none() -> Self {
         Self { owners: Box::default(), free: Box::default() }
     }
 
     fn new() -> Self {
-        // Zeroed by the allocator: pages of the table are used as granules are.
+        // Zeroed by the allocator: pages of the table are touched only as granules are used.
         Self {
             owners: vec![0; CHUNK_GRANULES as usize].into_boxed_slice(),
             free: vec![0; (CHUNK_GRANULES / u64::BITS) as usize].into_boxed_slice(),
@@ -98,13 +91,14 @@ impl Margin {
     }
 }
 
-/// The memory, in the hand of the only one who writes to it.
+/// The memory, as its only writer has it.
 #[derive(Debug)]
-pub(in crate::index) struct Arena {
-    directory: Arc<Directory>,
-    /// The next chunk.
+pub(super) struct Arena {
+    chunks: Arc<ChunkTable>,
+    /// The next chunk, if chunks are mapped ahead.
     ahead: Ahead,
-    margins: Vec<Margin>,
+    maps_ahead: bool,
+    chunk_records: Vec<ChunkRecord>,
     runs: FreeRuns,
     /// The first granule of the newest chunk that is fresh.
     fresh: u32,
@@ -118,11 +112,12 @@ pub(in crate::index) struct Arena {
 
 impl Arena {
     /// An arena without a chunk.
-    pub(in crate::index) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            directory: Arc::new(Directory::new()),
+            chunks: Arc::new(ChunkTable::new()),
             ahead: Ahead::new(CHUNK_BYTES),
-            margins: Vec::new(),
+            maps_ahead: false,
+            chunk_records: Vec::new(),
             runs: FreeRuns::new(),
             fresh: 0,
             released: BTreeSet::new(),
@@ -131,23 +126,28 @@ impl Arena {
         }
     }
 
-    /// The same words for a reader.
-    pub(in crate::index) fn view(&self) -> ArenaView {
-        ArenaView::new(Arc::clone(&self.directory))
+    /// Has the next chunk mapped before it is needed from now on, or no longer.
+    pub(super) fn set_maps_ahead(&mut self, maps_ahead: bool) {
+        self.maps_ahead = maps_ahead;
     }
 
-    /// An extent of at least so many words, at least a granule, without an owner. What is in it is anything.
+    /// The same words, for a reader.
+    pub(super) fn view(&self) -> ArenaView {
+        ArenaView::new(Arc::clone(&self.chunks))
+    }
+
+    /// An extent of at least this many words and at least one granule, without an owner. Its content is unspecified.
     ///
     /// `None` if there are no more word numbers, if the system has no memory for a chunk, or beyond
     /// [`EXTENT_WORDS_MAX`].
-    pub(in crate::index) fn allocate(&mut self, words: u32) -> Option<Extent> {
+    pub(super) fn allocate(&mut self, words: u32) -> Option<Allocation> {
         let granules = granules(words.max(1));
         if granules > EXTENT_GRANULES_MAX {
             return None;
         }
-        let mut found = self.runs.take_fit(&self.directory, granules);
+        let mut found = self.runs.take_fit(&self.chunks, granules);
         if found.is_none() && granules > self.fresh_end - self.fresh && self.reopen_chunk() {
-            found = self.runs.take_fit(&self.directory, granules);
+            found = self.runs.take_fit(&self.chunks, granules);
         }
         let first = match found {
             Some(first) => {
@@ -156,12 +156,12 @@ impl Arena {
             }
             None => self.take_fresh(granules)?,
         };
-        Some(Extent { base: first << GRANULE_BITS, words: granules << GRANULE_BITS })
+        Some(Allocation { base: first << GRANULE_BITS, words: granules << GRANULE_BITS })
     }
 
-    /// Makes an extent of `words_now` words longer where it is, if what follows it is free; the granules it gains
-    /// have no owner. Whether it is now `words_wanted` long.
-    pub(in crate::index) fn extend(&mut self, base: u32, words_now: u32, words_wanted: u32) -> bool {
+    /// Lengthens an extent of `words_now` words in place, if the granules behind it are free; the granules that it
+    /// gains have no owner. Returns whether it is now `words_wanted` long.
+    pub(super) fn extend(&mut self, base: u32, words_now: u32, words_wanted: u32) -> bool {
         let (first, now, wanted) = (granule(base), granules(words_now), granules(words_wanted));
         if wanted <= now {
             return true;
@@ -173,17 +173,17 @@ impl Arena {
         if next == self.fresh {
             return gain <= self.fresh_end - self.fresh && self.take_fresh(gain).is_some();
         }
-        if !self.is_free(next) || self.runs.length(&self.directory, next) < gain {
+        if !self.is_free(next) || self.runs.length(&self.chunks, next) < gain {
             return false;
         }
-        self.runs.take(&self.directory, next, gain);
+        self.runs.take(&self.chunks, next, gain);
         self.mark(next, gain, false);
         true
     }
 
-    /// Gives back granules of one extent: all of them or some. They may be handed out again at once, so no
-    /// reader may still be looking at them.
-    pub(in crate::index) fn free(&mut self, base: u32, words: u32) {
+    /// Frees all or some granules of one extent. They may be handed out again at once, so no reader may still look at
+    /// them.
+    pub(super) fn free(&mut self, base: u32, words: u32) {
         let (first, count) = (granule(base), granules(words));
         debug_assert!(base.is_multiple_of(GRANULE_WORDS), "granules are freed whole");
         debug_assert!((first..first + count).all(|at| !self.is_free(at)), "freed twice");
@@ -194,10 +194,11 @@ impl Arena {
         let end = first + count;
         let mut start = first;
         if !first.is_multiple_of(CHUNK_GRANULES) && self.is_free(first - 1) {
-            start -= self.runs.length_before(&self.directory, first);
-            self.runs.unlink(&self.directory, start);
+            start -= self.runs.length_before(&self.chunks, first);
+            self.runs.unlink(&self.chunks, start);
         }
-        // What is fresh has no bits, so a run does not grow into it; it grows into the run instead.
+        // Fresh granules have no bits, so a run does not grow into the fresh part; the fresh part grows into the run
+        // instead.
         if end == self.fresh && start >= self.fresh_end - CHUNK_GRANULES {
             self.mark(start, first - start, false);
             self.fresh = start;
@@ -205,71 +206,70 @@ impl Arena {
         }
         let mut length = end - start;
         if !end.is_multiple_of(CHUNK_GRANULES) && self.is_free(end) {
-            length += self.runs.length(&self.directory, end);
-            self.runs.unlink(&self.directory, end);
+            length += self.runs.length(&self.chunks, end);
+            self.runs.unlink(&self.chunks, end);
         }
         if length == CHUNK_GRANULES && self.runs.whole_chunks() >= WHOLE_CHUNKS_KEPT {
             self.release_chunk(start / CHUNK_GRANULES);
             return;
         }
-        self.runs.link(&self.directory, start, length);
+        self.runs.link(&self.chunks, start, length);
         self.mark(first, count, true);
     }
 
-    /// Gives back the memory of a chunk of which nothing is in use and no run is on a list.
+    /// Gives back the memory of a chunk that has no granule in use and no run on a list.
     fn release_chunk(&mut self, chunk: u32) {
-        self.margins[chunk as usize] = Margin::none();
-        self.directory.discard(chunk as usize);
+        self.chunk_records[chunk as usize] = ChunkRecord::none();
+        self.chunks.discard(chunk as usize);
         self.released.insert(chunk);
     }
 
-    /// Makes a run of a chunk that has given its memory back; whether there is one.
+    /// Makes a run of a chunk that has given its memory back; `false` if there is none.
     fn reopen_chunk(&mut self) -> bool {
         let Some(chunk) = self.released.pop_first() else { return false };
-        self.margins[chunk as usize] = Margin::new();
+        self.chunk_records[chunk as usize] = ChunkRecord::new();
         let first = chunk * CHUNK_GRANULES;
-        self.runs.link(&self.directory, first, CHUNK_GRANULES);
+        self.runs.link(&self.chunks, first, CHUNK_GRANULES);
         self.mark(first, CHUNK_GRANULES, true);
         true
     }
 
-    /// To whom the granule of this word belongs; 0 is nobody, also where nothing was handed out yet.
+    /// The owner of the granule of this word; 0 for none, also where nothing was handed out yet.
     #[inline]
-    pub(in crate::index) fn owner(&self, word: u32) -> u32 {
-        let margin = self.margins.get(chunk(word));
-        margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
+    pub(super) fn owner(&self, word: u32) -> u32 {
+        let record = self.chunk_records.get(chunk(word));
+        record.and_then(|record| record.owners.get(granule_inside(granule(word)))).copied().unwrap_or(0)
     }
 
-    /// Says to whom the granules that these words touch belong.
-    pub(in crate::index) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
+    /// Sets the owner of the granules that these words touch.
+    pub(super) fn set_owner(&mut self, base: u32, words: u32, owner: u32) {
         let first = granule_inside(granule(base));
         let end = first + granules(words + base % GRANULE_WORDS) as usize;
-        self.margins[chunk(base)].owners[first..end].fill(owner);
+        self.chunk_records[chunk(base)].owners[first..end].fill(owner);
     }
 
-    /// What is in these words of one chunk. They must have been handed out at some time.
+    /// These words of one chunk. They must have been handed out at some time.
     #[inline]
-    pub(in crate::index) fn words(&self, base: u32, len: u32) -> &[u64] {
+    pub(super) fn words(&self, base: u32, len: u32) -> &[u64] {
         if len == 0 {
             return &[];
         }
         self.check(base, len);
-        // SAFETY: `check` says that the words are in one chunk and were initialised; `&self` says that the
-        // writer, the only one who may write, does not while the slice lives.
-        unsafe { self.directory.words(base, len) }
+        // SAFETY: `check` says that the words are in one chunk and were initialised; `&self` says that the only writer
+        // does not write while the slice lives.
+        unsafe { self.chunks.words(base, len) }
     }
 
-    /// What is in this word.
     #[inline]
-    pub(in crate::index) fn word(&self, word: u32) -> u64 {
+    pub(super) fn word(&self, word: u32) -> u64 {
         self.check(word, 1);
         // SAFETY: as in `words`.
-        unsafe { self.directory.at(word).read() }
+        unsafe { self.chunks.at(word).read() }
     }
 
     /// Writes these words, which no reader may be looking at.
     #[inline]
-    pub(in crate::index) fn write(&mut self, base: u32, words: &[u64]) {
+    pub(super) fn write(&mut self, base: u32, words: &[u64]) {
         if words.is_empty() {
             return;
         }
@@ -277,79 +277,76 @@ impl Arena {
         self.check(base, u32::try_from(words.len()).unwrap_or(u32::MAX));
         // SAFETY: `check` says that the target is inside one chunk, and `&mut self` that no slice of `words` is
         // alive. Through the raw pointer, as a reader may hold slices of other words of the chunk.
-        unsafe { self.directory.at(base).copy_from_nonoverlapping(words.as_ptr(), words.len()) };
+        unsafe { self.chunks.at(base).copy_from_nonoverlapping(words.as_ptr(), words.len()) };
     }
 
     /// Writes this word, which no reader may be looking at.
     #[cfg(test)]
     #[inline]
-    pub(in crate::index) fn set(&mut self, word: u32, value: u64) {
+    pub(super) fn set(&mut self, word: u32, value: u64) {
         self.check(word, 1);
         // SAFETY: as in `write`.
-        unsafe { self.directory.at(word).write(value) };
+        unsafe { self.chunks.at(word).write(value) };
     }
 
-    /// Copies words from one place to another, which no reader may be looking at; the two may overlap.
-    pub(in crate::index) fn copy(&mut self, from: u32, to: u32, words: u32) {
+    /// Copies words, to where no reader may be looking; source and target may overlap.
+    pub(super) fn copy(&mut self, from: u32, to: u32, words: u32) {
         if words == 0 {
             return;
         }
         self.check(from, words);
         self.check(to, words);
         // SAFETY: both are inside chunks and initialised, and `&mut self` says that no slice of `words` is alive.
-        unsafe { self.directory.at(to).copy_from(self.directory.at(from), words as usize) };
+        unsafe { self.chunks.at(to).copy_from(self.chunks.at(from), words as usize) };
     }
 
-    /// Asks for the memory of a word.
     #[inline]
-    pub(in crate::index) fn prefetch(&self, word: u32) {
-        self.directory.prefetch(word);
+    pub(super) fn prefetch(&self, word: u32) {
+        self.chunks.prefetch(word);
     }
 
-    /// Asks for the memory of the owner of a word.
+    /// Prefetches the owner of a word.
     #[inline]
-    pub(in crate::index) fn prefetch_owner(&self, word: u32) {
-        let margin = self.margins.get(chunk(word));
-        if let Some(owner) = margin.and_then(|margin| margin.owners.get(granule_inside(granule(word)))) {
+    pub(super) fn prefetch_owner(&self, word: u32) {
+        let record = self.chunk_records.get(chunk(word));
+        if let Some(owner) = record.and_then(|record| record.owners.get(granule_inside(granule(word)))) {
             prefetch(std::ptr::from_ref(owner).cast());
         }
     }
 
     /// Memory taken from the system and not given back, touched or not, bookkeeping included.
-    pub(in crate::index) fn bytes(&self) -> u64 {
-        let margins: usize = self.margins.iter().map(Margin::bytes).sum();
-        (self.directory.bytes()
-            + self.ahead.bytes()
-            + margins
-            + (self.margins.len() - self.released.len()) * CHUNK_BYTES) as u64
+    pub(super) fn bytes(&self) -> u64 {
+        let chunk_records: usize = self.chunk_records.iter().map(ChunkRecord::bytes).sum();
+        let open = (self.chunk_records.len() - self.released.len()) * CHUNK_BYTES;
+        (self.chunks.bytes() + self.ahead.bytes() + chunk_records + open) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
-    pub(in crate::index) fn unopened_words(&self) -> u64 {
-        ((CHUNKS_MAX - 1 - self.margins.len() + self.released.len()) as u64) << CHUNK_BITS
+    pub(super) fn unopened_words(&self) -> u64 {
+        ((CHUNKS_MAX - 1 - self.chunk_records.len() + self.released.len()) as u64) << CHUNK_BITS
     }
 
-    /// Words that could be handed out without another chunk, if their runs suit.
-    pub(in crate::index) fn free_words(&self) -> u64 {
+    /// Words that could be handed out without another chunk, if their runs are long enough.
+    pub(super) fn free_words(&self) -> u64 {
         u64::from(self.runs.granules() + (self.fresh_end - self.fresh)) << GRANULE_BITS
     }
 
     /// Words that were handed out at some time.
     #[cfg(test)]
-    pub(in crate::index) fn known_words(&self) -> u32 {
+    pub(super) fn known_words(&self) -> u32 {
         self.known << GRANULE_BITS
     }
 
-    /// Whether a granule is nobody's.
+    /// Whether a granule has no owner and is in no extent.
     #[cfg(test)]
-    pub(in crate::index) fn is_free_granule(&self, granule: u32) -> bool {
+    pub(super) fn is_free_granule(&self, granule: u32) -> bool {
         let is_fresh = granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - CHUNK_GRANULES;
         let is_released = self.released.contains(&(granule / CHUNK_GRANULES));
         is_fresh || is_released || self.is_free(granule)
     }
 
-    /// Panics unless the words, one or more, are in one chunk and were initialised: a wrong index is a bug of this program, and
-    /// everything unsafe here rests on it.
+    /// Panics unless the words, one or more, are in one chunk and were initialised: a wrong index is a bug of this
+    /// program, and all unsafe code here rests on this check.
     #[inline]
     fn check(&self, base: u32, len: u32) {
         let end = u64::from(base) + u64::from(len);
@@ -357,44 +354,44 @@ impl Arena {
         assert!(inside && end <= u64::from(self.known) << GRANULE_BITS, "{len} words at {base} are not of the arena");
     }
 
-    /// Granules from the fresh part, from that of a new chunk if it is too short.
+    /// Granules from the fresh part, or from that of a new chunk if it is too short.
     fn take_fresh(&mut self, granules: u32) -> Option<u32> {
         if granules > self.fresh_end - self.fresh {
             self.open_chunk()?;
         }
         let first = self.fresh;
         self.fresh += granules;
-        if self.fresh_end - self.fresh < AHEAD_GRANULES {
+        if self.maps_ahead && self.fresh_end - self.fresh < AHEAD_GRANULES {
             self.ahead.ask();
         }
         self.know(self.fresh);
         Some(first)
     }
 
-    /// Zeroes what leaves the fresh part up to this granule for the first time.
+    /// Zeroes the granules up to this one that leave the fresh part for the first time.
     fn know(&mut self, end: u32) {
         if end > self.known {
             let words = (end - self.known) << GRANULE_BITS;
-            // SAFETY: `known..end` lies in the newest chunk, and nobody has been given any of it.
-            unsafe { self.directory.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
+            // SAFETY: `known..end` lies in the newest chunk, and none of it has been handed out.
+            unsafe { self.chunks.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
             self.known = end;
         }
     }
 
     #[cold]
     fn open_chunk(&mut self) -> Option<()> {
-        let chunk = self.margins.len();
+        let chunk = self.chunk_records.len();
         // The last chunk stays closed, so that the word behind every extent has a number.
         if chunk + 1 >= CHUNKS_MAX {
             return None;
         }
-        self.directory.open(chunk, &mut self.ahead)?;
-        self.margins.push(Margin::new());
-        // What is left of the chunk before is less than the largest extent; it becomes a run like any other.
+        self.chunks.open(chunk, &mut self.ahead)?;
+        self.chunk_records.push(ChunkRecord::new());
+        // The rest of the chunk before is shorter than the longest extent; it becomes a run like any other.
         let (rest, length) = (self.fresh, self.fresh_end - self.fresh);
         if length > 0 {
             self.know(self.fresh_end);
-            self.runs.link(&self.directory, rest, length);
+            self.runs.link(&self.chunks, rest, length);
             self.mark(rest, length, true);
         }
         self.fresh = self.fresh_end;
@@ -406,13 +403,13 @@ impl Arena {
     #[inline]
     fn is_free(&self, granule: u32) -> bool {
         let inside = granule_inside(granule);
-        self.margins[(granule / CHUNK_GRANULES) as usize].free[inside / 64] >> (inside % 64) & 1 == 1
+        self.chunk_records[(granule / CHUNK_GRANULES) as usize].free[inside / 64] >> (inside % 64) & 1 == 1
     }
 
-    /// Says of these granules of one chunk that they are in a free run, or that they are not.
+    /// Marks granules of one chunk as in a free run, or as not.
     #[inline]
     fn mark(&mut self, first: u32, count: u32, free: bool) {
-        let bits = &mut self.margins[(first / CHUNK_GRANULES) as usize].free;
+        let bits = &mut self.chunk_records[(first / CHUNK_GRANULES) as usize].free;
         let (mut at, mut left) = (granule_inside(first), count);
         while left > 0 {
             let here = left.min(u64::BITS - at as u32 % u64::BITS);
@@ -438,7 +435,7 @@ const fn granule(word: u32) -> u32 {
     word >> GRANULE_BITS
 }
 
-/// Granules that so many words fill, the last perhaps in part.
+/// Granules that this many words fill, the last perhaps in part.
 #[inline]
 const fn granules(words: u32) -> u32 {
     words.div_ceil(GRANULE_WORDS)
@@ -449,3 +446,279 @@ const fn granules(words: u32) -> u32 {
 const fn granule_inside(granule: u32) -> usize {
     (granule % CHUNK_GRANULES) as usize
 }
+
+/// Where the first granule of a run stores its neighbours on its list: the next in the lower half, the previous in the
+/// upper half.
+const NEIGHBOURS: u32 = 0;
+/// Where the first granule of a run stores its length.
+const LENGTH: u32 = 1;
+const NONE: u32 = u32::MAX;
+/// The list of the runs that are longer than any extent; the lists before it are by exact length.
+const LONG: usize = EXTENT_GRANULES_MAX as usize;
+
+/// Free runs by length, threaded through the runs themselves. The caller sees to it that a given run is one, and that
+/// granules which are handed out are in none: the words of a run belong to these lists.
+#[derive(Debug)]
+struct FreeRuns {
+    /// The first run of each list; that of runs of `n` granules is `heads[n - 1]`.
+    heads: [u32; LONG + 1],
+    /// Which of the lists by exact length have a run.
+    filled: u128,
+    granules: u32,
+    /// Runs that are a whole chunk.
+    whole: u32,
+}
+
+impl FreeRuns {
+    const fn new() -> Self {
+        Self { heads: [NONE; LONG + 1], filled: 0, granules: 0, whole: 0 }
+    }
+
+    const fn granules(&self) -> u32 {
+        self.granules
+    }
+
+    const fn whole_chunks(&self) -> u32 {
+        self.whole
+    }
+
+    /// Takes granules (1 to the most that an extent can have) from the shortest run that is long enough.
+    fn take_fit(&mut self, memory: &ChunkTable, granules: u32) -> Option<u32> {
+        let longer = self.filled >> (granules - 1);
+        let list = if longer == 0 { LONG } else { (granules - 1 + longer.trailing_zeros()) as usize };
+        let run = self.heads[list];
+        if run == NONE {
+            return None;
+        }
+        self.take(memory, run, granules);
+        Some(run)
+    }
+
+    /// Takes the first granules of a run; the rest stays a run. The low end goes, so that granules in use stay low and
+    /// the long runs high.
+    fn take(&mut self, memory: &ChunkTable, run: u32, granules: u32) {
+        let length = self.length(memory, run);
+        debug_assert!(granules <= length, "a run is taken from, and not what follows it");
+        self.unlink(memory, run);
+        if granules < length {
+            self.link(memory, run + granules, length - granules);
+        }
+    }
+
+    /// The length of the run that begins here.
+    #[inline]
+    fn length(&self, memory: &ChunkTable, run: u32) -> u32 {
+        load(memory, word(run) + LENGTH) as u32
+    }
+
+    /// The length of the run that ends before this granule.
+    #[inline]
+    fn length_before(&self, memory: &ChunkTable, granule: u32) -> u32 {
+        load(memory, word(granule) - 1) as u32
+    }
+
+    /// Adds a run, which touches no other.
+    fn link(&mut self, memory: &ChunkTable, run: u32, length: u32) {
+        let list = list_of(length);
+        let next = self.heads[list];
+        store(memory, word(run) + NEIGHBOURS, neighbours(next, NONE));
+        store(memory, word(run) + LENGTH, u64::from(length));
+        // Computed from the granule's own start: the word behind the last run of all has no number.
+        store(memory, word(run + length - 1) + (1 << GRANULE_BITS) - 1, u64::from(length));
+        if next != NONE {
+            let (after, _) = load_neighbours(memory, next);
+            store(memory, word(next) + NEIGHBOURS, neighbours(after, run));
+        }
+        self.heads[list] = run;
+        if list < LONG {
+            self.filled |= 1 << list;
+        }
+        self.granules += length;
+        self.whole += u32::from(length == CHUNK_GRANULES);
+    }
+
+    /// Takes a run off its list.
+    fn unlink(&mut self, memory: &ChunkTable, run: u32) {
+        let length = self.length(memory, run);
+        let list = list_of(length);
+        let (next, before) = load_neighbours(memory, run);
+        if next != NONE {
+            let (after, _) = load_neighbours(memory, next);
+            store(memory, word(next) + NEIGHBOURS, neighbours(after, before));
+        }
+        if before == NONE {
+            self.heads[list] = next;
+            if next == NONE && list < LONG {
+                self.filled &= !(1 << list);
+            }
+        } else {
+            let (_, earlier) = load_neighbours(memory, before);
+            store(memory, word(before) + NEIGHBOURS, neighbours(next, earlier));
+        }
+        self.granules -= length;
+        self.whole -= u32::from(length == CHUNK_GRANULES);
+    }
+}
+
+const fn list_of(length: u32) -> usize {
+    if length > EXTENT_GRANULES_MAX { LONG } else { length as usize - 1 }
+}
+
+/// The first word of a granule.
+#[inline]
+const fn word(granule: u32) -> u32 {
+    granule << GRANULE_BITS
+}
+
+#[inline]
+fn neighbours(next: u32, before: u32) -> u64 {
+    u64::from(next) | u64::from(before) << 32
+}
+
+#[inline]
+fn load_neighbours(memory: &ChunkTable, run: u32) -> (u32, u32) {
+    let both = load(memory, word(run) + NEIGHBOURS);
+    (both as u32, (both >> 32) as u32)
+}
+
+#[inline]
+fn load(memory: &ChunkTable, word: u32) -> u64 {
+    // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and in no extent.
+    unsafe { memory.at(word).read() }
+}
+
+#[inline]
+fn store(memory: &ChunkTable, word: u32, value: u64) {
+    // SAFETY: as in `load`; no reader looks at a free run, and the writer holds `&mut` of these lists.
+    unsafe { memory.at(word).write(value) };
+}
+
+/// The chunks, by number, for the writer and for every reader. Space for all is reserved from the beginning, so that
+/// the table itself never moves.
+struct ChunkTable {
+    /// Null where there is no chunk yet; set once, by the writer.
+    starts: Box<[AtomicPtr<u64>]>,
+}
+
+impl ChunkTable {
+    fn new() -> Self {
+        Self { starts: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
+    }
+
+    /// Makes a chunk of the memory that was mapped ahead, or of untouched memory; only the writer calls this. `None` if
+    /// the system has no memory, or if the chunk has no number.
+    ///
+    /// The first chunk has small pages: a shard that holds little takes little, and no event waits for a huge page.
+    fn open(&self, chunk: usize, ahead: &mut Ahead) -> Option<()> {
+        let place = self.starts.get(chunk)?;
+        let new = || if chunk == 0 { pages::map_aligned(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
+        let memory = ahead.take().or_else(new)?.as_ptr().cast::<u64>();
+        // Release: pairs with the Acquire of `ArenaView::words`. The content of the words is published later, by the
+        // store that gives the reader their index; this orders only the chunk itself.
+        place.store(memory, Ordering::Release);
+        Some(())
+    }
+
+    /// Gives the memory of a chunk back to the system; its words are zeros from now on. Only the writer calls this, for
+    /// a chunk in which no reader looks at any word.
+    fn discard(&self, chunk: usize) {
+        // Relaxed: the writer reads what the writer stored.
+        if let Some(memory) = ptr::NonNull::new(self.starts[chunk].load(Ordering::Relaxed)) {
+            // SAFETY: mapped in `open` with this size; no reader looks at it.
+            unsafe { pages::discard(memory.as_ptr().cast(), CHUNK_BYTES) };
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&*self.starts)
+    }
+
+    /// The address of a word; only for the writer.
+    ///
+    /// # Safety
+    /// The chunk of the word has been opened by this thread, or by one that handed the arena to it.
+    #[inline]
+    unsafe fn at(&self, word: u32) -> *mut u64 {
+        // Relaxed: the writer reads what the writer stored.
+        let base = self.starts[chunk(word)].load(Ordering::Relaxed);
+        // SAFETY: the caller says that there is a chunk, and the remainder is inside it.
+        unsafe { base.add((word % CHUNK_WORDS) as usize) }
+    }
+
+    /// Words for the writer to read.
+    ///
+    /// # Safety
+    /// As `at`; and the words are all in that chunk, initialised, and not written while the slice lives.
+    #[inline]
+    unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
+        // SAFETY: the caller's, word for word.
+        unsafe { std::slice::from_raw_parts(self.at(base), len as usize) }
+    }
+
+    #[inline]
+    fn prefetch(&self, word: u32) {
+        // Relaxed: a hint reads nothing, so there is nothing to be ordered.
+        let base = self.starts[chunk(word)].load(Ordering::Relaxed);
+        prefetch(base.wrapping_add((word % CHUNK_WORDS) as usize).cast());
+    }
+}
+
+impl fmt::Debug for ChunkTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Relaxed: a number for debugging.
+        let open = self.starts.iter().take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null()).count();
+        f.debug_struct("ChunkTable").field("chunks", &open).finish()
+    }
+}
+
+impl Drop for ChunkTable {
+    fn drop(&mut self) {
+        for place in &mut self.starts {
+            let memory = *place.get_mut();
+            if memory.is_null() {
+                break; // chunks are opened in order
+            }
+            // SAFETY: mapped in `open`; the arena and all its views are gone.
+            unsafe { pages::unmap(memory.cast(), CHUNK_BYTES) };
+        }
+    }
+}
+
+/// The words of an [`Arena`], for a reader beside the writer of other words.
+#[derive(Clone, Debug)]
+pub(super) struct ArenaView {
+    chunks: Arc<ChunkTable>,
+}
+
+impl ArenaView {
+    fn new(chunks: Arc<ChunkTable>) -> Self {
+        Self { chunks }
+    }
+
+    /// These words; empty if there is no such chunk or if they would cross its end.
+    ///
+    /// # Safety
+    /// The arena has handed out the words. Their index was published after they were written, so that their content is
+    /// visible here. They are not written while the slice lives: a grace period has to pass between the last moment at
+    /// which a reader can learn of them and the first write to them.
+    #[inline]
+    pub(super) unsafe fn words(&self, base: u32, len: u32) -> &[u64] {
+        let inside = (base % CHUNK_WORDS) as usize;
+        // Acquire: pairs with the Release of `ChunkTable::open`.
+        let memory = self.chunks.starts[chunk(base)].load(Ordering::Acquire);
+        if memory.is_null() || inside + len as usize > CHUNK_WORDS as usize {
+            return &[];
+        }
+        // SAFETY: inside the chunk, as just checked; initialised and unchanging, as the caller says.
+        unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
+    }
+
+    /// Prefetches the line of this word.
+    #[inline]
+    pub(super) fn prefetch(&self, word: u32) {
+        self.chunks.prefetch(word);
+    }
+}
+
+#[cfg(test)]
+mod tests;

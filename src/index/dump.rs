@@ -1,16 +1,14 @@
-//! Everything one worker is bound to, as the stores that would bind it again, a slice at a time.
+//! A dump of one worker: all its bindings, a slice at a time, as the stores that would bind them again.
 
-use super::bits::Run;
-use super::cover::{Entry, Runs};
-use super::node::{NodeId, Place};
+use super::node::{Entry, NodeId, Place, Run, Runs};
 use super::tree::Tree;
 use super::worker::Worker;
-use super::{ShardWriter, StoreBlocks, words};
+use super::{ShardWriter, StoreBlocks, types};
 use crate::ids::{EngineHash, GroupId, Tier, WorkerSlot};
 use smallvec::SmallVec;
 
-/// How far a dump has come. Good for as long as nothing happens to its worker; other workers may change what
-/// they like in the meantime: it remembers the last block, not where that was.
+/// The progress of a dump. Valid as long as its worker does not change. Other workers may change meanwhile, because the
+/// cursor names the last block and not its place.
 #[derive(Clone, Debug, Default)]
 pub struct DumpCursor {
     stage: Stage,
@@ -18,22 +16,21 @@ pub struct DumpCursor {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// Nothing has been given out.
+    /// Nothing has been dumped.
     #[default]
     Start,
-    /// The blocks up to this one have been, in the order of the walk.
+    /// The blocks up to this one have been dumped, in the order of the walk.
     After(EngineHash),
-    /// What has a place has been; of what waits, so many.
-    Waiting(usize),
+    /// All blocks with a place have been dumped, and this many dormant ones.
+    Dormant(usize),
     End,
 }
 
 impl ShardWriter {
-    /// Gives out the next blocks of a worker, at least `blocks_max` if there are as many: chains nearest the
-    /// root first, one store for each run of each group, and a further one for each further reference. Says
-    /// whether there may be more.
+    /// Dumps the next blocks of a worker, at least `blocks_max` if it has that many: chains nearest the root first, one
+    /// store for each run of each group, and one more for each further reference. Returns whether there may be more.
     ///
-    /// What has no chain to the root is given out as it is known. A slot that is nobody's has nothing.
+    /// Dormant blocks are dumped with their bindings. A slot without a worker has no blocks.
     pub fn dump(
         &self,
         slot: WorkerSlot,
@@ -46,14 +43,14 @@ impl ShardWriter {
         cursor.stage = match cursor.stage {
             Stage::Start => slice.walk(None),
             Stage::After(last) => slice.walk(Some(last)),
-            Stage::Waiting(given) => slice.waiting(given),
+            Stage::Dormant(given) => slice.dormant(given),
             Stage::End => Stage::End,
         };
         cursor.stage != Stage::End
     }
 }
 
-/// One call's part of a dump.
+/// The part of a dump that one call makes.
 struct Slice<'a, 'o> {
     tree: &'a Tree,
     worker: &'a Worker,
@@ -63,11 +60,11 @@ struct Slice<'a, 'o> {
 }
 
 impl Slice<'_, '_> {
-    /// Goes on behind the block `last`, depth first; a node's blocks come before what hangs below it.
+    /// Continues behind the block `last`, depth first; a node's blocks come before those of nodes below it.
     fn walk(&mut self, last: Option<EngineHash>) -> Stage {
         let mut at = match last {
             None => self.below(NodeId::ROOT).map(|node| Place { node, at: 0 }),
-            // Where the worker has changed after all, there is nothing to go on from.
+            // If the worker has changed after all, the dump cannot continue here.
             Some(last) => self.worker.find(self.tree, last).map(|(place, _)| Place { at: place.at + 1, ..place }),
         };
         while let Some(place) = at {
@@ -76,15 +73,15 @@ impl Slice<'_, '_> {
             }
             at = self.below(place.node).or_else(|| self.beside(place.node)).map(|node| Place { node, at: 0 });
         }
-        self.waiting(0)
+        self.dormant(0)
     }
 
-    /// The first node below one at which the worker is.
+    /// The first node below one that has names of the worker.
     fn below(&self, id: NodeId) -> Option<NodeId> {
         self.tree.nodes.children(id).find(|child| self.is_at(*child))
     }
 
-    /// The next node, going up as far as need be, at which the worker is.
+    /// The next node that has names of the worker, going up as far as necessary.
     fn beside(&self, mut id: NodeId) -> Option<NodeId> {
         while id != NodeId::ROOT {
             let mut next = self.tree.nodes[id].next;
@@ -103,26 +100,26 @@ impl Slice<'_, '_> {
         self.worker.column_of(&self.tree.nodes[id]).is_some()
     }
 
-    /// Gives out a node's blocks from a place on. The last of them if the slice is full with them.
+    /// Dumps a node's blocks from a place on. Returns the last of them if that fills the slice.
     fn node(&mut self, from: Place) -> Option<EngineHash> {
         let (tree, worker) = (self.tree, self.worker);
         let node = &tree.nodes[from.node];
         let column = node.columns[usize::from(worker.column_of(node)?)];
         let mut runs: SmallVec<[(Run, Tier, GroupId, &Entry); 4]> = SmallVec::new();
         for (tier, group) in groups(worker) {
-            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.lane)) else {
+            let Some(entry) = worker.group(tier.into(), group).and_then(|group| node.entry(group.holder)) else {
                 continue;
             };
             let behind = entry.bits().runs().filter(|run| run.to > from.at).collect::<Runs>();
             runs.extend(behind.iter().map(|run| (Run::new(run.from.max(from.at), run.to), tier, group, entry)));
         }
-        // What one group has may hang under what only another has.
+        // A block of one group may be the child of a block that only another group has.
         runs.sort_by_key(|(run, ..)| run.from);
         for (run, tier, group, entry) in &runs {
             let parent = worker.name_before(tree, Place { at: run.from, ..from });
             let (base, blocks) = (u32::from(run.from), run.len());
-            let hashes = words::as_names(tree.arena.words(column.names.base + base, blocks));
-            let locals = words::as_locals(tree.arena.words(node.locals.base + base, blocks));
+            let hashes = types::as_names(tree.arena.words(column.names.base + base, blocks));
+            let locals = types::as_locals(tree.arena.words(node.locals.base + base, blocks));
             let (tier, group) = (*tier, *group);
             self.give(&StoreBlocks { parent, hashes, locals, tier, group, seed: column.seed }, entry);
         }
@@ -130,19 +127,19 @@ impl Slice<'_, '_> {
         Some(tree.name(column.names.base + u32::from(last)))
     }
 
-    /// One run, and again each block of it that has more references.
+    /// Dumps one run, and each block of it again for each further reference.
     fn give(&mut self, run: &StoreBlocks<'_>, entry: &Entry) {
         (self.out)(*run);
         self.given += run.hashes.len();
-        self.again(run, entry.lane);
+        self.again(run, entry.holder);
     }
 
-    fn again(&mut self, run: &StoreBlocks<'_>, lane: super::lanes::Lane) {
+    fn again(&mut self, run: &StoreBlocks<'_>, holder: super::holders::HolderBit) {
         if self.worker.extras.is_empty() {
             return;
         }
         for at in 0..run.hashes.len() {
-            let more = self.worker.extras.get(run.hashes[at], lane);
+            let more = self.worker.extras.get(run.hashes[at], holder);
             let parent = if at == 0 { run.parent } else { Some(run.hashes[at - 1]) };
             for _ in 0..more {
                 let (hashes, locals) = (&run.hashes[at..=at], &run.locals[at..=at]);
@@ -152,21 +149,21 @@ impl Slice<'_, '_> {
         }
     }
 
-    /// Gives out what waits, from the `given`th block on.
-    fn waiting(&mut self, mut given: usize) -> Stage {
+    /// Dumps the dormant blocks from the `given`th on.
+    fn dormant(&mut self, mut given: usize) -> Stage {
         let worker = self.worker;
-        for (name, waiter) in worker.waiting.iter().skip(given) {
+        for (name, block) in worker.dormant.iter().skip(given) {
             if self.given >= self.blocks_max {
-                return Stage::Waiting(given);
+                return Stage::Dormant(given);
             }
             for (tier, group) in groups(worker) {
-                let lane = worker.group(tier.into(), group).map(|group| group.lane);
-                let Some(lane) = lane.filter(|lane| waiter.lanes.contains(lane)) else { continue };
-                let (hashes, locals) = (&[name][..], &[waiter.local][..]);
-                let run = StoreBlocks { parent: waiter.parent, hashes, locals, tier, group, seed: waiter.seed };
+                let holder = worker.group(tier.into(), group).map(|group| group.holder);
+                let Some(holder) = holder.filter(|holder| block.holders.contains(holder)) else { continue };
+                let (hashes, locals) = (&[name][..], &[block.local][..]);
+                let run = StoreBlocks { parent: block.parent, hashes, locals, tier, group, seed: block.seed };
                 (self.out)(run);
                 self.given += 1;
-                self.again(&run, lane);
+                self.again(&run, holder);
             }
             given += 1;
         }
@@ -177,5 +174,5 @@ impl Slice<'_, '_> {
 fn groups(worker: &Worker) -> impl Iterator<Item = (Tier, GroupId)> + '_ {
     Tier::ALL
         .into_iter()
-        .flat_map(|tier| worker.tiers[tier.index()].groups.iter().map(move |group| (tier, group.group)))
+        .flat_map(|tier| worker.layers[tier.index()].groups.iter().map(move |group| (tier, group.group)))
 }

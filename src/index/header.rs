@@ -1,86 +1,88 @@
-//! A node's header: what a walk needs to know of one edge, in one cache line that readers copy whole.
+//! A node's header: all that a walk needs to know of one edge, in one cache line that readers copy whole. And the
+//! overflow record beside it, where its holder bits do not fit.
 //!
 //! # The line
 //!
-//! A [`Line`] is eight words. Word 0 is the version (low half; odd while the line is being changed) and the
-//! parent (high half), so one load says who lives here and whether it can be read. One thread writes.
+//! A [`Line`] is eight words. Word 0 is the version (low half; odd while the line is being changed) and the parent
+//! (high half), so one load says which node the line may hold and whether it can be read. One thread writes.
 //!
 //! | word | bits 63..32            | bits 31..0                          |
 //! |------|------------------------|-------------------------------------|
 //! | 0    | parent, complemented   | version                             |
 //! | 1    | first                  | first                               |
 //! | 2    | id                     | base                                |
-//! | 3    | (0), pairs_len 8       | flags 8, variant 8, len 16          |
+//! | 3    | (0), partials_len 8    | flags 8, variant 8, len 16          |
 //! | 4    | mask                   | mask                                |
-//! | 5, 6 | two pairs each: cut 16, lane 16, twice                      ||
-//! | 7    | more                   | more                                |
+//! | 5, 6 | two partials each: cut 16, holder 16, twice                  ||
+//! | 7    | overflow               | overflow                            |
 //!
 //! The parent is complemented so that zeroed memory is a table of empty lines.
 //!
 //! # Orderings
 //!
-//! The seqlock of a line, writer on the left:
+//! The seqlock of a line, writer on the left. It is not a [`SeqWord`](crate::sync::SeqWord): the version shares its
+//! word with the key's parent, and the load that begins a read is SeqCst.
 //!
 //! | tag     | writer                                        | reader                                     |
 //! |---------|-----------------------------------------------|--------------------------------------------|
 //! | CLOSE   | Release store of word 0, even                 | load of word 0 that begins a read          |
 //! | OPEN    | Relaxed store of word 0, odd, then a Release fence | Acquire fence, then the reload of word 0 |
 //!
-//! * CLOSE: a reader that begins with version `v` sees the words of `v` or later, and everything that the
-//!   writer did before it closed `v`: the other lines it published first, the blocks the header points at.
-//! * OPEN: a reader that has met a word of a later version than `v` finds word 0 changed when it loads it
-//!   again, because the fence after the odd store comes before that word's store, and the reader's fence
-//!   after that word's load. So a read whose two loads of word 0 agree is of one version.
-//! * The load that begins a read is SeqCst where Acquire would do for CLOSE. What it adds is the argument of
-//!   the grace period where the operating system has no process-wide barrier: `seize` then enters by a SeqCst
-//!   store and retires behind a SeqCst fence, and a thread that the retiring writer saw as absent must not
-//!   begin a read with the old word. On x86-64 and AArch64 it is the same instruction.
+//! * CLOSE: a reader that begins with version `v` sees the words of `v` or later, and everything that the writer did
+//!   before it closed `v`: the other lines that it published first, the blocks that the header names.
+//! * OPEN: a reader that has met a word of a later version than `v` finds word 0 changed when it loads it again. The
+//!   fence after the odd store comes before that word's store, and the reader's fence comes after that word's load. So
+//!   a read whose two loads of word 0 agree is of one version.
+//! * The load that begins a read is SeqCst, although Acquire would do for CLOSE. SeqCst is needed for the grace period
+//!   where the operating system has no process-wide barrier. `seize` then enters by a SeqCst store and retires behind a
+//!   SeqCst fence, and a thread that the retiring writer saw as absent must not begin a read with the old word. On
+//!   x86-64 and AArch64 it is the same instruction.
 //!
 //! Everything between is Relaxed and needs no partner: the two tags order it.
 //!
-//! A version never repeats within 2^31 changes of its line; a line that was emptied and is used again goes
-//! on counting.
+//! A version never repeats within 2^31 changes of its line. A line that was emptied and is used again goes on counting.
 
-use super::sync::{AtomicU64, Ordering, fence};
+use super::holders::{HolderBit, HolderBits, HolderState, Layer};
+use super::node::{Bits, Entry, Node, NodeId};
+use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Pairs that fit in a header.
-pub(super) const PAIRS: usize = 4;
-/// The parent in a line that nobody uses and at which a search ends.
+/// Partially covering holder bits that fit in a header.
+const PARTIALS_MAX: usize = 4;
+/// The parent in an unused line at which a search ends.
 pub(super) const PARENT_EMPTY: u32 = u32::MAX;
-/// The parent in a line that nobody uses but over which a search goes on.
+/// The parent in an unused line over which a search goes on.
 pub(super) const PARENT_TOMBSTONE: u32 = u32::MAX - 1;
 /// The greatest id that a parent can have.
-pub(super) const PARENT_MAX: u32 = u32::MAX - 2;
+const PARENT_MAX: u32 = u32::MAX - 2;
 /// [`Header::flags`]: other variants of this key may exist.
 pub(super) const FORKED: u8 = 1 << 0;
 /// [`Header::flags`]: the node has no children.
 pub(super) const LEAF: u8 = 1 << 1;
-/// [`Header::flags`]: from this bit on, how many other variants of this key exist.
+/// [`Header::flags`]: from this bit on, the number of other variants of this key.
 const FORKS_SHIFT: u32 = 2;
-/// As many as can be counted there; there may be more.
+/// The greatest number that is counted there; there may be more variants.
 const FORKS_MANY: u8 = u8::MAX >> FORKS_SHIFT;
 
-/// A device lane that holds the first `cut` blocks of a node.
+/// A holder bit that covers the first `cut` blocks of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pair {
-    /// Who.
-    pub(super) lane: u16,
-    /// How many blocks of the node, from its first.
+pub(super) struct Partial {
+    pub(super) holder: u16,
+    /// Blocks of the node, from its first.
     pub(super) cut: u16,
 }
 
-impl Pair {
+impl Partial {
     fn pack(self) -> u64 {
-        u64::from(self.cut) << 16 | u64::from(self.lane)
+        u64::from(self.cut) << 16 | u64::from(self.holder)
     }
 
     /// From the low 32 bits.
     fn unpack(bits: u64) -> Self {
-        Self { lane: bits as u16, cut: (bits >> 16) as u16 }
+        Self { holder: bits as u16, cut: (bits >> 16) as u16 }
     }
 }
 
-/// What a walk knows of one node.
+/// All that a walk knows of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     /// The node above (key), at most [`PARENT_MAX`].
@@ -97,29 +99,28 @@ pub(super) struct Header {
     pub(super) base: u32,
     /// [`FORKED`], [`LEAF`] and others.
     pub(super) flags: u8,
-    /// Which of the lanes 0..64 cover all of the node.
+    /// Which of the holder bits 0..64 cover all of the node.
     pub(super) mask: u64,
-    /// Other lanes: in part, or beyond 64. Only the first `pairs_len` mean anything.
-    pub(super) pairs: [Pair; PAIRS],
-    /// How many of `pairs` are in use, at most [`PAIRS`].
-    pub(super) pairs_len: u8,
-    /// 0, or the address of a record that does not fit here.
-    pub(super) more: u64,
+    /// Other holder bits: covering a part, or beyond 64. Only the first `partials_len` are meaningful.
+    pub(super) partials: [Partial; PARTIALS_MAX],
+    /// Number of `partials` in use, at most [`PARTIALS_MAX`].
+    pub(super) partials_len: u8,
+    /// 0, or the address of the [`Overflow`] record.
+    pub(super) overflow: u64,
 }
 
 impl Header {
-    /// The pairs in use.
-    pub(super) fn pairs(&self) -> &[Pair] {
-        &self.pairs[..PAIRS.min(usize::from(self.pairs_len))]
+    pub(super) fn partials(&self) -> &[Partial] {
+        &self.partials[..PARTIALS_MAX.min(usize::from(self.partials_len))]
     }
 
-    /// The flags that say how many other variants of a key exist.
+    /// The flags for a number of other variants of a key.
     pub(super) const fn forked(forks: u8) -> u8 {
         let counted = if forks > FORKS_MANY { FORKS_MANY } else { forks };
         if forks > 0 { FORKED | counted << FORKS_SHIFT } else { 0 }
     }
 
-    /// How many other variants of this key exist, at least as long as the header is shown.
+    /// Other variants of this key, at least for as long as the header is shown.
     pub(super) const fn forks(&self) -> u8 {
         match self.flags >> FORKS_SHIFT {
             FORKS_MANY => u8::MAX,
@@ -127,28 +128,27 @@ impl Header {
         }
     }
 
-    /// Whether `flag` is set.
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
-    /// Whether this is the node that the key names.
+    /// Whether this is the node of the key.
     pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
         self.parent == parent && self.first == first && self.variant == variant
     }
 
     /// Words 1 to 7.
     fn pack(&self) -> [u64; 7] {
-        let two = |at: usize| self.pairs[at + 1].pack() << 32 | self.pairs[at].pack();
-        let small = u64::from(self.pairs_len) << 32
+        let two = |at: usize| self.partials[at + 1].pack() << 32 | self.partials[at].pack();
+        let small = u64::from(self.partials_len) << 32
             | u64::from(self.flags) << 24
             | u64::from(self.variant) << 16
             | u64::from(self.len);
-        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.more]
+        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.overflow]
     }
 
     fn unpack(parent: u32, words: [u64; 7]) -> Self {
-        let [first, place, small, mask, low, high, more] = words;
+        let [first, place, small, mask, low, high, overflow] = words;
         Self {
             parent,
             variant: variant_of(small),
@@ -158,9 +158,9 @@ impl Header {
             base: place as u32,
             flags: (small >> 24) as u8,
             mask,
-            pairs: [low, low >> 32, high, high >> 32].map(Pair::unpack),
-            pairs_len: (small >> 32) as u8,
-            more,
+            partials: [low, low >> 32, high, high >> 32].map(Partial::unpack),
+            partials_len: (small >> 32) as u8,
+            overflow,
         }
     }
 }
@@ -192,31 +192,31 @@ fn is_open(word_0: u64) -> bool {
     word_0 & 1 == 1
 }
 
-/// What a search finds in one line.
+/// The result of a search in one line.
 pub(super) enum Probe {
-    /// Nobody, and nobody further on.
+    /// No node, here or further on.
     Empty,
-    /// Another node, or nobody.
+    /// Another node, or none.
     Other,
     /// The node, as of a version.
     Here(u32, Header),
-    /// It may be the node, and it is being changed.
+    /// The line may hold the node, and is being changed.
     Busy,
 }
 
-/// One cache line: the version and the header of a node, or nobody's.
+/// One cache line: the version and the header of a node, or an unused line.
 #[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Line([AtomicU64; 8]);
 
 impl Line {
-    /// An empty line: what zeroed memory is, except under the model checker.
+    /// An empty line: zeroed memory, except under the model checker.
     #[cfg(test)]
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// The version and the header; `None` if it is being changed, or was changed while it was read.
+    /// The version and the header; `None` if the line is being changed, or was changed during the read.
     #[cfg(test)]
     #[inline]
     pub(super) fn read(&self) -> Option<(u32, Header)> {
@@ -233,7 +233,7 @@ impl Line {
         self.is_still(word).then(|| (version_of(word), Header::unpack(parent_of(word), words)))
     }
 
-    /// Whether all that was read of the line before this call belongs to `word`.
+    /// Whether everything read of the line before this call belongs to `word`.
     #[inline]
     fn is_still(&self, word: u64) -> bool {
         // OPEN: this fence and the load behind it pair with the store and the fence in `open`.
@@ -241,12 +241,12 @@ impl Line {
         self.0[0].load(Ordering::Relaxed) == word
     }
 
-    /// The version now, odd while the line is being changed.
+    /// The current version, odd while the line is being changed.
     ///
-    /// Of a line that was read at version `v`, an equal version says that the line has not changed since. If
-    /// all lines of a walk pass, there was a moment at which all were as read: the one writer changes
-    /// one after the other, and a read of the later change shows the earlier one here, because CLOSE hands on
-    /// all that came before and the fence keeps this load behind the reads.
+    /// For a line that was read at version `v`, an equal version says that the line has not changed since. If all lines
+    /// of a walk pass, there was a moment at which all were as read. The one writer changes one line after the other,
+    /// and a read of the later change shows the earlier change here: CLOSE publishes all that came before, and the
+    /// fence keeps this load behind the reads.
     #[inline]
     pub(super) fn version(&self) -> u32 {
         // OPEN: as in `is_still`.
@@ -254,7 +254,7 @@ impl Line {
         version_of(self.0[0].load(Ordering::Relaxed))
     }
 
-    /// The key (parent, first, variant) of the node that lives here, if one does and is not being changed.
+    /// The key (parent, first, variant) of the node in this line, if there is one and it is not being changed.
     #[cfg(test)]
     #[inline]
     pub(super) fn key(&self) -> Option<(u32, u64, u8)> {
@@ -268,7 +268,7 @@ impl Line {
         self.is_still(word).then(|| (parent_of(word), first, variant_of(small)))
     }
 
-    /// What a search for the key finds here.
+    /// Searches this line for the key.
     #[inline]
     pub(super) fn probe(&self, parent: u32, first: u64, variant: u8) -> Probe {
         // CLOSE: as in `read`.
@@ -278,11 +278,11 @@ impl Line {
             tenant if tenant != parent => return Probe::Other,
             _ => {}
         }
-        // Relaxed: if they are newer than `word`, then whoever lived here is gone, and "not here" was true when
-        // it went; if they are the key's, `read_from` looks again.
+        // Relaxed: if they are newer than `word`, then the node of `word` is gone, and "not here" was true when it
+        // went; if they are the key's, `read_from` checks again.
         let (here, small) = (self.0[1].load(Ordering::Relaxed), self.0[3].load(Ordering::Relaxed));
         if here != first || variant_of(small) != variant {
-            // The key does not change while the line is open, except from nobody's to somebody's.
+            // The key does not change while the line is open, except from none to a node's.
             return if !is_open(word) || self.is_still(word) { Probe::Other } else { Probe::Busy };
         }
         if is_open(word) {
@@ -294,7 +294,7 @@ impl Line {
         }
     }
 
-    /// The parent, or one of the two values that say that nobody lives here. For the writer.
+    /// The parent, or one of the two values of unused lines. For the writer.
     pub(super) fn parent(&self) -> u32 {
         // Relaxed: the writer reads what it wrote.
         parent_of(self.0[0].load(Ordering::Relaxed))
@@ -306,7 +306,7 @@ impl Line {
         Header::unpack(self.parent(), std::array::from_fn(|at| self.0[at + 1].load(Ordering::Relaxed)))
     }
 
-    /// Whether the key (parent, first, variant) lives here, open or not. For the writer.
+    /// Whether the key (parent, first, variant) is in this line, open or not. For the writer.
     pub(super) fn is_at(&self, parent: u32, first: u64, variant: u8) -> bool {
         // Relaxed: the writer reads what it wrote.
         self.parent() == parent
@@ -320,7 +320,7 @@ impl Line {
         is_open(self.0[0].load(Ordering::Relaxed))
     }
 
-    /// Begins a change: until [`close`](Self::close) no read succeeds, and none that has begun.
+    /// Begins a change: until [`close`](Self::close), no read succeeds, and no read that has begun before.
     pub(super) fn open(&self) {
         // Relaxed: the writer reads what it wrote.
         let word = self.0[0].load(Ordering::Relaxed);
@@ -332,7 +332,7 @@ impl Line {
 
     /// Changes an open line.
     pub(super) fn write(&self, header: &Header) {
-        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.pairs_len) <= PAIRS);
+        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.partials_len) <= PARTIALS_MAX);
         // Relaxed, here and below: a reader of any of these words reloads word 0 behind a fence (OPEN).
         let word = self.0[0].load(Ordering::Relaxed);
         debug_assert!(is_open(word), "only an open line is changed");
@@ -344,7 +344,6 @@ impl Line {
         }
     }
 
-    /// Ends a change.
     pub(super) fn close(&self) {
         // Relaxed: the writer reads what it wrote.
         let word = self.0[0].load(Ordering::Relaxed);
@@ -360,7 +359,7 @@ impl Line {
         self.close();
     }
 
-    /// Shows that no lane covers the node any more; the rest of its header stays.
+    /// Shows that no holder bit covers the node any more; the rest of its header stays.
     pub(super) fn uncover(&self) {
         self.open();
         // Relaxed, all: as in `write`.
@@ -371,7 +370,8 @@ impl Line {
         self.close();
     }
 
-    /// Nobody lives here any more; `parent` says which kind of nobody. Closes the line if it was open.
+    /// Removes the node from the line; `parent` is the value of an unused line to store. Closes the line if it was
+    /// open.
     pub(super) fn vacate(&self, parent: u32) {
         debug_assert!(parent > PARENT_MAX);
         if !self.is_open() {
@@ -383,7 +383,7 @@ impl Line {
         self.0[0].store(word_0(version.wrapping_add(1), parent), Ordering::Release);
     }
 
-    /// Makes this line, which no reader knows yet, what `from` is: open if that one is.
+    /// Copies `from`, whether open or not, into this line, which no reader knows yet.
     pub(super) fn copy_from(&self, from: &Self) {
         for (to, from) in self.0.iter().zip(&from.0) {
             // Relaxed: the writer reads what it wrote, and publishes the copy by a pointer.
@@ -392,5 +392,266 @@ impl Line {
     }
 }
 
+/// Coverage that does not fit into a header line. Never changed: a new record replaces it.
+#[derive(Debug, Default)]
+pub(super) struct Overflow {
+    /// Holder bits that cover all of the node, 64 to a word; those below 64 are in the header too.
+    pub(super) full: Vec<u64>,
+    /// Holder bits that cover the node up to a first gap.
+    pub(super) partials: Vec<Partial>,
+    /// Holder bits of lower tiers and windows with blocks beyond a gap: all blocks that they cover. A walk comes to
+    /// them in the middle of an edge.
+    pub(super) sparse: Vec<(HolderBit, Bits)>,
+}
+
+impl Overflow {
+    pub(super) fn bytes(&self) -> u64 {
+        let parts = self.full.capacity() * 8
+            + self.partials.capacity() * size_of::<Partial>()
+            + self.sparse.capacity() * size_of::<(HolderBit, Bits)>();
+        (parts + size_of::<Self>()) as u64
+    }
+}
+
+/// What a header shows of one entry.
+enum Shown<'a> {
+    Nothing,
+    Full,
+    Cut(u16),
+    Sparse(&'a Bits),
+}
+
+fn shown<'a>(entry: &'a Entry, len: u16, holders: &HolderBits) -> Shown<'a> {
+    let record = holders.record(entry.holder);
+    match &entry.sparse {
+        _ if record.state != HolderState::Shown => Shown::Nothing,
+        Some(sparse) if record.layer != Layer::Device => Shown::Sparse(sparse),
+        _ if entry.cut == len => Shown::Full,
+        _ if entry.cut == 0 => Shown::Nothing,
+        _ => Shown::Cut(entry.cut),
+    }
+}
+
+/// The header of a node, without the address of its overflow record, and that record if the node needs one.
+pub(super) fn encode(id: NodeId, node: &Node, holders: &HolderBits) -> (Header, Option<Box<Overflow>>) {
+    let mut header = Header {
+        parent: node.parent.0,
+        variant: node.variant,
+        first: node.first,
+        id: id.0,
+        len: node.len,
+        base: node.locals.base,
+        flags: Header::forked(node.forks) | if node.has_children() { 0 } else { LEAF },
+        mask: 0,
+        partials: [Partial { holder: 0, cut: 0 }; PARTIALS_MAX],
+        partials_len: 0,
+        overflow: 0,
+    };
+    let mut fits = true;
+    for entry in &node.entries {
+        let cut = match shown(entry, node.len, holders) {
+            Shown::Nothing => continue,
+            Shown::Full if entry.holder.0 < 64 => {
+                header.mask |= 1 << entry.holder.0;
+                continue;
+            }
+            Shown::Full => node.len,
+            Shown::Cut(cut) => cut,
+            Shown::Sparse(_) => {
+                fits = false;
+                continue;
+            }
+        };
+        match header.partials.get_mut(usize::from(header.partials_len)) {
+            Some(partial) => {
+                *partial = Partial { holder: entry.holder.0, cut };
+                header.partials_len += 1;
+            }
+            None => fits = false,
+        }
+    }
+    if fits {
+        return (header, None);
+    }
+    header.partials_len = 0;
+    (header, Some(Box::new(overflow_of(node, holders))))
+}
+
+fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {
+    let mut overflow = Overflow::default();
+    for entry in &node.entries {
+        match shown(entry, node.len, holders) {
+            Shown::Nothing => {}
+            Shown::Full => {
+                let word = usize::from(entry.holder.0 / 64);
+                overflow.full.resize(overflow.full.len().max(word + 1), 0);
+                overflow.full[word] |= 1 << (entry.holder.0 % 64);
+            }
+            Shown::Cut(cut) => overflow.partials.push(Partial { holder: entry.holder.0, cut }),
+            Shown::Sparse(sparse) => overflow.sparse.push((entry.holder, sparse.clone())),
+        }
+    }
+    overflow.partials.shrink_to_fit();
+    overflow
+}
+
 #[cfg(all(test, not(kvrouted_loom)))]
-mod tests;
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    fn full() -> Header {
+        Header {
+            parent: PARENT_MAX,
+            variant: 0xfe,
+            first: 0x0123_4567_89ab_cdef,
+            id: 0xdead_beef,
+            len: 1024,
+            base: 0xfeed_f00d,
+            flags: FORKED | LEAF | 1 << 7,
+            mask: 0x8000_0000_0000_0001,
+            partials: [(1, 2), (u16::MAX, 1023), (64, u16::MAX), (0, 0)].map(|(holder, cut)| Partial { holder, cut }),
+            partials_len: 3,
+            overflow: 0xffff_8000_1234_5678,
+        }
+    }
+
+    #[test]
+    fn a_line_is_a_cache_line() {
+        assert_eq!((size_of::<Line>(), align_of::<Line>()), (64, 64));
+    }
+
+    #[test]
+    fn a_written_header_is_read_back() {
+        let line = Line::new();
+        assert_eq!((line.key(), line.parent(), line.version()), (None, PARENT_EMPTY, 0));
+        for header in [full(), Header::default(), full()] {
+            line.publish(&header);
+            assert_eq!(line.read(), Some((line.version(), header)));
+            assert_eq!(line.header(), header);
+            assert_eq!(line.key(), Some((header.parent, header.first, header.variant)));
+            assert!(line.is_at(header.parent, header.first, header.variant));
+        }
+        assert_eq!(line.version(), 6);
+        assert_eq!(full().partials(), &full().partials[..3]);
+        assert!(full().has(FORKED) && full().has(LEAF) && !Header::default().has(LEAF));
+    }
+
+    #[test]
+    fn an_uncovered_line_keeps_its_other_fields() {
+        let line = Line::new();
+        line.publish(&full());
+        let version = line.version();
+        line.uncover();
+        assert_eq!(line.read(), Some((version + 2, Header { mask: 0, partials_len: 0, overflow: 0, ..full() })));
+    }
+
+    #[test]
+    fn every_field_has_bits_of_its_own() {
+        let zero = Header::default().pack();
+        let mut seen = [0_u64; 7];
+        let ones: [fn(&mut Header); 10] = [
+            |header| header.variant = u8::MAX,
+            |header| header.first = u64::MAX,
+            |header| header.id = u32::MAX,
+            |header| header.len = u16::MAX,
+            |header| header.base = u32::MAX,
+            |header| header.flags = u8::MAX,
+            |header| header.mask = u64::MAX,
+            |header| header.partials = [Partial { holder: u16::MAX, cut: u16::MAX }; PARTIALS_MAX],
+            |header| header.partials_len = u8::MAX,
+            |header| header.overflow = u64::MAX,
+        ];
+        for set in ones {
+            let mut header = Header::default();
+            set(&mut header);
+            assert_eq!(Header::unpack(0, header.pack()), header);
+            for (at, word) in header.pack().into_iter().enumerate() {
+                assert_eq!(word & seen[at], zero[at], "two fields in the same bits");
+                seen[at] |= word;
+            }
+        }
+    }
+
+    #[test]
+    fn an_open_line_is_not_read_but_known() {
+        let line = Line::new();
+        let header = full();
+        let find = |first| line.probe(header.parent, first, header.variant);
+        assert!(matches!(find(header.first), Probe::Empty));
+        line.publish(&header);
+        assert!(matches!(find(header.first), Probe::Here(2, found) if found == header));
+        line.open();
+        assert!(line.is_open() && line.read().is_none() && line.key().is_none() && line.version() == 3);
+        assert!(matches!(find(header.first), Probe::Busy));
+        assert!(matches!(find(1), Probe::Other));
+        assert!(matches!(line.probe(7, header.first, header.variant), Probe::Other));
+        line.write(&Header { len: 7, ..header });
+        line.close();
+        assert!(matches!(find(header.first), Probe::Here(4, found) if found.len == 7));
+        assert!(matches!(line.probe(header.parent, header.first, 0), Probe::Other));
+    }
+
+    #[test]
+    fn a_line_used_again_goes_on_counting() {
+        let line = Line::new();
+        line.publish(&full());
+        line.vacate(PARENT_TOMBSTONE);
+        assert_eq!((line.version(), line.parent(), line.key()), (4, PARENT_TOMBSTONE, None));
+        assert!(matches!(line.probe(full().parent, full().first, full().variant), Probe::Other));
+        line.publish(&full());
+        line.open();
+        line.vacate(PARENT_EMPTY);
+        assert_eq!((line.version(), line.parent()), (8, PARENT_EMPTY));
+        let copy = Line::new();
+        line.publish(&full());
+        line.open();
+        copy.copy_from(&line);
+        assert!(copy.is_open() && copy.version() == line.version() && copy.header() == full());
+    }
+
+    #[test]
+    fn versions_wrap_without_touching_the_parent() {
+        let line = Line([u64::MAX, 0, 0, 0, 0, 0, 0, 0].map(AtomicU64::new));
+        line.0[0].store(word_0(u32::MAX - 1, 5), Ordering::Relaxed);
+        line.publish(&Header { parent: 5, ..full() });
+        assert_eq!((line.version(), line.parent()), (0, 5));
+    }
+
+    #[test]
+    fn concurrent_reads_are_whole() {
+        let line = Line::new();
+        // Every field follows from one number.
+        let of = |n: u32| Header {
+            parent: 1,
+            variant: 0,
+            first: 9,
+            id: n,
+            len: n as u16,
+            base: !n,
+            flags: n as u8,
+            mask: u64::from(n) * 3,
+            partials: [Partial { holder: n as u16, cut: !n as u16 }; PARTIALS_MAX],
+            partials_len: (n % 5) as u8,
+            overflow: u64::from(n) << 20,
+        };
+        line.publish(&of(0));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = || {
+                let (mut reads, mut last) = (0_u64, 0);
+                // Relaxed: only ends the loop.
+                while !done.load(Ordering::Relaxed) || reads == 0 {
+                    let Some((version, header)) = line.read() else { continue };
+                    assert_eq!(header, of(header.id));
+                    assert!(header.id >= last && version % 2 == 0);
+                    (last, reads) = (header.id, reads + 1);
+                }
+            };
+            scope.spawn(reader);
+            scope.spawn(reader);
+            (1..100_000).for_each(|n| line.publish(&of(n)));
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

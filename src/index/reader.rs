@@ -1,32 +1,31 @@
-//! The read half: what a serving core asks.
+//! The read half: the lookups of serving threads.
 
-#![expect(unsafe_code, reason = "the lanes are replaced behind a pointer")]
+#![expect(unsafe_code, reason = "the table of holder bits is replaced behind a pointer")]
 
-use super::head::Head;
-use super::lanes::Lane;
+use super::holders::HolderBit;
 use super::reclaim::{Guard, Reader};
-use super::sight::Place;
-use super::sync::{Ordering, fence, spin};
+use super::shared::{ShardHead, SharedIndexCell};
+use super::types;
 use super::walk::{View, Walk};
-use super::words;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
+use crate::sync::{Ordering, fence, spin};
 use std::sync::Arc;
 
 /// A reader of one shard. Clone it for every thread.
 #[derive(Clone, Debug)]
 pub struct ShardReader {
     id: ShardId,
-    place: Arc<Place>,
+    shared: Arc<SharedIndexCell>,
     reader: Reader,
 }
 
-/// Turns that a lookup waits, before each try, for a change of many parts to be whole.
-const TORN_SPINS_MAX: u32 = 256;
+/// Spins of a lookup, before each try, while a multi-write is in progress.
+const MULTI_WRITE_SPINS_MAX: u32 = 256;
 
 impl ShardReader {
-    pub(super) const fn new(id: ShardId, place: Arc<Place>, reader: Reader) -> Self {
-        Self { id, place, reader }
+    pub(super) const fn new(id: ShardId, shared: Arc<SharedIndexCell>, reader: Reader) -> Self {
+        Self { id, shared, reader }
     }
 
     /// The shard that is read.
@@ -35,41 +34,41 @@ impl ShardReader {
         self.id
     }
 
-    /// Fills `out` with what every worker of the shard holds of a prompt. The guard is another shard's and may be
-    /// good for this one too.
+    /// Fills `out` with the depths of all workers of the shard. The guard is another shard's and may protect this one
+    /// too.
     fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
         let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
         let guard = own.as_ref().unwrap_or(guard);
-        let mut sight = self.place.load(guard);
-        let epoch = sight.head.epoch();
+        let mut shared = self.shared.load(guard);
+        let epoch = shared.head.epoch();
         for attempt in 0..=LOOKUP_TRIES_MAX {
             let last = attempt == LOOKUP_TRIES_MAX;
             if attempt > 0 {
-                // Another index may have taken the place of one that is never whole again.
-                sight = self.place.load(guard);
+                // An empty index may have replaced one whose multi-write never ends.
+                shared = self.shared.load(guard);
             }
-            let structure = match settled(&sight.head) {
+            let structure = match settled(&shared.head) {
                 Some(structure) => structure,
                 None if last => 0,
                 None => continue,
             };
-            let generation = match sight.table.generation() {
+            let generation = match shared.table.generation() {
                 Some(generation) => generation,
                 None if last => 0,
                 None => continue,
             };
-            let table = sight.table.load(guard);
-            // SAFETY: a table that is replaced goes to the garbage, which waits for the guard.
-            let lanes = unsafe { sight.head.lanes() };
-            let view = View { table, arena: &sight.arena, lanes };
+            let table = shared.table.load(guard);
+            // SAFETY: a replaced table goes to the garbage, which waits for the guard.
+            let holders = unsafe { shared.head.holders() };
+            let view = View { table, arena: &shared.arena, holders };
             let whole = walk.run(&view, locals, out);
-            // Orders every load of the walk before the loads below: what they would have seen of a change, the
-            // version or the word that announces it would be seen here.
+            // Orders every load of the walk before the loads below. If the walk has read a part of a change, the
+            // version or the sequence that announces the change is visible here.
             fence(Ordering::Acquire);
             let unchanged = whole
                 && walk.is_unchanged(table)
-                && sight.head.is_still(structure)
-                && sight.table.generation() == Some(generation);
+                && shared.head.is_still(structure)
+                && shared.table.generation() == Some(generation);
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }
@@ -83,30 +82,30 @@ impl ShardReader {
         self.reader.enter()
     }
 
-    /// What a walk looks at, with lanes of the test's choice.
+    /// A view for walks, with holder bits of the test's choice.
     #[cfg(test)]
     pub(super) fn view_with<'a>(
         &'a self,
         guard: &'a super::reclaim::Guard<'_>,
-        lanes: &'a super::lanes::LaneTable,
+        holders: &'a super::holders::HolderTable,
     ) -> View<'a> {
-        let sight = self.place.load(guard);
-        View { table: sight.table.load(guard), arena: &sight.arena, lanes }
+        let shared = self.shared.load(guard);
+        View { table: shared.table.load(guard), arena: &shared.arena, holders }
     }
 
-    /// The lanes of the moment; nothing may change meanwhile.
+    /// The current holder bits; nothing may change meanwhile.
     #[cfg(test)]
-    pub(super) fn lanes_now(&self) -> super::lanes::LaneTable {
+    pub(super) fn holders_now(&self) -> super::holders::HolderTable {
         let guard = self.reader.enter();
-        // SAFETY: tests that ask for it change nothing while this call lasts.
-        unsafe { self.place.load(&guard).head.lanes() }.clone()
+        // SAFETY: the calling tests change nothing while this call lasts.
+        unsafe { self.shared.load(&guard).head.holders() }.clone()
     }
 }
 
-/// What to compare later, once no change of many parts is under way; `None` if that takes too long.
-fn settled(head: &Head) -> Option<u64> {
-    for _ in 0..TORN_SPINS_MAX {
-        if let Some(structure) = head.structure() {
+/// The sequence to compare later, once no multi-write is in progress; `None` if that takes too long.
+fn settled(head: &ShardHead) -> Option<u64> {
+    for _ in 0..MULTI_WRITE_SPINS_MAX {
+        if let Some(structure) = head.multi_writes() {
             return Some(structure);
         }
         spin();
@@ -120,7 +119,7 @@ pub struct IndexReader {
     shards: Vec<ShardReader>,
 }
 
-/// How a lookup went.
+/// The quality of a lookup's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
     /// Batches that had ended, over all shards, when the lookup began: the answer reflects them all.
@@ -136,18 +135,18 @@ impl IndexReader {
         Self { shards }
     }
 
-    /// Fills `out` with what every worker holds of a prompt whose blocks have the hashes `locals`.
+    /// Fills `out` with the blocks that every worker holds of a prompt whose blocks have the hashes `locals`.
     ///
-    /// Takes no lock and waits for nobody beyond a bounded number of tries; allocates nothing once `out` has
-    /// seen as many workers and as long a way.
+    /// Takes no lock, and retries a bounded number of times. Allocates nothing once `out` was used for as many workers
+    /// and as long a walk.
     pub fn lookup(&self, locals: &[LocalHash], out: &mut Depths) -> Lookup {
         self.look_up(locals, None, out)
     }
 
-    /// As [`lookup`](Self::lookup), for a prompt of which an engine uses at most `usable_blocks_max` blocks again:
-    /// engines compute the last token of a prompt in any case. A worker whose engine has sliding windows cannot just
-    /// be held to fewer blocks afterwards, as it may have the blocks that the longer prefix needs and not those that
-    /// the shorter one does. What is said of other workers is as by `lookup`.
+    /// As [`lookup`](Self::lookup), for a prompt of which an engine reuses at most `usable_blocks_max` blocks: engines
+    /// compute the last token of a prompt in any case. The bound cannot be applied to the answer for a worker with
+    /// sliding windows afterwards: the worker may have the blocks that the longer prefix needs and lack those that the
+    /// shorter one needs. Workers without windows get the same answer as from `lookup`.
     pub fn lookup_usable(&self, locals: &[LocalHash], usable_blocks_max: u32, out: &mut Depths) -> Lookup {
         self.look_up(locals, Some(usable_blocks_max), out)
     }
@@ -157,8 +156,8 @@ impl IndexReader {
         let Depths { shards, walk } = out;
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
-        let locals = words::of_locals(locals);
-        walk.ways.windowed_blocks_max = windowed_blocks_max;
+        let locals = types::of_locals(locals);
+        walk.branching.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
             let of = reader.lookup(&guard, locals, walk, depths);
@@ -176,15 +175,15 @@ pub struct Depths {
     walk: Walk,
 }
 
-/// What the workers of one shard hold.
+/// The depths of one shard's workers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ShardDepths {
     shard: ShardId,
-    /// The table of lanes that `lanes` comes from.
+    /// The table of holder bits from which `holders` was copied.
     pub(super) edition: u64,
-    /// The device lane of each worker, by slot.
-    pub(super) lanes: Vec<Lane>,
-    /// By device lane, whole words of lanes.
+    /// The device holder bit of each worker, by slot.
+    pub(super) holders: Vec<HolderBit>,
+    /// Device blocks by holder bit, in whole words of 64 bits.
     pub(super) device: Vec<u32>,
     /// Host, disk and external blocks, by slot; empty where no worker of the shard has any.
     pub(super) lower: Vec<[u32; 3]>,
@@ -192,8 +191,8 @@ pub(super) struct ShardDepths {
 
 impl ShardDepths {
     fn device(&self, slot: WorkerSlot) -> u32 {
-        let lane = self.lanes.get(usize::from(slot.0));
-        lane.and_then(|lane| self.device.get(usize::from(lane.0))).copied().unwrap_or(0)
+        let holder = self.holders.get(usize::from(slot.0));
+        holder.and_then(|holder| self.device.get(usize::from(holder.0))).copied().unwrap_or(0)
     }
 }
 
@@ -204,7 +203,7 @@ impl Depths {
         Self::default()
     }
 
-    /// What one worker holds; nothing for a worker that the lookup did not meet.
+    /// The blocks that one worker holds; none for a worker that the lookup did not meet.
     #[must_use]
     pub fn of(&self, shard: ShardId, slot: WorkerSlot) -> TierBlocks {
         let Some(depths) = self.shard(shard) else { return TierBlocks::default() };
@@ -218,14 +217,14 @@ impl Depths {
         self.shard(shard).map_or(0, |depths| depths.device(slot))
     }
 
-    /// Overwrites `blocks` with what the devices of so many workers hold, in the order they are named.
+    /// Overwrites `blocks` with the device blocks of these workers, in the same order.
     pub fn devices(&self, workers: impl Iterator<Item = (ShardId, WorkerSlot)>, blocks: &mut [u32]) {
         for (blocks, (shard, slot)) in blocks.iter_mut().zip(workers) {
             *blocks = self.device(shard, slot);
         }
     }
 
-    /// Whether any worker may hold blocks elsewhere than in its device.
+    /// Whether any worker may hold blocks in a lower tier.
     #[must_use]
     pub fn has_lower_tiers(&self) -> bool {
         self.shards.iter().any(|depths| !depths.lower.is_empty())

@@ -1,29 +1,32 @@
 //! The hash table of a shard: a line for every node, found by (parent, first local hash, variant).
 //!
-//! It has segments, chosen by the highest bits of a key's hash, and each grows on its own: no insert moves more than
-//! the lines of one. A segment is open addressing with linear probing over a power of two of [`Line`]s, at most six in
-//! ten of them in use. Where its lines are and how many is one word, so a search goes from the words of all segments,
-//! which stay in the cache, to the line; and the line *is* the node's header, so a hop of a walk is one cache miss. One
-//! thread writes ([`TableWriter`]); any number read ([`TableView`] gives them the [`Segments`] of the moment).
+//! The highest bits of a key's hash choose one of its segments. Each segment grows on its own: no insert moves more
+//! lines than those of one segment. A segment is open addressing with linear probing over a power of two of [`Line`]s,
+//! at most six in ten of them in use. One word says where its lines are and how many. So a search goes from the words
+//! of all segments, which stay in the cache, to the line; and the line *is* the node's header, so a hop of a walk is
+//! one cache miss. One thread writes ([`TableWriter`]); any number read ([`TableView`] gives them the current
+//! [`Segments`]).
 //!
 //! # What a reader can see at each step
 //!
-//! Word 0 of a line (see [`header`](super::header)) says all that a search needs to go on, so each step
-//! is one store to it, with tags CLOSE and OPEN as explained there.
+//! Word 0 of a line (see [`header`](super::header)) says all that a search needs to go on. So each step is one store to
+//! it, with the tags CLOSE and OPEN explained there.
 //!
-//! * **insert**: the words, then word 0 with the parent. Before the last store the line is nobody's or busy;
-//!   after it, complete: a search finds nothing, or the whole node (or tries again).
+//! * **insert**: the words, then word 0 with the parent. Before the last store the line is unused or busy; after it,
+//!   complete: a search finds nothing, or the whole node (or tries again).
 //! * **update**: odd, the words, even. The key stays; a search for it is busy between the two.
-//! * **remove**: odd, then nobody. If nobody follows, the line becomes empty and so do the tombstones just before
-//!   it, last first; else it becomes a tombstone. A line becomes empty only when the next is, so no
-//!   search for a node that is there meets an empty line on its way: it lies on no such path.
-//! * A node never moves within a table, so a search that passes its line while it is there finds it.
-//! * **`Missing`** means: at some moment during the search the key was not there. What is said of several
-//!   keys together is for the caller to check: by the versions of the lines it walked (a node and what hangs
-//!   below it are published deepest first and removed nearest the root first, so who is not found below an
-//!   unchanged node was not there), and by a word of its own for searches that no line relates.
+//! * **remove**: odd, then unused. If the next line is empty, the line becomes empty, and so do the tombstones just
+//!   before it, last first; else it becomes a tombstone. A line becomes empty only when the next one is. So no search
+//!   for an existing node meets an empty line on its path.
+//! * A node never moves within a table, so a search that passes its line while it exists finds it.
+//! * **`Missing`** means: at some moment during the search the key was not there. The caller checks what this says of
+//!   several keys together: by the versions of the lines that it walked, and by a word of its own for searches that no
+//!   line relates. A node and the nodes below it are published deepest first and removed nearest the root first. So a
+//!   node that is not found below an unchanged node did not exist.
 //!
 //! # Growth
+//!
+//! The generation is a [`SeqWord`], whose OPEN and DONE are called SHIFT and GROWTH here.
 //!
 //! | tag    | writer                                                             | reader                               |
 //! |--------|--------------------------------------------------------------------|--------------------------------------|
@@ -32,44 +35,35 @@
 //! | GROWTH | Release store of the next even generation, after SWING, before any change in the new table | Acquire load before the walk, which must be even; behind a fence once more after the walk |
 //!
 //! * The new table is filled while no reader knows it. SWING makes its lines visible with its address.
-//! * The old table is not touched again: all its lines can be read, as they were, until its grace period has passed.
-//! * A reader loads the generation, walks, looks at the versions again, and compares the generation. An equal
-//!   generation says that no change was made in any newer table than those it walked: GROWTH comes before such
-//!   a change, so a reader who has met one (or anything the writer published after it) is shown the new
-//!   generation by CLOSE and the fence. A reader who has not may have walked the old table: it is what the
-//!   segment was at the swing.
-//! * Two loads of a pointer within one walk, or one in the walk and one when the versions are looked at again, can give
-//!   two tables. Who has loaded the new one is shown SHIFT or later by the last load of the generation, and a
-//!   reader begins with an even one only.
-//! * The load of the pointer is SeqCst for the grace period, as the load that begins the read of a line is.
+//! * The old table is not changed again: all its lines can be read, as they were, until its grace period has passed.
+//! * A reader loads the generation, walks, checks the versions, and compares the generation. An equal generation says
+//!   that no change was made in any newer table than those it walked. GROWTH comes before such a change. So a reader
+//!   that has met one, or anything that the writer published after it, is shown the new generation by CLOSE and the
+//!   fence. Any other reader may have walked the old table, which is the segment as it was at the swing.
+//! * Two loads of a pointer can give two tables: both within one walk, or one in the walk and one when the versions are
+//!   checked. A reader that has loaded the new one is shown SHIFT or later by its last load of the generation, and a
+//!   reader begins only with an even one.
+//! * The load of the pointer is SeqCst for the grace period, like the load that begins the read of a line.
 
-#![expect(unsafe_code, reason = "tables are replaced behind a pointer, and their memory comes zeroed")]
+#![expect(
+    unsafe_code,
+    reason = "a segment is one word: the address of its lines, which are zeroed memory, and their number"
+)]
 
-mod lines;
-mod view;
-
-pub(super) use lines::Found;
-#[cfg(all(test, kvrouted_loom))]
-pub(super) use lines::Table;
-pub(super) use view::{Head, Segments, TableView};
-
-use lines::Keys;
-#[cfg(not(all(test, kvrouted_loom)))]
-use lines::Table;
-use lines::Word;
-
-use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE};
-use super::sync::Arc;
+use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
+use super::reclaim::{Guard, Reclaimer};
+use super::simd::prefetch;
+use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
 
 /// Lines of the smallest table.
-pub(super) const LINES_MIN: usize = 8;
-/// Of every [`LOAD_LINES`] lines at most this many are in use, tombstones included.
+const LINES_MIN: usize = 8;
+/// Of every [`LOAD_LINES`] lines, at most this many are in use, tombstones included.
 const LOAD_USED_MAX: usize = 6;
 /// See [`LOAD_USED_MAX`].
 const LOAD_LINES: usize = 10;
 /// Segments of a shard's table, as a power of two.
 pub(super) const SEGMENT_BITS: u32 = 7;
-/// Bits of an index that name a line of its segment; the segment is above.
+/// Bits of an index that name a line of its segment; the segment is in the bits above.
 const LINE_BITS: u32 = 24;
 
 const _: () = assert!(SEGMENT_BITS <= u32::BITS - LINE_BITS, "an index has room for its segment");
@@ -77,56 +71,56 @@ const _: () = assert!(SEGMENT_BITS <= u32::BITS - LINE_BITS, "an index has room 
 /// The segment of a key with this hash, of `1 << segment_bits`.
 #[inline]
 const fn segment_of(hash: u64, segment_bits: u32) -> usize {
-    // Two shifts, as there may be one segment only.
+    // Two shifts, because there may be only one segment.
     (hash >> 32 >> (32 - segment_bits)) as usize
 }
 
-/// A table that a larger (or a clean) one has replaced. Readers may still be in it.
+/// The lines of a segment that others have replaced. Readers may still be in them.
 ///
-/// To drop it frees its memory: give it to the garbage of the readers' reclaimer.
+/// Dropping it frees its memory: give it to the garbage of the readers' reclaimer.
 #[must_use = "readers may still be in it: give it to the reclaimer"]
 #[derive(Debug)]
 pub(super) struct Retired {
     word: Word,
 }
 
-// SAFETY: it owns the lines alone but for readers, who only have shared references, and `Line` is `Send + Sync`.
+// SAFETY: it owns the lines, except for readers, which have shared references only, and `Line` is `Send + Sync`.
 unsafe impl Send for Retired {}
 
 impl Retired {
-    /// Memory that comes back with it.
+    /// Memory that dropping it frees.
     pub(super) fn bytes(&self) -> u64 {
-        bytes_of(lines::len(self.word))
+        bytes_of(line_count(self.word))
     }
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        // SAFETY: the word came from `lines::new` and was taken out of the head, once. That no reader has it any more
-        // is what whoever drops this promises.
-        unsafe { lines::free(self.word) };
+        // SAFETY: the word came from `new_lines` and was taken out of the head, once. The caller that drops this
+        // promises that no reader has it any more.
+        unsafe { free_lines(self.word) };
     }
 }
 
-/// The one hand that changes a table. Lines are named by their index, which is good until their segment grows.
+/// The only writer of a table. An index names a line, until its segment grows.
 #[derive(Debug)]
 pub(super) struct TableWriter {
-    head: Arc<Head>,
-    parts: Box<[Part]>,
+    head: Arc<TableHead>,
+    parts: Box<[SegmentUse]>,
     used: usize,
-    /// Lines over all segments, and of the largest that there has been.
+    /// Lines over all segments, and the most that one segment has had.
     lines: usize,
     lines_most: usize,
-    /// Segments that have become too large for what is in them, one bit each.
-    sparse: u128,
+    /// Segments that have become too large for their nodes, one bit each.
+    underfull: u128,
     /// Lines that one insert has moved, at most.
     #[cfg(test)]
-    pub(super) moved_most: usize,
+    moved_most: usize,
 }
 
-/// What the writer knows of a segment.
+/// The writer's counts of a segment.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct SegmentUse {
     used: usize,
     tombstones: usize,
 }
@@ -134,7 +128,7 @@ struct Part {
 const _: () = assert!(1 << SEGMENT_BITS <= u128::BITS, "one bit for each segment");
 
 impl TableWriter {
-    /// An empty table of one segment with room for `nodes` nodes; `secret` is mixed into where they go.
+    /// An empty table of one segment with room for `nodes` nodes; `secret` keys the hash.
     #[cfg(test)]
     pub(super) fn new(nodes: usize, secret: u64) -> Self {
         Self::segmented(0, nodes, secret)
@@ -144,19 +138,19 @@ impl TableWriter {
     pub(super) fn segmented(segment_bits: u32, nodes: usize, secret: u64) -> Self {
         let (keys, lines, segments) = (Keys::new(secret), lines_for(nodes), 1 << segment_bits);
         Self {
-            head: Arc::new(Head::new(segment_bits, lines, keys)),
-            parts: vec![Part::default(); segments].into_boxed_slice(),
+            head: Arc::new(TableHead::new(segment_bits, lines, keys)),
+            parts: vec![SegmentUse::default(); segments].into_boxed_slice(),
             used: 0,
             lines: lines * segments,
             lines_most: lines,
-            sparse: 0,
+            underfull: 0,
             #[cfg(test)]
             moved_most: 0,
         }
     }
 
-    /// What views of this table share.
-    pub(super) fn head(&self) -> &Arc<Head> {
+    /// The part that views of this table share.
+    pub(super) fn head(&self) -> &Arc<TableHead> {
         &self.head
     }
 
@@ -165,7 +159,7 @@ impl TableWriter {
         unsafe { self.head.segment(segment) }
     }
 
-    /// The table of which an index names a line.
+    /// The segment of an index.
     fn of(&self, index: usize) -> Table<'_> {
         self.segment(index >> LINE_BITS)
     }
@@ -188,25 +182,22 @@ impl TableWriter {
         self.segment(0)
     }
 
-    /// Nodes in the table.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.used
     }
 
-    /// Whether nobody is in it.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Lines of the table.
     #[cfg(test)]
     pub(super) fn lines(&self) -> usize {
         self.lines
     }
 
-    /// Memory of the table, in bytes; not that of retired ones.
+    /// Memory of the table, in bytes, without retired lines.
     pub(super) fn bytes(&self) -> u64 {
         bytes_of(self.lines)
     }
@@ -243,21 +234,21 @@ impl TableWriter {
     #[cfg(test)]
     pub(super) fn headers(&self) -> impl Iterator<Item = (usize, Header)> + '_ {
         let all = (0..self.parts.len()).flat_map(|segment| self.segment(segment).lines().iter().enumerate());
-        all.filter(|(_, line)| !is_nobody(line)).map(|(at, line)| (at, line.header()))
+        all.filter(|(_, line)| !is_unused(line)).map(|(at, line)| (at, line.header()))
     }
 
-    /// Bytes of the table that `more` inserts would make necessary, at most.
+    /// Bytes by which `more` inserts may make the table grow, at most.
     pub(super) fn growth_bytes(&self, more: usize) -> u64 {
         match *self.parts {
             [_] if self.has_room(0, more) => 0,
             [part] => bytes_of(lines_for(part.used + more)),
-            // Each may be in a segment that is full; of that the old lines are garbage until readers have left.
+            // Each may be in a full segment, whose old lines are garbage until readers have left.
             _ => more.min(self.parts.len()) as u64 * bytes_of(2 * self.lines_most),
         }
     }
 
     fn has_room(&self, segment: usize, more: usize) -> bool {
-        let Part { used, tombstones } = self.parts[segment];
+        let SegmentUse { used, tombstones } = self.parts[segment];
         (used + tombstones + more) * LOAD_LINES <= self.segment(segment).lines().len() * LOAD_USED_MAX
     }
 
@@ -267,8 +258,8 @@ impl TableWriter {
         self.make_room(0, more)
     }
 
-    /// Makes room for `more` inserts in a segment: until so many were made, no insert replaces its table and every
-    /// index stays good. If it had to be replaced, indexes given out before are void and the old table comes back.
+    /// Makes room for `more` inserts in a segment: none of them replaces its lines, and every index stays valid. If the
+    /// lines had to be replaced, earlier indexes are void and the old lines are returned.
     fn make_room(&mut self, segment: usize, more: usize) -> Option<Retired> {
         if self.has_room(segment, more) {
             return None;
@@ -276,13 +267,13 @@ impl TableWriter {
         Some(self.refit(segment, lines_for(self.parts[segment].used + more)))
     }
 
-    /// Gives a segment another number of lines.
+    /// Replaces the lines of a segment by another number of lines.
     fn refit(&mut self, segment: usize, lines: usize) -> Retired {
         let old = self.segment(segment);
-        let word = lines::new(lines);
-        // SAFETY: the word was made just above, and is not given back before the table ends.
+        let word = new_lines(lines);
+        // SAFETY: the word was made just above, and is not freed before the table.
         let fresh = unsafe { Table::of(word, self.segment_bits(), self.head.keys()) };
-        for line in old.lines().iter().filter(|line| !is_nobody(line)) {
+        for line in old.lines().iter().filter(|line| !is_unused(line)) {
             let Header { parent, first, variant, .. } = line.header();
             if let Some(at) = vacancy(fresh, parent, first, variant) {
                 fresh.line(at).copy_from(line);
@@ -300,27 +291,27 @@ impl TableWriter {
         Retired { word }
     }
 
-    /// Makes one segment smaller that has become too large for what is in it. Indexes given out before are void.
+    /// Shrinks one underfull segment. Its earlier indexes are void.
     pub(super) fn shrink(&mut self) -> Option<Retired> {
-        while self.sparse != 0 {
-            let segment = self.sparse.trailing_zeros() as usize;
-            self.sparse &= self.sparse - 1;
+        while self.underfull != 0 {
+            let segment = self.underfull.trailing_zeros() as usize;
+            self.underfull &= self.underfull - 1;
             // It may have been filled again since.
             let lines = lines_for(self.parts[segment].used);
-            if self.is_sparse(segment) {
+            if self.is_underfull(segment) {
                 return Some(self.refit(segment, lines));
             }
         }
         None
     }
 
-    fn is_sparse(&self, segment: usize) -> bool {
+    fn is_underfull(&self, segment: usize) -> bool {
         let lines = self.segment(segment).lines().len();
         lines > LINES_MIN && lines_for(self.parts[segment].used) <= lines / 4
     }
 
-    /// Adds a node that is not there, complete or not at all for readers. Where it is, and the old table of its
-    /// segment if that had to be replaced (indexes given out before are then void).
+    /// Adds a node that does not exist; readers see all of it or nothing. Returns its index, and the old lines of its
+    /// segment if they had to be replaced (earlier indexes are then void).
     pub(super) fn insert(&mut self, header: &Header) -> (usize, Option<Retired>) {
         let Header { parent, first, variant, .. } = *header;
         debug_assert!(self.find(parent, first, variant).is_none(), "a node is there once");
@@ -345,7 +336,7 @@ impl TableWriter {
         self.close(index);
     }
 
-    /// Begins a change of a node that takes more than one step, or that shall become visible together with others.
+    /// Begins a change of a node that takes several steps, or that must become visible together with others.
     pub(super) fn open(&mut self, index: usize) {
         self.line(index).open();
     }
@@ -357,36 +348,34 @@ impl TableWriter {
         line.write(header);
     }
 
-    /// Shows that no lane covers a node any more.
+    /// Shows that no holder bit covers a node any more.
     pub(super) fn uncover(&mut self, index: usize) {
         self.line(index).uncover();
     }
 
-    /// Whether a line is a node's.
+    /// Whether a line holds the node of a key.
     pub(super) fn is_at(&self, index: usize, parent: u32, first: u64, variant: u8) -> bool {
         self.line(index).is_at(parent, first, variant)
     }
 
-    /// The number of a node.
     pub(super) fn id(&self, index: usize) -> u32 {
         self.line(index).header().id
     }
 
-    /// Ends a change.
     pub(super) fn close(&mut self, index: usize) {
         self.line(index).close();
     }
 
-    /// Takes a node away, open or not.
+    /// Removes a node, open or not.
     pub(super) fn remove(&mut self, index: usize) {
         let segment = index >> LINE_BITS;
         let table = self.segment(segment);
-        debug_assert!(!is_nobody(table.line(index)), "only a node is removed");
+        debug_assert!(!is_unused(table.line(index)), "only a node is removed");
         let is_last = table.line(index + 1).parent() == PARENT_EMPTY;
         let (mut emptied, mut at) = (0, index);
         if is_last {
             table.line(at).vacate(PARENT_EMPTY);
-            // Tombstones keep a path going; this one ends here now.
+            // Tombstones keep a path going; this path ends here now.
             while table.line(at.wrapping_sub(1)).parent() == PARENT_TOMBSTONE {
                 at = at.wrapping_sub(1);
                 table.line(at).vacate(PARENT_EMPTY);
@@ -399,28 +388,366 @@ impl TableWriter {
         part.tombstones = part.tombstones + usize::from(!is_last) - emptied;
         part.used -= 1;
         self.used -= 1;
-        if self.is_sparse(segment) {
-            self.sparse |= 1 << segment;
+        if self.is_underfull(segment) {
+            self.underfull |= 1 << segment;
         }
     }
 }
 
-fn is_nobody(line: &Line) -> bool {
+fn is_unused(line: &Line) -> bool {
     matches!(line.parent(), PARENT_EMPTY | PARENT_TOMBSTONE)
 }
 
-/// The line where a node that is not there goes.
+/// The line for a new node.
 fn vacancy(table: Table<'_>, parent: u32, first: u64, variant: u8) -> Option<usize> {
-    table.path(parent, first, variant).find(|at| is_nobody(table.line(*at)))
+    table.path(parent, first, variant).find(|at| is_unused(table.line(*at)))
 }
 
-/// Lines of a table made for `nodes` nodes: a quarter as many more, at least, can be inserted before the next one.
+/// Lines of a table made for `nodes` nodes: at least a quarter as many more can be inserted before it is replaced.
 fn lines_for(nodes: usize) -> usize {
     (5 * nodes * LOAD_LINES).div_ceil(4 * LOAD_USED_MAX).next_power_of_two().max(LINES_MIN)
 }
 
 fn bytes_of(lines: usize) -> u64 {
     (lines * size_of::<Line>()) as u64
+}
+
+/// The result of a search; `P` says where a line is.
+pub(super) enum Found<P> {
+    /// The node: its line, and its header as of a version of that line.
+    Here(P, u32, Header),
+    /// At some moment during the search, the node did not exist.
+    Missing,
+    /// A line that may hold the node is being changed: try again.
+    Busy,
+}
+
+/// The secret keys of the hash.
+#[derive(Clone, Copy, Debug)]
+struct Keys([u64; 2]);
+
+impl Keys {
+    fn new(secret: u64) -> Self {
+        Self([expand(secret), expand(secret ^ 0x6a09_e667_f3bc_c909)])
+    }
+
+    /// The hash of a key; its highest bits choose the segment.
+    ///
+    /// The two halves of the secret hide both factors, so a client that knows the hash function but not the secret
+    /// cannot choose colliding keys. One folded product and one multiplication spread the remaining structure of
+    /// consecutive ids.
+    #[inline]
+    fn hash(self, parent: u32, first: u64, variant: u8) -> u64 {
+        let place = u64::from(variant) << 32 | u64::from(parent);
+        let product = u128::from(first ^ self.0[0]) * u128::from(place ^ self.0[1]);
+        let folded = (product >> 64) as u64 ^ product as u64;
+        folded.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// Bits of an address that the alignment of lines leaves free. They store the number of lines, as a power of two.
+const SIZE_MASK: usize = align_of::<Line>() - 1;
+
+const _: () = assert!(LINE_BITS as usize <= SIZE_MASK, "every size has room beside the address");
+
+/// The address of the lines of a segment, with their number in its low bits: readers get both by one load.
+type Word = *mut Line;
+
+/// Empty lines, a power of two and at least two, as one word. [`free_lines`] frees it.
+fn new_lines(lines: usize) -> Word {
+    debug_assert!(lines.is_power_of_two() && lines >= 2 && lines.ilog2() <= LINE_BITS);
+    Box::into_raw(allocate(lines)).cast::<Line>().map_addr(|address| address | lines.ilog2() as usize)
+}
+
+/// The number of lines of a word.
+#[inline]
+fn line_count(word: Word) -> usize {
+    1 << (word.addr() & SIZE_MASK)
+}
+
+/// Frees the lines of a word.
+///
+/// # Safety
+///
+/// The word came from [`new_lines`], is freed once, and no thread uses the lines any more.
+unsafe fn free_lines(word: Word) {
+    let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), line_count(word));
+    // SAFETY: `new_lines` put the address and the number together; by the caller's promise this is the only call for
+    // them.
+    drop(unsafe { Box::from_raw(lines) });
+}
+
+/// The lines of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table<'a> {
+    /// A power of two of them.
+    lines: &'a [Line],
+    /// The highest bits of a hash, which chose the segment.
+    segment_bits: u32,
+    keys: Keys,
+}
+
+impl<'a> Table<'a> {
+    /// The lines of a word, as one of `1 << segment_bits` segments.
+    ///
+    /// # Safety
+    ///
+    /// The word came from [`new_lines`], and is not given to [`free_lines`] for as long as the borrow lasts.
+    #[inline]
+    unsafe fn of(word: Word, segment_bits: u32, keys: Keys) -> Self {
+        let start = word.map_addr(|address| address & !SIZE_MASK);
+        // SAFETY: `new_lines` put the address and the number together. The lines live as long as the caller promises,
+        // and only their atomics change.
+        let lines = unsafe { std::slice::from_raw_parts(start, line_count(word)) };
+        Self { lines, segment_bits, keys }
+    }
+
+    const fn lines(self) -> &'a [Line] {
+        self.lines
+    }
+
+    /// A line by its index; indexes wrap around.
+    #[inline]
+    fn line(self, index: usize) -> &'a Line {
+        &self.lines[index & (self.lines.len() - 1)]
+    }
+
+    /// Where the search for a key with this hash begins.
+    #[inline]
+    const fn home(self, hash: u64) -> usize {
+        // Without the bits that chose the segment; then the highest of the rest.
+        (hash << self.segment_bits >> (u64::BITS - self.lines.len().ilog2())) as usize
+    }
+
+    /// The indexes that a search visits, each line once.
+    fn path(self, parent: u32, first: u64, variant: u8) -> impl Iterator<Item = usize> + use<> {
+        let (home, mask) = (self.home(self.keys.hash(parent, first, variant)), self.lines.len() - 1);
+        (0..=mask).map(move |step| (home + step) & mask)
+    }
+
+    /// Looks for a node, in a table of one segment.
+    #[cfg(test)]
+    pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<&'a Line> {
+        match self.find_by(self.keys.hash(parent, first, variant), parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here(self.line(at), version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
+    }
+
+    /// Looks for a node whose key has this hash; returns where its line is.
+    #[inline]
+    fn find_by(self, hash: u64, parent: u32, first: u64, variant: u8) -> Found<usize> {
+        let (home, mask) = (self.home(hash), self.lines.len() - 1);
+        for step in 0..=mask {
+            let at = (home + step) & mask;
+            match self.lines[at].probe(parent, first, variant) {
+                Probe::Other => {}
+                Probe::Here(version, header) => return Found::Here(at, version, header),
+                Probe::Empty => return Found::Missing,
+                Probe::Busy => return Found::Busy,
+            }
+        }
+        // No table is full; the writer was faster than this search all the way round.
+        Found::Busy
+    }
+
+    /// The version of a line, to compare with an earlier one.
+    #[inline]
+    fn version(self, index: u32) -> u32 {
+        self.line(index as usize).version()
+    }
+
+    /// Prefetches for the search of a key with this hash.
+    #[inline]
+    fn prefetch(self, hash: u64) {
+        prefetch(std::ptr::from_ref(self.line(self.home(hash))).cast());
+    }
+}
+
+/// A key made of a secret: the output function of SplitMix64.
+fn expand(secret: u64) -> u64 {
+    let mut key = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    key = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    key = (key ^ key >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    key ^ key >> 31
+}
+
+/// Empty lines: zeroed memory. The operating system provides its pages when they are first written.
+#[cfg(not(all(test, kvrouted_loom)))]
+fn allocate(lines: usize) -> Box<[Line]> {
+    let zeroed = Box::<[Line]>::new_zeroed_slice(lines);
+    // SAFETY: a line is eight `AtomicU64`, for which all bits zero is a valid value.
+    unsafe { zeroed.assume_init() }
+}
+
+#[cfg(all(test, kvrouted_loom))]
+fn allocate(lines: usize) -> Box<[Line]> {
+    (0..lines).map(|_| Line::new()).collect()
+}
+
+/// The current segments, and how often one was replaced.
+///
+/// A segment is one [`Word`]: a search goes from here to its line directly.
+#[derive(Debug)]
+pub(super) struct TableHead {
+    words: Box<[AtomicPtr<Line>]>,
+    segment_bits: u32,
+    keys: Keys,
+    generation: SeqWord,
+}
+
+impl TableHead {
+    /// `1 << segment_bits` empty segments, each of `lines` lines.
+    fn new(segment_bits: u32, lines: usize, keys: Keys) -> Self {
+        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(new_lines(lines))).collect();
+        Self { words, segment_bits, keys, generation: SeqWord::new() }
+    }
+
+    const fn keys(&self) -> Keys {
+        self.keys
+    }
+
+    /// Twice how often a segment was replaced; `None` while one is being replaced. Load it before a walk and compare it
+    /// after the walk.
+    #[inline]
+    pub(super) fn generation(&self) -> Option<u64> {
+        // GROWTH: pairs with the Release store in `replace`. Behind a walk it comes after the fence that ends
+        // every read of a line.
+        self.generation.begin_read()
+    }
+
+    /// The current lines of a segment.
+    ///
+    /// # Safety
+    ///
+    /// Lines that are replaced while the borrow lasts must not be freed before the borrow ends.
+    #[inline]
+    unsafe fn segment(&self, segment: usize) -> Table<'_> {
+        // SWING: pairs with the Release store in `replace`; SeqCst for the grace period (see the module).
+        let word = self.words[segment].load(Ordering::SeqCst);
+        // SAFETY: all words here come from `new_lines`, and by the promise above the lines are not freed.
+        unsafe { Table::of(word, self.segment_bits, self.keys) }
+    }
+
+    /// The lines of the only segment.
+    ///
+    /// # Safety
+    ///
+    /// As [`segment`](Self::segment).
+    #[cfg(all(test, kvrouted_loom))]
+    pub(super) unsafe fn table(&self) -> Table<'_> {
+        // SAFETY: the caller's promise, word for word.
+        unsafe { self.segment(0) }
+    }
+
+    /// Shows readers other, complete lines in place of those of a segment, and returns the lines before. Only the
+    /// writer calls this.
+    fn replace(&self, segment: usize, fresh: Word) -> Word {
+        let place = &self.words[segment];
+        // Relaxed: the writer reads what it wrote.
+        let old = place.load(Ordering::Relaxed);
+        // SHIFT: a reader that has loaded the new word is shown an odd generation or a later one.
+        self.generation.begin_write();
+        // SWING: pairs with the load in `segment`.
+        place.store(fresh, Ordering::Release);
+        // GROWTH: pairs with the load in `generation`.
+        self.generation.end_write();
+        old
+    }
+}
+
+impl Drop for TableHead {
+    fn drop(&mut self) {
+        for word in &self.words {
+            // Relaxed: the last owner drops it, after all others let it go.
+            let word = word.load(Ordering::Relaxed);
+            // SAFETY: the word in the head came from `new_lines` and has no other owner: borrows of the lines are also
+            // borrows of the head.
+            unsafe { free_lines(word) };
+        }
+    }
+}
+
+/// A reader's handle on a table.
+#[derive(Clone, Debug)]
+pub(super) struct TableView {
+    head: Arc<TableHead>,
+    reclaimer: Reclaimer,
+}
+
+impl TableView {
+    /// A view of the table behind `head`.
+    ///
+    /// # Safety
+    ///
+    /// Tables that are replaced there must go to the garbage of `reclaimer`.
+    pub(super) unsafe fn new(head: Arc<TableHead>, reclaimer: Reclaimer) -> Self {
+        Self { head, reclaimer }
+    }
+
+    /// As [`TableHead::generation`].
+    #[inline]
+    pub(super) fn generation(&self) -> Option<u64> {
+        self.head.generation()
+    }
+
+    /// The segments, for as long as the guard is there.
+    ///
+    /// # Panics
+    ///
+    /// If the guard is another reclaimer's.
+    #[inline]
+    pub(super) fn load<'a>(&'a self, guard: &'a Guard<'_>) -> Segments<'a> {
+        assert!(guard.is_of(&self.reclaimer), "a guard protects what its own reclaimer frees");
+        Segments { head: &self.head }
+    }
+}
+
+/// The segments of a table, for a reader that is inside. Each search uses the current lines; the generation tells
+/// whether some were replaced in the course of a walk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segments<'a> {
+    head: &'a TableHead,
+}
+
+impl<'a> Segments<'a> {
+    #[inline]
+    fn table(self, segment: usize) -> Table<'a> {
+        // SAFETY: the reclaimer frees replaced lines, and waits for the guard that was given to `load`.
+        unsafe { self.head.segment(segment) }
+    }
+
+    /// The lines where a key with this hash may be, and their segment.
+    #[inline]
+    fn of(self, hash: u64) -> (usize, Table<'a>) {
+        let segment = segment_of(hash, self.head.segment_bits);
+        (segment, self.table(segment))
+    }
+
+    #[inline]
+    pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<u32> {
+        let hash = self.head.keys.hash(parent, first, variant);
+        let (segment, table) = self.of(hash);
+        match table.find_by(hash, parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here((segment << LINE_BITS | at) as u32, version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
+    }
+
+    /// The version of a line, to compare with an earlier one; of another line if the segment was replaced.
+    #[inline]
+    pub(super) fn version(self, index: u32) -> u32 {
+        self.table((index >> LINE_BITS) as usize).version(index)
+    }
+
+    /// Prefetches for the search of a node.
+    #[inline]
+    pub(super) fn prefetch(self, parent: u32, first: u64, variant: u8) {
+        let hash = self.head.keys.hash(parent, first, variant);
+        self.of(hash).1.prefetch(hash);
+    }
 }
 
 #[cfg(all(test, not(kvrouted_loom)))]

@@ -1,5 +1,5 @@
-//! Seeded streams of events against the invariants of [`super::check`], and shards in states that are hard
-//! to come by.
+//! Seeded streams of events against the invariants of [`super::invariants`], and shards in states that are hard to
+//! reach.
 
 use super::{ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
@@ -74,7 +74,7 @@ impl Stream {
             self.past.swap_remove(at);
         }
         let seed = Seed(u64::from(self.rng.random_bool(0.05)));
-        tell(writer, slot, parent, &hashes, &locals, tier, group, seed);
+        store_as(writer, slot, parent, &hashes, &locals, tier, group, seed);
     }
 
     fn remove(&mut self, writer: &mut ShardWriter, slot: WorkerSlot, tier: Tier, group: GroupId) {
@@ -92,8 +92,8 @@ impl Stream {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "a store has so many parts")]
-fn tell(
+#[expect(clippy::too_many_arguments, reason = "a store has this many parts")]
+fn store_as(
     writer: &mut ShardWriter,
     slot: WorkerSlot,
     parent: Option<u64>,
@@ -117,7 +117,7 @@ fn store(
     hashes: &[u64],
     locals: &[u64],
 ) -> super::StoreOutcome {
-    tell(writer, slot, parent, hashes, locals, Tier::Device, GroupId(0), Seed(0))
+    store_as(writer, slot, parent, hashes, locals, Tier::Device, GroupId(0), Seed(0))
 }
 
 fn remove(writer: &mut ShardWriter, slot: WorkerSlot, hashes: &[u64]) {
@@ -130,12 +130,12 @@ fn run(of: Alphabet, workers: usize, seeds: u64, events: usize) {
     for seed in 0..seeds {
         for node_blocks_max in [2, 8, 1024] {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-            let retired_lanes_max = if rng.random_bool(0.3) { 1 } else { 256 };
+            let retired_holders_max = if rng.random_bool(0.3) { 1 } else { 256 };
             let dormant_blocks_max = if rng.random_bool(0.3) { 6 } else { 1 << 20 };
             let event_moves_max = if rng.random_bool(0.3) { 5 } else { 1 << 20 };
             let limits = ShardLimits {
                 node_blocks_max,
-                retired_lanes_max,
+                retired_holders_max,
                 dormant_blocks_max,
                 event_moves_max,
                 ..ShardLimits::default()
@@ -171,7 +171,7 @@ fn a_shard_is_sound_after_every_event_where_names_clash() {
     run(Alphabet { hashes: 8, locals: 2, tiers: 2, groups: 1, blocks_max: 6 }, 2, 12, 150);
 }
 
-/// What one worker's device holds of a prompt.
+/// Blocks of a prompt that one worker's device holds.
 fn device(reader: &super::IndexReader, slot: WorkerSlot, locals: &[u64]) -> u32 {
     let locals: Vec<LocalHash> = locals.iter().copied().map(LocalHash).collect();
     let mut depths = super::Depths::new();
@@ -180,11 +180,11 @@ fn device(reader: &super::IndexReader, slot: WorkerSlot, locals: &[u64]) -> u32 
 }
 
 #[test]
-fn an_append_that_is_refused_leaves_readers_where_they_were() {
+fn a_refused_append_changes_no_answer() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let reader = super::IndexReader::new(vec![reader]);
     let slot = writer.add_worker().expect("room");
-    // A leaf that was appended to, and is full; what follows it in memory is another's.
+    // A leaf that was appended to, and is full. The words behind it belong to another node.
     store(&mut writer, slot, None, &[1, 2], &[1, 2]);
     store(&mut writer, slot, Some(2), &[3, 4, 5, 6, 7, 8], &[3, 4, 5, 6, 7, 8]);
     store(&mut writer, slot, None, &[100], &[100]);
@@ -200,11 +200,11 @@ fn an_append_that_is_refused_leaves_readers_where_they_were() {
 }
 
 #[test]
-fn a_chain_of_names_that_nobody_holds_goes_without_going_deep() {
+fn a_long_chain_of_unheld_nodes_is_deleted_without_recursion() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
     let slot = writer.add_worker().expect("room");
     let levels = 40_000_u64;
-    // At each level a block has two names; what hangs below hangs below the second.
+    // At each level a block has two names; the next level is below the second.
     let mut parent = None;
     for level in 0..levels {
         store(&mut writer, slot, parent, &[level * 2 + 1], &[level]);
@@ -230,13 +230,13 @@ fn a_chain_of_names_that_nobody_holds_goes_without_going_deep() {
 }
 
 #[test]
-fn a_walk_with_lanes_of_before_meets_lanes_that_came_since() {
+fn a_walk_with_an_old_table_meets_newer_holder_bits() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let slots: Vec<WorkerSlot> = (0..129).map(|_| writer.add_worker().expect("room")).collect();
     for slot in &slots[..128] {
         store(&mut writer, *slot, None, &[1, 2, 3], &[1, 2, 3]);
     }
-    let before = writer.tree.lanes.table(128);
+    let before = writer.tree.holders.table(128);
     store(&mut writer, slots[128], None, &[1, 2], &[1, 2]);
     let guard = reader.enter();
     let view = reader.view_with(&guard, &before);
@@ -246,7 +246,7 @@ fn a_walk_with_lanes_of_before_meets_lanes_that_came_since() {
 }
 
 #[test]
-fn a_shard_without_its_writer_is_empty_and_nothing_of_it_is_followed() {
+fn a_shard_without_its_writer_is_empty_and_no_record_of_it_is_followed() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let slots: Vec<WorkerSlot> = (0..70).map(|_| writer.add_worker().expect("room")).collect();
     for slot in &slots {
@@ -258,27 +258,27 @@ fn a_shard_without_its_writer_is_empty_and_nothing_of_it_is_followed() {
     drop(writer);
     let mut walk = super::walk::Walk::default();
     let mut out = super::reader::ShardDepths::default();
-    let (guard, lanes) = (reader.enter(), reader.lanes_now());
-    assert!(walk.run(&reader.view_with(&guard, &lanes), &[1, 2, 3], &mut out));
+    let (guard, holders) = (reader.enter(), reader.holders_now());
+    assert!(walk.run(&reader.view_with(&guard, &holders), &[1, 2, 3], &mut out));
     assert_eq!(walk.lines_met(), 0, "its records have been given back");
     assert!(out.device.iter().all(|depth| *depth == 0));
 }
 
-/// Steps of a lookup of `blocks` blocks of which each has two names, and what it found.
+/// Steps of a lookup of `blocks` blocks, each with two names, and what the lookup found.
 fn steps_where_blocks_have_second_names(blocks: u64, tier: Tier) -> (usize, super::reader::ShardDepths) {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let slot = writer.add_worker().expect("room");
     let mut parent = None;
     for at in 0..blocks {
-        tell(&mut writer, slot, parent, &[2 * at + 1], &[at], Tier::Device, GroupId(0), Seed(0));
-        tell(&mut writer, slot, parent, &[2 * at + 2], &[at], tier, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, parent, &[2 * at + 1], &[at], Tier::Device, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, parent, &[2 * at + 2], &[at], tier, GroupId(0), Seed(0));
         parent = Some(2 * at + 1);
     }
     let locals: Vec<u64> = (0..blocks).collect();
     let (mut walk, mut out) = (super::walk::Walk::default(), super::reader::ShardDepths::default());
-    let (guard, lanes) = (reader.enter(), reader.lanes_now());
-    assert!(walk.run(&reader.view_with(&guard, &lanes), &locals, &mut out));
-    (walk.steps_of_ways(), out)
+    let (guard, holders) = (reader.enter(), reader.holders_now());
+    assert!(walk.run(&reader.view_with(&guard, &holders), &locals, &mut out));
+    (walk.branching_steps(), out)
 }
 
 #[test]
@@ -292,13 +292,13 @@ fn a_lookup_takes_steps_in_proportion_to_its_blocks_where_they_have_second_names
     }
 }
 
-/// What panics on purpose leave behind: a torn shard, and a header with an odd version.
-const MISHAPS: [(EngineHash, LocalHash); 2] =
-    [(super::mishap::TORN, LocalHash(1)), (EngineHash(77), super::mishap::ODD)];
+/// What panics on purpose leave behind: an unfinished multi-write, and a header at an odd version.
+const FAILPOINTS: [(EngineHash, LocalHash); 2] =
+    [(super::failpoints::IN_MULTI_WRITE, LocalHash(1)), (EngineHash(77), super::failpoints::OPEN_HEADER)];
 
 #[test]
-fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_readers() {
-    for (at, (name, content)) in MISHAPS.into_iter().enumerate() {
+fn an_index_whose_writer_panicked_in_a_change_is_replaced_under_its_readers() {
+    for (at, (name, content)) in FAILPOINTS.into_iter().enumerate() {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let slots: Vec<WorkerSlot> = (0..3).map(|_| writer.add_worker().expect("room")).collect();
         writer.bound_worker(slots[1], 2);
@@ -311,21 +311,21 @@ fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_re
         let mut depths = super::Depths::new();
         let before = readers.lookup(&[LocalHash(1), LocalHash(2)], &mut depths);
         assert!(!before.contended && depths.device(ShardId(0), slots[2]) == 2);
-        // A second name for a content is told the careful way; a second worker's node is written again.
+        // The slow path stores a second name for a content; the node of a second worker is published again.
         let stored = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             store(&mut writer, slots[0], None, &[name.0], &[content.0]);
             store(&mut writer, slots[2], None, &[name.0], &[content.0]);
         }));
-        assert!(stored.is_err(), "mishap {at}");
-        // Nobody waits for ever, and what cannot be told is said to be so.
-        let torn = readers.lookup(&[content, LocalHash(2)], &mut depths);
-        assert!(torn.contended, "mishap {at}");
+        assert!(stored.is_err(), "failure {at}");
+        // No reader waits for ever, and an uncertain answer is marked as such.
+        let during = readers.lookup(&[content, LocalHash(2)], &mut depths);
+        assert!(during.contended, "failure {at}");
 
-        // Somebody is inside all the while, and reads what was.
+        // A reader is inside all the while, and reads the old index.
         let inside = reader.enter();
-        let lanes = reader.lanes_now();
-        let view = reader.view_with(&inside, &lanes);
-        assert!(writer.begin_anew(), "all of it is freed");
+        let holders = reader.holders_now();
+        let view = reader.view_with(&inside, &holders);
+        assert!(writer.reset_after_panic(), "all of it is freed");
         let mut out = super::reader::ShardDepths::default();
         super::walk::Walk::default().run(&view, &[1, 2], &mut out);
         drop(inside);
@@ -333,8 +333,8 @@ fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_re
 
         for locals in [[LocalHash(1), LocalHash(2)], [content, LocalHash(2)]] {
             let anew = readers.lookup(&locals, &mut depths);
-            assert!(!anew.contended && anew.epoch > before.epoch, "mishap {at}: the epoch goes on");
-            assert!(slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 0), "mishap {at}");
+            assert!(!anew.contended && anew.epoch > before.epoch, "failure {at}: the epoch goes on");
+            assert!(slots.iter().all(|slot| depths.device(ShardId(0), *slot) == 0), "failure {at}");
         }
         writer.check(true);
         assert_eq!(
@@ -353,7 +353,7 @@ fn an_index_whose_writer_died_in_the_middle_of_a_change_begins_anew_under_its_re
 }
 
 #[test]
-fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_again_and_again() {
+fn readers_neither_hang_nor_overcount_while_an_index_is_reset_again_and_again() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let slots: Vec<WorkerSlot> = (0..3).map(|_| writer.add_worker().expect("room")).collect();
     let ends = std::sync::atomic::AtomicBool::new(false);
@@ -363,7 +363,7 @@ fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_aga
             let (ends, slots) = (&ends, &slots);
             scope.spawn(move || {
                 let (mut depths, mut epoch) = (super::Depths::new(), 0);
-                // Relaxed: nothing else hangs on it.
+                // Relaxed: it publishes nothing else.
                 while !ends.load(std::sync::atomic::Ordering::Relaxed) {
                     let lookup = readers.lookup(&[LocalHash(1), LocalHash(2), LocalHash(3)], &mut depths);
                     assert!(lookup.epoch >= epoch);
@@ -379,11 +379,11 @@ fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_aga
                 store(&mut writer, *slot, None, &[1, 2], &[1, 2]);
                 writer.publish();
             }
-            let mishap = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                store(&mut writer, slots[0], Some(2), &[3, super::mishap::TORN.0, 3], &[3, 4, 5]);
-                store(&mut writer, slots[0], None, &[super::mishap::TORN.0], &[1]);
+            let failure = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                store(&mut writer, slots[0], Some(2), &[3, super::failpoints::IN_MULTI_WRITE.0, 3], &[3, 4, 5]);
+                store(&mut writer, slots[0], None, &[super::failpoints::IN_MULTI_WRITE.0], &[1]);
             }));
-            assert!(mishap.is_err() && writer.begin_anew());
+            assert!(failure.is_err() && writer.reset_after_panic());
         }
         ends.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -391,7 +391,7 @@ fn readers_never_wait_for_ever_nor_count_too_much_while_an_index_begins_anew_aga
 }
 
 #[test]
-fn references_end_before_they_overflow() {
+fn references_are_refused_before_they_overflow() {
     let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
     let slot = writer.add_worker().expect("room");
     store(&mut writer, slot, None, &[1, 2], &[1, 2]);
@@ -405,7 +405,7 @@ fn references_end_before_they_overflow() {
 }
 
 #[test]
-fn many_that_wait_for_one_parent_take_no_longer_than_others() {
+fn many_dormant_children_of_one_parent_take_no_longer_than_others() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let reader = super::IndexReader::new(vec![reader]);
     let slot = writer.add_worker().expect("room");
@@ -421,7 +421,7 @@ fn many_that_wait_for_one_parent_take_no_longer_than_others() {
 }
 
 #[test]
-fn a_worker_of_which_one_event_would_uproot_too_much_is_emptied() {
+fn a_worker_of_which_one_event_would_displace_too_much_is_emptied() {
     for (event_moves_max, dormant_blocks_max) in [(500, 1 << 20), (1 << 20, 100)] {
         let limits = ShardLimits { event_moves_max, dormant_blocks_max, ..ShardLimits::default() };
         let (mut writer, reader) = shard(ShardId(0), limits);
@@ -431,7 +431,7 @@ fn a_worker_of_which_one_event_would_uproot_too_much_is_emptied() {
         for slot in slots {
             assert_eq!(store(&mut writer, slot, None, &chain, &chain).refused, None);
         }
-        // The first block goes, and what hangs below it would have to when its place is another's.
+        // The first block goes. When another block takes its place, the blocks below would have to be displaced.
         remove(&mut writer, slots[0], &[1]);
         let outcome = store(&mut writer, slots[0], None, &[9001], &[1]);
         assert_eq!(outcome.refused, Some(super::Refusal::WorkBound));
@@ -439,7 +439,7 @@ fn a_worker_of_which_one_event_would_uproot_too_much_is_emptied() {
         assert!(held.dormant <= dormant_blocks_max as u64, "{held:?}");
         assert_eq!((held.bound, device(&reader, slots[0], &chain)), (0, 0));
         writer.check(true);
-        // The others are as they were, and what comes next is taken.
+        // The other worker is unaffected, and the next store succeeds.
         assert_eq!(device(&reader, slots[1], &chain), 4000);
         assert_eq!(store(&mut writer, slots[0], None, &[9001, 9002], &[1, 2]).stored, 2);
         while writer.sweep(64) {}
@@ -449,7 +449,7 @@ fn a_worker_of_which_one_event_would_uproot_too_much_is_emptied() {
 }
 
 #[test]
-fn what_waits_for_one_block_gets_its_places_in_slices() {
+fn dormant_children_of_one_block_are_placed_in_slices() {
     const MOVES_MAX: usize = 300;
     let limits = ShardLimits { event_moves_max: MOVES_MAX, ..ShardLimits::default() };
     let (mut writer, reader) = shard(ShardId(0), limits);
@@ -462,7 +462,7 @@ fn what_waits_for_one_block_gets_its_places_in_slices() {
     let (mut waiting, mut slices) = (writer.held(slot).dormant, 0);
     assert!(1999 - waiting <= MOVES_MAX as u64, "one event gave {} blocks their places", 1999 - waiting);
     while waiting > 0 {
-        // Answers are those of what has its place, which is never too much.
+        // Answers count only placed blocks, so they are never too high.
         assert_eq!(u64::from(device(&reader, slot, &chain)), 2000 - waiting);
         writer.sweep(100);
         writer.check(true);
@@ -475,8 +475,8 @@ fn what_waits_for_one_block_gets_its_places_in_slices() {
 }
 
 #[test]
-fn a_clear_sweeps_no_more_than_a_slice_however_many_lanes_wait() {
-    let limits = ShardLimits { retired_lanes_max: 1, node_blocks_max: 1, ..ShardLimits::default() };
+fn a_clear_sweeps_at_most_a_slice_however_many_holder_bits_wait() {
+    let limits = ShardLimits { retired_holders_max: 1, node_blocks_max: 1, ..ShardLimits::default() };
     let (mut writer, _reader) = shard(ShardId(0), limits);
     let slot = writer.add_worker().expect("room");
     let nodes = 3 * crate::limits::INDEX_EVENT_SWEEP_MAX as u64;
@@ -512,18 +512,18 @@ fn chains_of_one_block_are_bounded_by_the_memory_that_they_take() {
     // The memory comes in pieces of 2 MiB.
     let taken = writer.memory().bytes() - at_first;
     assert!((BYTES_MAX / 2..BYTES_MAX + (4 << 20)).contains(&taken), "{taken} bytes for {stored} blocks");
-    // The bound is the worker's own, and what is given back may be taken again.
+    // The bound is the worker's own, and freed memory may be taken again.
     assert_eq!(store(&mut writer, slots[1], None, &[1, 2, 3], &[1, 2, 3]).stored, 3);
     (1..=stored / 2).for_each(|name| remove(&mut writer, slots[0], &[name]));
     assert_eq!(store(&mut writer, slots[0], None, &[1 << 40, 1 << 41], &[7, 8]).stored, 2);
-    // In long chains as many bytes are many more blocks.
+    // In long chains, the same number of bytes holds many more blocks.
     let chain: Vec<u64> = (1 << 50..(1 << 50) + 20_000).collect();
     assert_eq!(store(&mut writer, slots[0], None, &chain, &chain).stored, 20_000);
     writer.check(true);
 }
 
 #[test]
-fn what_removes_leave_behind_is_bounded() {
+fn removed_inner_blocks_are_bounded() {
     let limits = ShardLimits { dormant_blocks_max: 100, node_blocks_max: 8, ..ShardLimits::default() };
     let (mut writer, reader) = shard(ShardId(0), limits);
     let reader = super::IndexReader::new(vec![reader]);
@@ -538,7 +538,7 @@ fn what_removes_leave_behind_is_bounded() {
     }
     assert_eq!(stored, 150, "the third goes beyond");
     assert_eq!(writer.memory().names, 150);
-    // What is bound may still be stored, and it is enough to take up what was left.
+    // Bound blocks may still be stored. Removing one of them frees the removed inner blocks above it.
     assert_eq!(store(&mut writer, slot, None, &chain(1), &chain(1)).stored, 0);
     remove(&mut writer, slot, &[50]);
     assert_eq!(store(&mut writer, slot, None, &chain(1), &chain(1)).stored, 50);
@@ -556,13 +556,13 @@ fn memory_stays_below_its_ceiling_whatever_is_stored() {
         let mut refused = 0;
         for round in 0..12_000_u64 {
             let slot = slots[rng.random_range(0..slots.len())];
-            // Some are shared by all, some wait for what never comes.
+            // Some are shared by all workers, some wait for a parent that never comes.
             let first = if round % 3 == 0 { 1 } else { 1000 + round * 100 };
             let blocks: Vec<u64> = (first..first + rng.random_range(1..40)).collect();
             let parent = (round % 5 == 1).then_some(first - 1);
             let tier = Tier::ALL[rng.random_range(0..4)];
-            let told = tell(&mut writer, slot, parent, &blocks, &blocks, tier, GroupId(0), Seed(0));
-            refused += u32::from(told.refused == Some(super::Refusal::MemoryBound));
+            let outcome = store_as(&mut writer, slot, parent, &blocks, &blocks, tier, GroupId(0), Seed(0));
+            refused += u32::from(outcome.refused == Some(super::Refusal::MemoryBound));
             let memory = writer.memory();
             assert!(memory.bytes() <= ceiling + (2 << 20), "round {round}: {memory:?}");
         }
@@ -571,14 +571,14 @@ fn memory_stays_below_its_ceiling_whatever_is_stored() {
 }
 
 #[test]
-fn a_store_that_is_taken_block_by_block_is_bounded_and_one_in_runs_is_not() {
-    let limits = ShardLimits { careful_blocks_max: 100, ..ShardLimits::default() };
+fn a_store_on_the_slow_path_is_bounded_and_one_on_the_fast_path_is_not() {
+    let limits = ShardLimits { slow_path_blocks_max: 100, ..ShardLimits::default() };
     let (mut writer, reader) = shard(ShardId(0), limits);
     let reader = super::IndexReader::new(vec![reader]);
     let slot = writer.add_worker().expect("room");
     let chain: Vec<u64> = (1..=1000).collect();
     assert_eq!(store(&mut writer, slot, None, &chain, &chain).stored, 1000, "in runs");
-    // A chain whose parent is not there is taken block by block.
+    // A chain without its parent takes the slow path.
     let orphans: Vec<u64> = (2001..=2101).collect();
     let outcome = store(&mut writer, slot, Some(2000), &orphans, &orphans);
     assert_eq!((outcome.refused, writer.held(slot).dormant), (Some(super::Refusal::StoreBound), 0));
@@ -588,13 +588,13 @@ fn a_store_that_is_taken_block_by_block_is_bounded_and_one_in_runs_is_not() {
 }
 
 #[test]
-fn a_clear_of_one_tier_looks_at_no_more_waiting_blocks_than_one_event_may_move() {
+fn a_clear_of_one_tier_visits_no_more_dormant_blocks_than_one_event_may_move() {
     const MOVES_MAX: u64 = 100;
     for (waiting, host) in [(MOVES_MAX, 3), (MOVES_MAX + 1, 0)] {
         let limits = ShardLimits { event_moves_max: MOVES_MAX as usize, ..ShardLimits::default() };
         let (mut writer, _) = shard(ShardId(0), limits);
         let slot = writer.add_worker().expect("room");
-        tell(&mut writer, slot, None, &[1, 2, 3], &[1, 2, 3], Tier::Host, GroupId(0), Seed(0));
+        store_as(&mut writer, slot, None, &[1, 2, 3], &[1, 2, 3], Tier::Host, GroupId(0), Seed(0));
         let orphans: Vec<u64> = (1001..1001 + waiting).collect();
         assert_eq!(u64::from(store(&mut writer, slot, Some(1000), &orphans, &orphans).dormant), waiting);
         assert_eq!(writer.is_cleared_whole(slot), host == 0);

@@ -1,24 +1,21 @@
-//! The tree of a shard as its writer has it: nodes, the words they own, the names that lead to them.
+//! The tree of a shard as its writer sees it: nodes, the words they own, and the names that lead to the words.
 //!
-//! Every change of a node ends with its header being published; until then readers see the node as it was.
-//! What a change means for readers is said where the change is made.
+//! A change of a node ends with its header being published; until then readers see the node as it was. Each change says
+//! what it means for readers.
 
 #![expect(
     unsafe_code,
-    reason = "records beside headers are boxes that headers have the addresses of, and a table's garbage has one reclaimer"
+    reason = "headers have the addresses of boxed overflow records, and a table's garbage has one reclaimer"
 )]
 
 use super::arena::{Arena, CHUNK_WORDS};
-use super::cover::Entry;
-use super::head::Head;
-use super::header::Header;
-use super::lanes::{Lane, LaneTable, Lanes};
-use super::more::{More, encode};
-use super::node::{Column, Extent, GRANULE_WORDS, NodeId, Place};
-use super::nodes::Nodes;
+use super::header::{Header, Overflow, encode};
+use super::holders::{HolderBit, HolderBits, HolderTable};
+use super::name_map::NameMap;
+use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
+use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
-use super::sight::Sight;
-use super::slots::SlotMap;
+use super::shared::{ShardHead, SharedIndex};
 use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;
@@ -27,98 +24,98 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What readers may still look at though the writer no longer needs it.
+/// Memory that the writer no longer needs but that readers may still look at.
 #[derive(Debug)]
 pub(super) enum Waste {
-    /// Words of the arena: the first, and how many.
+    /// Words of the arena: the first, and the number.
     Words(u32, u32),
-    More(#[expect(dead_code, reason = "dropped after the grace period")] Box<More>),
-    Lanes(#[expect(dead_code, reason = "dropped after the grace period")] Box<LaneTable>),
+    Overflow(#[expect(dead_code, reason = "dropped after the grace period")] Box<Overflow>),
+    HolderBits(#[expect(dead_code, reason = "dropped after the grace period")] Box<HolderTable>),
     Table(#[expect(dead_code, reason = "dropped after the grace period")] Retired),
-    Sight(#[expect(dead_code, reason = "dropped after the grace period")] Box<Sight>),
+    SharedIndex(#[expect(dead_code, reason = "dropped after the grace period")] Box<SharedIndex>),
 }
 
 /// The tree of one shard, and everything it is made of.
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) arena: Arena,
-    pub(super) slots: SlotMap,
+    pub(super) name_map: NameMap,
     pub(super) table: TableWriter,
     pub(super) nodes: Nodes,
-    pub(super) lanes: Lanes,
+    pub(super) holders: HolderBits,
     pub(super) garbage: Garbage<Waste>,
-    /// Names that more than one word has, and how many more.
-    pub(super) homonyms: HashMap<EngineHash, u32>,
+    /// Names that several words have, and how many words beyond the first.
+    pub(super) duplicate_names: HashMap<EngineHash, u32>,
     pub(super) node_blocks_max: u16,
     /// Nodes that may be joined with their only child.
     pub(super) joins: VecDeque<NodeId>,
-    /// Nodes to be shown before the shard is whole again.
+    /// Nodes to be published before the multi-write ends.
     touched: Vec<NodeId>,
-    /// Nodes that a sweep under way would miss: they came into being behind it.
+    /// Nodes that a sweep in progress would miss, because they were made behind it.
     pub(super) unswept: Vec<NodeId>,
     pub(super) sweeping: bool,
-    pub(super) head: Arc<Head>,
-    /// Slots of workers are below this.
+    pub(super) head: Arc<ShardHead>,
+    /// All slots of workers are below this.
     pub(super) workers: usize,
-    /// What is kept for each worker, over all of them.
+    /// Memory of all workers' records.
     pub(super) workers_bytes: u64,
     /// Bound blocks that have a place, over all workers.
     pub(super) placed: u64,
 }
 
-/// Bytes that a name takes among the slots, at most: while a segment grows it is there twice.
-const SLOT_BYTES_MAX: u64 = 22;
-/// Places for nodes to be shown later that are kept from one event to the next.
+/// Bytes that a name takes in the name map, at most: while a segment grows, the name is there twice.
+const NAME_BYTES_MAX: u64 = 22;
+/// Capacity of `touched` that is kept from one event to the next.
 const TOUCHED_KEPT: usize = 1024;
-/// Names looked up ahead of the one in hand.
+/// How many names ahead are prefetched.
 pub(super) const AHEAD: usize = 16;
 
 impl Tree {
-    /// An empty tree; `epoch` is how many batches had ended before it.
+    /// An empty tree; `epoch` is the number of batches that had ended before it.
     pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
         Self {
             arena: Arena::new(),
-            slots: SlotMap::new(secret),
+            name_map: NameMap::new(secret),
             table: TableWriter::segmented(SEGMENT_BITS, 0, secret),
             nodes: Nodes::new(),
-            lanes: Lanes::default(),
+            holders: HolderBits::default(),
             garbage: Garbage::new(reclaimer),
-            homonyms: HashMap::default(),
+            duplicate_names: HashMap::default(),
             node_blocks_max: node_blocks_max.clamp(1, NODE_BLOCKS_MAX) as u16,
             joins: VecDeque::new(),
             touched: Vec::new(),
             unswept: Vec::new(),
             sweeping: false,
-            head: Arc::new(Head::new(epoch)),
+            head: Arc::new(ShardHead::new(epoch)),
             workers: 0,
             workers_bytes: 0,
             placed: 0,
         }
     }
 
-    /// What readers of this tree hold.
-    pub(super) fn sight(&self, reclaimer: &Reclaimer) -> Sight {
-        // SAFETY: tables that are replaced become the tree's garbage, which is this reclaimer's.
+    /// What readers of this tree need.
+    pub(super) fn shared_index(&self, reclaimer: &Reclaimer) -> SharedIndex {
+        // SAFETY: replaced tables become the tree's garbage, which goes to this reclaimer.
         let table = unsafe { TableView::new(self.table.head().clone(), reclaimer.clone()) };
-        Sight { head: Arc::clone(&self.head), table, arena: self.arena.view() }
+        SharedIndex { head: Arc::clone(&self.head), table, arena: self.arena.view() }
     }
 
-    /// Shows readers the lanes as they are.
-    pub(super) fn publish_lanes(&mut self) {
-        let table = self.lanes.table(self.workers);
+    /// Shows readers the current holder bits.
+    pub(super) fn publish_holders(&mut self) {
+        let table = self.holders.table(self.workers);
         let bytes = table.bytes();
-        let torn = self.head.is_torn();
-        if !torn {
-            self.head.tear();
+        let nested = self.head.in_multi_write();
+        if !nested {
+            self.head.begin_multi_write();
         }
-        let before = self.head.replace_lanes(table);
-        if !torn {
-            self.head.mend();
+        let before = self.head.replace_holders(table);
+        if !nested {
+            self.head.end_multi_write();
         }
-        self.garbage.push(Waste::Lanes(before), bytes);
+        self.garbage.push(Waste::HolderBits(before), bytes);
     }
 
-    /// Gives garbage to the reclaimer, and uses again what comes back.
+    /// Hands garbage to the reclaimer, and reuses what it returns.
     pub(super) fn reclaim(&mut self, all: bool) {
         if all {
             self.garbage.flush_now();
@@ -133,20 +130,20 @@ impl Tree {
         });
     }
 
-    /// Memory of the tree, what waits for readers included.
+    /// Memory of the tree, including garbage that waits for readers.
     pub(super) fn bytes(&self) -> u64 {
-        let parts = self.arena.bytes() + self.slots.bytes() + self.table.bytes() + self.nodes.bytes();
+        let parts = self.arena.bytes() + self.name_map.bytes() + self.table.bytes() + self.nodes.bytes();
         parts + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
     }
 
-    /// Memory of what the writer has to remember for later.
+    /// Memory of the lists of nodes and names for later.
     pub(super) fn lists_bytes(&self) -> u64 {
         let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
-        let homonyms = self.homonyms.capacity() * size_of::<(EngineHash, u32)>();
-        (nodes * size_of::<NodeId>() + homonyms) as u64
+        let duplicate_names = self.duplicate_names.capacity() * size_of::<(EngineHash, u32)>();
+        (nodes * size_of::<NodeId>() + duplicate_names) as u64
     }
 
-    /// What [`bytes`](Self::bytes) may become when `blocks` more are stored.
+    /// An upper bound of [`bytes`](Self::bytes) after `blocks` more are stored.
     pub(super) fn bytes_with(&self, blocks: u64) -> u64 {
         // Two words each, in the worst case each with a granule of its own.
         let words = blocks * 2 + 4 * u64::from(GRANULE_WORDS);
@@ -156,11 +153,10 @@ impl Tree {
         self.bytes()
             + lacking.next_multiple_of(chunk)
             + self.table.growth_bytes(nodes as usize)
-            + blocks * SLOT_BYTES_MAX
+            + blocks * NAME_BYTES_MAX
             + self.nodes.growth_bytes(nodes as usize)
     }
 
-    /// What the word of a name says.
     pub(super) fn name(&self, word: u32) -> EngineHash {
         EngineHash(self.arena.word(word))
     }
@@ -174,13 +170,13 @@ impl Tree {
         self.arena.words(column.names.base, u32::from(column.len))
     }
 
-    /// The node and block whose name is at a word, and in which of the node's columns.
+    /// The node and block named by a word, and which of the node's columns has the name.
     ///
-    /// Where two nodes share a granule it is marked as the lower one's, so the way up is looked at too.
+    /// Where two nodes share a granule, its owner is the lower one, so the nodes above are searched too.
     pub(super) fn resolve(&self, word: u32) -> Option<(Place, u16)> {
         let mut id = NodeId(self.arena.owner(word));
         while id != NodeId::ROOT && id.is_some() {
-            // A word whose name has just been forgotten may be marked as a node's that has gone.
+            // The owner of a word whose name has just been forgotten may be a deleted node.
             let node = self.nodes.get(id)?;
             if let Some((column, at)) = node.named_at(word) {
                 return Some((Place { node: id, at }, column));
@@ -190,30 +186,30 @@ impl Tree {
         None
     }
 
-    /// Asks for what an event about a name will look at first.
+    /// Prefetches what an event about a name reads first.
     pub(super) fn prefetch_far(&self, name: EngineHash) {
-        self.slots.prefetch(self.slots.spot(name.0));
+        self.name_map.prefetch(self.name_map.spot(name.0));
     }
 
-    /// Asks for what it will look at next, some time after [`prefetch_far`](Self::prefetch_far).
+    /// Prefetches what it reads next, some time after [`prefetch_far`](Self::prefetch_far).
     pub(super) fn prefetch_near(&self, name: EngineHash) {
-        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+        if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.arena.prefetch(word);
             self.arena.prefetch_owner(word);
         }
     }
 
-    /// And last, some time after [`prefetch_near`](Self::prefetch_near).
+    /// Prefetches what it reads last, some time after [`prefetch_near`](Self::prefetch_near).
     pub(super) fn prefetch_node(&self, name: EngineHash) {
-        if let Some(word) = self.slots.likely(self.slots.spot(name.0)) {
+        if let Some(word) = self.name_map.likely(self.name_map.spot(name.0)) {
             self.nodes.prefetch(NodeId(self.arena.owner(word)));
         }
     }
 
-    /// Makes some parts smaller, of the slots and of the headers, that have become sparse.
+    /// Shrinks up to `parts_max` underfull segments of the name map, and as many of the table.
     pub(super) fn shrink(&mut self, parts_max: usize) {
-        let Self { slots, arena, .. } = self;
-        slots.shrink(parts_max, |word| arena.word(word));
+        let Self { name_map, arena, .. } = self;
+        name_map.shrink(parts_max, |word| arena.word(word));
         for _ in 0..parts_max {
             let Some(retired) = self.table.shrink() else { return };
             let bytes = retired.bytes();
@@ -224,7 +220,7 @@ impl Tree {
     /// Every word that has a name.
     pub(super) fn words_named(&self, name: EngineHash) -> SmallVec<[u32; 2]> {
         let mut words = SmallVec::new();
-        self.slots.find(self.slots.spot(name.0), |word| {
+        self.name_map.find(self.name_map.spot(name.0), |word| {
             if self.name(word) == name {
                 words.push(word);
             }
@@ -233,29 +229,29 @@ impl Tree {
         words
     }
 
-    /// The entry of a lane at a node, made with this column if it is not there.
-    pub(super) fn enter(&mut self, id: NodeId, lane: Lane, column: u16) -> &mut Entry {
+    /// The entry of a holder bit at a node, made with this column if it does not exist.
+    pub(super) fn enter(&mut self, id: NodeId, holder: HolderBit, column: u16) -> &mut Entry {
         let node = &mut self.nodes[id];
-        if node.find(lane).is_err() {
-            self.lanes.add_nodes(lane, 1);
+        if node.find(holder).is_err() {
+            self.holders.add_nodes(holder, 1);
         }
-        node.enter(lane, column)
+        node.enter(holder, column)
     }
 
-    /// A lane covers a block from now on, once the node is published.
-    pub(super) fn cover(&mut self, place: Place, lane: Lane, column: u16) {
-        self.enter(place.node, lane, column).add(place.at, place.at + 1);
+    /// A holder bit covers a block from now on, once the node is published.
+    pub(super) fn cover(&mut self, place: Place, holder: HolderBit, column: u16) {
+        self.enter(place.node, holder, column).add(place.at, place.at + 1);
     }
 
-    /// A lane no longer covers a block, once the node is published.
-    pub(super) fn uncover(&mut self, place: Place, lane: Lane) {
+    /// A holder bit no longer covers a block, once the node is published.
+    pub(super) fn uncover(&mut self, place: Place, holder: HolderBit) {
         let node = &mut self.nodes[place.node];
-        if let Ok(at) = node.find(lane) {
+        if let Ok(at) = node.find(holder) {
             node.entries[at].take(place.at, place.at + 1);
         }
     }
 
-    /// Gives back the granules of local hashes from block `from` on, once no reader looks at them.
+    /// Frees the granules of local hashes from block `from` on, once no reader looks at them.
     pub(super) fn waste_locals(&mut self, locals: &Extent, from: u16) {
         let (base, words) = locals.granules_from(from);
         if words > 0 {
@@ -263,7 +259,6 @@ impl Tree {
         }
     }
 
-    /// The line of a node's header.
     pub(super) fn line(&self, id: NodeId) -> Option<usize> {
         let node = &self.nodes[id];
         let hint = node.line as usize;
@@ -273,34 +268,34 @@ impl Tree {
         self.table.find(node.parent.0, node.first, node.variant)
     }
 
-    /// The child of a node that begins with some content.
+    /// The child of a node that begins with this content.
     pub(super) fn child(&self, of: NodeId, local: LocalHash, variant: u8) -> Option<NodeId> {
         let line = self.table.find(of.0, local.0, variant)?;
         Some(NodeId(self.table.id(line)))
     }
 
-    /// The header of a node as it is, for the readers. What it points at replaces what it pointed at before.
+    /// The current header of a node, for readers. Its overflow record replaces the one before.
     pub(super) fn header(&mut self, id: NodeId) -> Header {
-        let (header, more) = encode(id, &self.nodes[id], &self.lanes);
-        let beside = more.as_ref().map_or(0, |more| more.bytes() as usize);
+        let (header, overflow) = encode(id, &self.nodes[id], &self.holders);
+        let beside = overflow.as_ref().map_or(0, |overflow| overflow.bytes() as usize);
         self.nodes.set_side_bytes(id, self.nodes[id].heap_bytes() + beside);
-        let address = more.map_or(0, |more| Box::into_raw(more) as u64);
-        let before = std::mem::replace(&mut self.nodes[id].more, address);
-        self.waste_more(before);
-        Header { more: address, ..header }
+        let address = overflow.map_or(0, |overflow| Box::into_raw(overflow) as u64);
+        let before = std::mem::replace(&mut self.nodes[id].overflow, address);
+        self.waste_overflow(before);
+        Header { overflow: address, ..header }
     }
 
-    pub(super) fn waste_more(&mut self, address: u64) {
+    pub(super) fn waste_overflow(&mut self, address: u64) {
         if address != 0 {
-            // SAFETY: every address in a node's `more` comes from `Box::into_raw` in `header`, which also
-            // takes it out of the node before it is given here, so there is one box for it.
-            let more = unsafe { Box::from_raw(address as *mut More) };
-            let bytes = more.bytes();
-            self.garbage.push(Waste::More(more), bytes);
+            // SAFETY: every address in a node's `overflow` comes from `Box::into_raw` in `header`. It is taken out of
+            // the node before it is given here, so there is one box for it.
+            let overflow = unsafe { Box::from_raw(address as *mut Overflow) };
+            let bytes = overflow.bytes();
+            self.garbage.push(Waste::Overflow(overflow), bytes);
         }
     }
 
-    /// Shows a node to readers as it is.
+    /// Shows readers the node as it is.
     pub(super) fn publish(&mut self, id: NodeId) {
         if id == NodeId::ROOT {
             return;
@@ -308,13 +303,13 @@ impl Tree {
         let line = self.line(id).expect("a node has a header");
         self.nodes[id].line = line as u32;
         #[cfg(test)]
-        super::mishap::at_line(self.nodes[id].first, || self.table.open(line));
+        super::failpoints::at_line(self.nodes[id].first, || self.table.open(line));
         let header = self.header(id);
         self.table.update(line, &header);
     }
 
-    /// Shows readers what has become of a node's coverage. Cheaper than [`publish`](Self::publish) for a leaf that no lane
-    /// covers any more, which is about to go.
+    /// Shows readers a node that lost coverage. Cheaper than [`publish`](Self::publish) for a leaf that no holder bit
+    /// covers any more, which is about to be deleted.
     pub(super) fn publish_loss(&mut self, id: NodeId) {
         let node = &self.nodes[id];
         if node.has_children() || !node.entries.iter().all(Entry::is_empty) {
@@ -326,15 +321,15 @@ impl Tree {
         self.table.uncover(line);
     }
 
-    /// While the shard is torn: shows a node to readers when [`publish_touched`](Self::publish_touched) is called. A
-    /// node that is changed block by block would leave a record for each block behind.
+    /// During a multi-write: publishes a node when [`publish_touched`](Self::publish_touched) is called. Publishing
+    /// after each block would leave an overflow record for each block.
     pub(super) fn publish_later(&mut self, id: NodeId) {
         if self.touched.last() != Some(&id) {
             self.touched.push(id);
         }
     }
 
-    /// Shows what was to be shown later; who has gone in the meantime is shown by whoever has the number now.
+    /// Publishes the touched nodes. If one was deleted meanwhile, the node that reuses its number is published instead.
     pub(super) fn publish_touched(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for id in touched.drain(..) {
@@ -359,14 +354,135 @@ impl Tree {
 }
 
 impl Drop for Tree {
-    /// Readers may still be looking at what headers point at.
+    /// Readers may still be looking at the overflow records of headers.
     fn drop(&mut self) {
         for id in (1..self.nodes.end()).map(NodeId) {
             if !self.nodes.is_used(id) {
                 continue;
             }
-            let more = std::mem::take(&mut self.nodes[id].more);
-            self.waste_more(more);
+            let overflow = std::mem::take(&mut self.nodes[id].overflow);
+            self.waste_overflow(overflow);
+        }
+    }
+}
+
+impl Tree {
+    /// Adds a name for a word, even if other words have the same name.
+    pub(super) fn put_name(&mut self, name: u64, word: u32) {
+        let Self { name_map, arena, .. } = self;
+        let spot = name_map.spot(name);
+        let name_of = |word: u32| arena.word(word);
+        if name_map.put_unless(spot, word, |other| name_of(other) == name, name_of).is_err() {
+            name_map.put(spot, word, name_of);
+            *self.duplicate_names.entry(EngineHash(name)).or_insert(0) += 1;
+        }
+    }
+
+    fn take_name(&mut self, name: u64, word: u32) {
+        let taken = self.name_map.take(self.name_map.spot(name), word);
+        debug_assert!(taken, "a name that is forgotten was known");
+        if !self.duplicate_names.is_empty()
+            && let Some(others) = self.duplicate_names.get_mut(&EngineHash(name))
+        {
+            *others -= 1;
+            if *others == 0 {
+                self.duplicate_names.remove(&EngineHash(name));
+            }
+        }
+    }
+
+    /// Forgets the names of an extent from block `from` up to `to`.
+    pub(super) fn take_names(&mut self, names: &Extent, from: u16, to: u16) {
+        for at in from..to.min(from + AHEAD as u16) {
+            let name = self.name(names.base + u32::from(at)).0;
+            self.name_map.prefetch(self.name_map.spot(name));
+        }
+        for at in from..to {
+            if let Some(ahead) = at.checked_add(AHEAD as u16).filter(|ahead| *ahead < to) {
+                let name = self.name(names.base + u32::from(ahead)).0;
+                self.name_map.prefetch(self.name_map.spot(name));
+            }
+            let word = names.base + u32::from(at);
+            self.take_name(self.name(word).0, word);
+        }
+    }
+
+    /// Frees the granules of names from block `from` on. At once, as only the writer reads names.
+    pub(super) fn free_names(&mut self, names: &Extent, from: u16) {
+        let (base, words) = names.granules_from(from);
+        if words > 0 {
+            self.arena.free(base, words);
+        }
+    }
+
+    /// Sets the owner of the granules of an extent of names, up to word `end`. A granule in which `end` lies belongs to
+    /// the node whose names come next.
+    pub(super) fn own(&mut self, names: &Extent, end: u32, id: NodeId) {
+        let base = names.base / GRANULE_WORDS * GRANULE_WORDS;
+        let end = end / GRANULE_WORDS * GRANULE_WORDS;
+        if base < end {
+            self.arena.set_owner(base, end - base, id.0);
+        }
+    }
+
+    /// As [`own`](Self::own), for an extent after which no other node's names come.
+    pub(super) fn own_all(&mut self, names: &Extent, id: NodeId) {
+        let end = (names.base + u32::from(names.room)).next_multiple_of(GRANULE_WORDS);
+        self.own(names, end, id);
+    }
+
+    /// Frees an extent of names that a node no longer needs.
+    ///
+    /// The granule in which it begins stays with the node above if that has names in it too. The granule in which it
+    /// ends goes to the node below if that has names in it.
+    pub(super) fn release_names(&mut self, id: NodeId, names: Extent) {
+        let end = names.base + u32::from(names.room);
+        let below = self.names_behind(id, end);
+        let is_guest = !names.base.is_multiple_of(GRANULE_WORDS) && !names.owns_head;
+        if is_guest && end <= names.base.next_multiple_of(GRANULE_WORDS) {
+            if below.is_none() {
+                self.hand_head(id, &names);
+            }
+            return;
+        }
+        if is_guest {
+            self.hand_head(id, &names);
+        }
+        if let Some((node, column)) = below {
+            self.nodes[node].columns[column].names.owns_head = true;
+        }
+        self.free_names(&names.without_tail(below.is_some()), 0);
+    }
+
+    /// The names that follow in the granule in which an extent ends. The granule's owner is the last such node.
+    fn names_behind(&self, id: NodeId, end: u32) -> Option<(NodeId, usize)> {
+        let granule_end = end.next_multiple_of(GRANULE_WORDS);
+        let mut below = NodeId(if end == granule_end { 0 } else { self.arena.owner(end) });
+        let mut first = None;
+        while below != id && below != NodeId::ROOT && self.nodes.is_used(below) {
+            let mut columns = self.nodes[below].columns.iter();
+            if let Some(at) = columns.position(|column| (end..granule_end).contains(&column.names.base)) {
+                first = Some((below, at));
+            }
+            below = self.nodes[below].parent;
+        }
+        first
+    }
+
+    /// Gives the granule in which an extent begins back to the nearest node above that has names in it.
+    fn hand_head(&mut self, id: NodeId, names: &Extent) {
+        let granule = names.base / GRANULE_WORDS * GRANULE_WORDS;
+        let mut above = self.nodes[id].parent;
+        while above.is_some() && above != NodeId::ROOT {
+            let is_there = |column: &Column| {
+                let own = column.names.base;
+                own < names.base && own + u32::from(column.len) > granule
+            };
+            if self.nodes[above].columns.iter().any(is_there) {
+                self.arena.set_owner(granule, GRANULE_WORDS, above.0);
+                return;
+            }
+            above = self.nodes[above].parent;
         }
     }
 }

@@ -1,48 +1,61 @@
-//! One lookup in one shard: all lanes at once, an edge at a time.
+//! One lookup in one shard: all holder bits at once, an edge at a time.
 //!
-//! The quick walk is for shards of which no worker has more than a device lane, on ways where each content
-//! has one name for each worker. It keeps the lanes that hold everything so far as bits; where lanes leave,
-//! their depth is known. Everything else is in [`super::ways`].
+//! # The fast walk
+//!
+//! It serves shards in which no worker has more than a device holder bit, on paths where each content has one name for
+//! each worker. It keeps the holder bits that hold everything so far as a bit set; where one drops out, its depth is
+//! known.
+//!
+//! # The branching walk
+//!
+//! It serves all other lookups: where one content has several names, or where workers have several tiers or windows.
+//!
+//! The paths that a query can take are a tree of nodes. Each node is walked once, one branch to its end before the next
+//! branch. The walk carries its state along: which device holder bits hold everything so far, and how far each worker
+//! with several tiers has come. The **trail** records the changes of each hop, so that the next branch begins with the
+//! state at its fork. A branch ends where no worker holds anything of it. So a lookup takes a number of steps in
+//! proportion to the nodes that it meets, however many branches there are.
+//!
+//! A worker with sliding windows can use its device run up to the last place where the windows have enough blocks. Its
+//! lower tiers count only if that place is the end of the run: no engine's rule says what a lower tier adds to a run
+//! that the windows cut back.
 
-#![expect(unsafe_code, reason = "readers follow what a header that was read as a whole says")]
+#![expect(unsafe_code, reason = "readers follow addresses in headers that were read as a whole")]
 
 use super::arena::ArenaView;
-use super::compare::common_prefix;
-use super::header::{FORKED, Header, LEAF, Pair};
-use super::lanes::LaneTable;
-use super::more::More;
-use super::node::NodeId;
+use super::header::{FORKED, Header, LEAF, Overflow, Partial};
+use super::holders::{HolderBit, HolderTable, Layer, TieredWorker};
+use super::node::{Bits, NodeId, Run};
 use super::reader::ShardDepths;
-use super::record::{LANES, record};
+use super::simd::{WORD_HOLDERS, common_prefix, record};
+use super::slow_path::ALIASES_CEILING;
 use super::table::{Found, Segments};
-use super::ways::Ways;
+use crate::ids::Tier;
 
-/// Blocks of a node from which on it is worth looking at the next one half way.
+/// Blocks from which on a node is long enough to prefetch the next one from its middle.
 const PEEK_BLOCKS_MIN: usize = 64;
-/// Lines of the next node's blocks that are asked for then.
+/// Lines of the next node's blocks that are prefetched then.
 const PEEK_LINES: u32 = 8;
 const BLOCKS_OF_LINE: u32 = 8;
 
-/// What a walk looks at; all of it stays where it is while the reader is inside.
+/// The shared memory that a walk reads. All of it stays mapped while the reader is inside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) table: Segments<'a>,
     pub(super) arena: &'a ArenaView,
-    pub(super) lanes: &'a LaneTable,
+    pub(super) holders: &'a HolderTable,
 }
 
 impl<'a> View<'a> {
-    /// The local hashes of a node.
     pub(super) fn blocks(&self, header: &Header) -> &'a [u64] {
-        // SAFETY: the header was read as a whole, so these are the words of a node as it was at some moment
-        // since the reader entered. They are written before the header says so and neither changed nor used
-        // again before the reader has left.
+        // SAFETY: the header was read as a whole, so these are the words of a node at some moment since the reader
+        // entered. They are written before a header names them, and are neither changed nor reused before the reader
+        // has left.
         unsafe { self.arena.words(header.base, u32::from(header.len)) }
     }
 
-    /// As [`common_prefix`] of a node's blocks and what is left of the query. Where the node is long, the
-    /// header of the one that follows is looked at half way, so that its first blocks are on their way when they
-    /// are wanted.
+    /// As [`common_prefix`] of a node's blocks and the rest of the query. In the middle of a long node, it looks up the
+    /// header of the next one, so that the next one's first blocks are prefetched in time.
     #[inline]
     fn compare(&self, header: &Header, rest: &[u64]) -> usize {
         let blocks = self.blocks(header);
@@ -63,47 +76,47 @@ impl<'a> View<'a> {
         half + common_prefix(&blocks[half..], &rest[half..])
     }
 
-    /// The record beside a header, where there is one.
-    pub(super) fn more(&self, header: &Header) -> Option<&'a More> {
+    /// The overflow record of a header, if it has one.
+    pub(super) fn overflow(&self, header: &Header) -> Option<&'a Overflow> {
         // SAFETY: as above: the address was a box's that is dropped only after a grace period.
-        (header.more != 0).then(|| unsafe { &*(header.more as *const More) })
+        (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
     }
 }
 
-/// The working memory of a lookup, kept from one to the next.
+/// The working memory of a lookup, reused by the next.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Walk {
-    /// The lines of the way, and their versions.
+    /// The lines of the path, and their versions.
     steps: Vec<(u32, u32)>,
-    /// Lanes that hold everything so far, where there are more than fit in a word.
+    /// Holder bits that hold everything so far, if there are more than fit in a word.
     active: Vec<u64>,
-    pub(super) ways: Ways,
+    pub(super) branching: BranchingWalk,
 }
 
-/// How a walk ended.
+/// The end of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Whole,
-    /// Something was being changed.
+    /// A node was being changed.
     Busy,
     /// One content has several names here.
     Forked,
 }
 
 impl Walk {
-    /// Fills `out` as the shard is; says whether nothing was being changed that was looked at.
+    /// Fills `out` with the shard's state; `false` if the walk met a node that was being changed.
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
-        let lanes = view.lanes;
-        if out.edition != lanes.edition {
-            out.edition = lanes.edition;
-            out.lanes.clone_from(&lanes.devices);
+        let holders = view.holders;
+        if out.edition != holders.edition {
+            out.edition = holders.edition;
+            out.holders.clone_from(&holders.devices);
         }
         out.device.clear();
-        out.device.resize(lanes.device.len() * LANES, 0);
+        out.device.resize(holders.device.len() * WORD_HOLDERS, 0);
         out.lower.clear();
         self.steps.clear();
-        if lanes.tiered.is_empty() {
-            let end = match &lanes.device[..] {
+        if holders.tiered.is_empty() {
+            let end = match &holders.device[..] {
                 [] => End::Whole,
                 [device] => self.walk_word(view, locals, *device, &mut out.device),
                 _ => self.walk_words(view, locals, &mut out.device),
@@ -114,31 +127,31 @@ impl Walk {
             self.steps.clear();
             out.device.fill(0);
         } else {
-            out.lower.resize(lanes.workers, [0; 3]);
+            out.lower.resize(holders.workers, [0; 3]);
         }
-        self.ways.run(view, locals, &mut self.steps, out)
+        self.branching.run(view, locals, &mut self.steps, out)
     }
 
-    /// Lines looked for and lanes looked at by all walks on several ways so far.
+    /// Lines searched and holder bits visited by all branching walks so far.
     #[cfg(test)]
-    pub(super) fn steps_of_ways(&self) -> usize {
-        self.ways.steps
+    pub(super) fn branching_steps(&self) -> usize {
+        self.branching.steps
     }
 
-    /// How many headers the last walk met.
+    /// Headers that the last walk met.
     #[cfg(test)]
     pub(super) fn lines_met(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether all that was walked is as it was.
+    /// Whether no line of the walk has changed since.
     #[inline]
     pub(super) fn is_unchanged(&self, table: Segments<'_>) -> bool {
         self.steps.iter().all(|(line, version)| table.version(*line) == *version)
     }
 
     fn walk_word(&mut self, view: &View<'_>, locals: &[u64], device: u64, out: &mut [u32]) -> End {
-        let Some(out) = out.first_chunk_mut::<LANES>() else { return End::Whole };
+        let Some(out) = out.first_chunk_mut::<WORD_HOLDERS>() else { return End::Whole };
         let mut active = device;
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
         while depth < locals.len() && active != 0 {
@@ -149,12 +162,12 @@ impl Walk {
             };
             let mut leaving = active & !header.mask;
             active &= header.mask;
-            let pairs = view.more(&header).map_or(header.pairs(), |more| &more.partial);
-            for Pair { lane, cut } in pairs {
-                let bit = 1 << (lane & 63);
+            let partials = view.overflow(&header).map_or(header.partials(), |overflow| &overflow.partials);
+            for Partial { holder, cut } in partials {
+                let bit = 1 << (holder & 63);
                 if leaving & bit != 0 {
                     leaving &= !bit;
-                    out[usize::from(lane & 63)] = (depth + run.min(usize::from(*cut))) as u32;
+                    out[usize::from(holder & 63)] = (depth + run.min(usize::from(*cut))) as u32;
                 }
             }
             if depth > 0 {
@@ -171,12 +184,12 @@ impl Walk {
     }
 
     fn walk_words(&mut self, view: &View<'_>, locals: &[u64], out: &mut [u32]) -> End {
-        let (out, _) = out.as_chunks_mut::<LANES>();
+        let (out, _) = out.as_chunks_mut::<WORD_HOLDERS>();
         let active = &mut self.active;
         active.clear();
-        active.extend_from_slice(&view.lanes.device);
-        // From the first lane there is to the last: without any, nothing is walked, and no record is followed that
-        // went with its writer.
+        active.extend_from_slice(&view.holders.device);
+        // From the first holder bit that exists to the last. Without any, nothing is walked, and no overflow record is
+        // followed that was freed with its writer.
         let mut words = 0..active.len();
         narrow(active, &mut words);
         let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
@@ -186,21 +199,23 @@ impl Walk {
                 Ok(None) => break,
                 Err(end) => return end,
             };
-            let more = view.more(&header);
-            let pairs = more.map_or(header.pairs(), |more| &more.partial);
-            // Lanes that hold part of the node end in it; those that hold all of it and are named, not masked, go on.
-            for Pair { lane, cut } in pairs.iter().filter(|pair| pair.cut < header.len) {
-                // A lane that came after the lanes that this walk knows: the shard has been torn since.
-                let Some(word) = active.get_mut(usize::from(lane / 64)) else { continue };
-                let bit = 1 << (lane % 64);
+            let overflow = view.overflow(&header);
+            let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+            // Holder bits that cover a part of the node end in it; those that cover all of it and are listed, not
+            // masked, go on.
+            for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
+                // A holder bit that is newer than the table of this walk: there was a multi-write since.
+                let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
+                let bit = 1 << (holder % 64);
                 if *word & bit != 0 {
                     *word &= !bit;
-                    out[usize::from(lane / 64)][usize::from(lane % 64)] = (depth + run.min(usize::from(*cut))) as u32;
+                    out[usize::from(holder / 64)][usize::from(holder % 64)] =
+                        (depth + run.min(usize::from(*cut))) as u32;
                 }
             }
             for at in words.clone() {
-                let full = match more {
-                    Some(more) => more.full.get(at).copied().unwrap_or(0),
+                let full = match overflow {
+                    Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
                     None => named(&header, at),
                 };
                 let leaving = active[at] & !full;
@@ -223,7 +238,7 @@ impl Walk {
     }
 }
 
-/// The edge below `parent` on which the rest of the query goes on, and how many of its blocks the query has.
+/// The edge below `parent` that continues the query, and how many of its blocks the query has.
 #[inline(always)]
 fn hop(
     steps: &mut Vec<(u32, u32)>,
@@ -247,7 +262,7 @@ fn hop(
     Ok(Some((header, run)))
 }
 
-/// Leaves out words without a lane at either end.
+/// Drops empty words at either end.
 #[inline]
 fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
     while words.end > words.start && active[words.end - 1] == 0 {
@@ -258,9 +273,373 @@ fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
     }
 }
 
-/// The lanes of one word that hold all of a node, where its header says it all.
+/// The holder bits of one word that cover all of a node without an overflow record.
 pub(super) fn named(header: &Header, word: usize) -> u64 {
     let masked = if word == 0 { header.mask } else { 0 };
-    let named = header.pairs().iter().filter(|pair| pair.cut == header.len && usize::from(pair.lane / 64) == word);
-    named.fold(masked, |lanes, pair| lanes | 1 << (pair.lane % 64))
+    let named = header
+        .partials()
+        .iter()
+        .filter(|partial| partial.cut == header.len && usize::from(partial.holder / 64) == word);
+    named.fold(masked, |holders, partial| holders | 1 << (partial.holder % 64))
+}
+
+/// A variant of a block at which a branch leaves a walked one.
+#[derive(Clone, Copy, Debug)]
+struct Branch {
+    parent: u32,
+    /// Blocks before it.
+    depth: usize,
+    /// Nodes before it.
+    hops: u32,
+    variant: u8,
+    /// Number of variants from this one on.
+    left: u8,
+}
+
+/// How far a worker with several tiers has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reach {
+    /// The tier whose run goes on, by [`Tier::index`]; [`TIERS`] after the last.
+    tier: usize,
+    /// Where that run begins, in blocks from the root.
+    start: u32,
+    /// Blocks of each tier before it.
+    found: [u32; TIERS],
+    /// The last run of blocks of its windows, if it has windows.
+    windows: (u32, u32),
+    /// Blocks from the root that its windows let it use.
+    usable: u32,
+}
+
+const TIERS: usize = Tier::ALL.len();
+/// Before the first block of the query.
+const START: Reach = Reach { tier: 0, start: 0, found: [0; TIERS], windows: (0, 0), usable: 0 };
+
+/// A change of a hop.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// A device holder bit no longer holds everything so far.
+    Left(HolderBit),
+    /// The state of a worker with several tiers before the hop.
+    Moved(u32, Reach),
+}
+
+/// The working memory of a branching walk.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BranchingWalk {
+    branches: Vec<Branch>,
+    /// The number of blocks of the query up to which a worker with windows is measured; `None` = all.
+    pub(super) windowed_blocks_max: Option<u32>,
+    /// Device holder bits that hold everything so far, 64 to a word, without those of workers with several tiers.
+    active: Vec<u64>,
+    /// By position in [`HolderTable::tiered`].
+    reach: Vec<Reach>,
+    /// Those of them with a run that goes on.
+    going: Vec<u32>,
+    /// Changes, with the number of the hop.
+    trail: Vec<(u32, Change)>,
+    /// Lines searched, and holder bits visited.
+    #[cfg(test)]
+    pub(super) steps: usize,
+}
+
+impl BranchingWalk {
+    /// Walks every branch; `false` if it met a node that was being changed.
+    pub(super) fn run(
+        &mut self,
+        view: &View<'_>,
+        locals: &[u64],
+        steps: &mut Vec<(u32, u32)>,
+        out: &mut ShardDepths,
+    ) -> bool {
+        self.begin(view.holders);
+        let mut next = Some(Branch { parent: NodeId::ROOT.0, depth: 0, hops: 0, variant: 0, left: 0 });
+        while let Some(branch) = next {
+            self.undo(branch.hops);
+            if !self.follow(view, locals, steps, branch, out) {
+                return false;
+            }
+            next = self.branches.pop();
+        }
+        true
+    }
+
+    fn begin(&mut self, holders: &HolderTable) {
+        self.branches.clear();
+        self.trail.clear();
+        self.active.clone_from(&holders.device);
+        self.going.clear();
+        self.going.extend(0..holders.tiered.len() as u32);
+        self.reach.clear();
+        self.reach.resize(holders.tiered.len(), START);
+        for worker in &holders.tiered {
+            let device = worker.holders[Layer::Device.index()];
+            if let Some(word) = self.active.get_mut(usize::from(device.0 / 64)) {
+                *word &= !(1 << (device.0 % 64));
+            }
+        }
+    }
+
+    /// Restores the state before a hop.
+    fn undo(&mut self, hops: u32) {
+        while let Some((_, change)) = self.trail.pop_if(|(hop, _)| *hop >= hops) {
+            match change {
+                Change::Left(holder) => self.active[usize::from(holder.0 / 64)] |= 1 << (holder.0 % 64),
+                Change::Moved(worker, before) => {
+                    let now = std::mem::replace(&mut self.reach[worker as usize], before);
+                    if now.tier == TIERS {
+                        self.going.push(worker);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Walks a branch to its end.
+    fn follow(
+        &mut self,
+        view: &View<'_>,
+        locals: &[u64],
+        steps: &mut Vec<(u32, u32)>,
+        branch: Branch,
+        out: &mut ShardDepths,
+    ) -> bool {
+        let Branch { mut parent, mut depth, mut hops, mut variant, left } = branch;
+        while depth < locals.len() {
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
+            let (line, version, header) = match view.table.find(parent, locals[depth], variant) {
+                Found::Here(line, version, header) => (line, version, header),
+                Found::Missing if variant > 0 => {
+                    self.push_next_variant(branch, left);
+                    return true;
+                }
+                Found::Missing => break,
+                Found::Busy => return false,
+            };
+            steps.push((line, version));
+            let others = if variant == 0 { header.forks() } else { left.saturating_sub(1) };
+            if others > 0 {
+                self.push_next_variant(Branch { parent, depth, hops, variant, left }, others);
+            }
+            let run = common_prefix(view.blocks(&header), &locals[depth..]);
+            if !self.hop(view, &header, (depth as u32, run as u16), hops, out) {
+                return true;
+            }
+            (depth, hops) = (depth + run, hops + 1);
+            if run < usize::from(header.len) || header.has(LEAF) {
+                break;
+            }
+            (parent, variant) = (header.id, 0);
+        }
+        self.arrive(view.holders, depth as u32, out);
+        true
+    }
+
+    /// Adds a branch for the variant after this one.
+    fn push_next_variant(&mut self, branch: Branch, left: u8) {
+        if usize::from(branch.variant) < ALIASES_CEILING {
+            self.branches.push(Branch { variant: branch.variant + 1, left, ..branch });
+        }
+    }
+
+    /// Moves all workers along a node of which the query has the first `run` blocks; returns whether any goes on.
+    fn hop(
+        &mut self,
+        view: &View<'_>,
+        header: &Header,
+        (depth, run): (u32, u16),
+        hop: u32,
+        out: &mut ShardDepths,
+    ) -> bool {
+        #[cfg(test)]
+        {
+            self.steps += self.active.len() + self.going.len();
+        }
+        let overflow = view.overflow(header);
+        let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+        for partial in partials.iter().filter(|partial| partial.cut < header.len) {
+            // A holder bit that is newer than the table of this walk: there was a multi-write since.
+            let Some(word) = self.active.get_mut(usize::from(partial.holder / 64)) else { continue };
+            let bit = 1 << (partial.holder % 64);
+            if *word & bit != 0 {
+                *word &= !bit;
+                self.trail.push((hop, Change::Left(HolderBit(partial.holder))));
+                best(out, HolderBit(partial.holder), depth + u32::from(run.min(partial.cut)));
+            }
+        }
+        let mut stays = false;
+        for (at, word) in self.active.iter_mut().enumerate() {
+            let full = match overflow {
+                Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
+                None => named(header, at),
+            };
+            let mut leaving = *word & !full;
+            *word &= full;
+            stays |= *word != 0;
+            while leaving != 0 {
+                let holder = HolderBit((at * 64) as u16 + leaving.trailing_zeros() as u16);
+                leaving &= leaving - 1;
+                self.trail.push((hop, Change::Left(holder)));
+                best(out, holder, depth);
+            }
+        }
+        let mut at = 0;
+        while let Some(worker) = self.going.get(at).copied() {
+            let (holders, before) = (&view.holders.tiered[worker as usize], self.reach[worker as usize]);
+            let after = before.along((header, overflow), holders, (depth, run), self.windowed_blocks_max);
+            if after != before {
+                self.trail.push((hop, Change::Moved(worker, before)));
+                self.reach[worker as usize] = after;
+            }
+            if after.tier == TIERS {
+                best_of_tiers(out, holders, after.found);
+                self.going.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        stays || !self.going.is_empty()
+    }
+
+    /// Ends a branch: workers that have held everything so far hold `depth` blocks.
+    fn arrive(&self, holders: &HolderTable, depth: u32, out: &mut ShardDepths) {
+        for (at, mut word) in self.active.iter().copied().enumerate() {
+            while word != 0 {
+                best(out, HolderBit((at * 64) as u16 + word.trailing_zeros() as u16), depth);
+                word &= word - 1;
+            }
+        }
+        for worker in &self.going {
+            let (reach, worker) = (self.reach[*worker as usize], &holders.tiered[*worker as usize]);
+            let Reach { tier, start, mut found, usable, .. } = reach;
+            if worker.holders[tier].is_some() {
+                found[tier] = if tier == 0 && worker.has_windows() { usable } else { depth - start };
+            }
+            best_of_tiers(out, worker, found);
+        }
+    }
+}
+
+impl Reach {
+    /// The state after a node of which the query has the first `run` blocks.
+    fn along(
+        mut self,
+        (header, overflow): (&Header, Option<&Overflow>),
+        worker: &TieredWorker,
+        (depth, run): (u32, u16),
+        windowed_blocks_max: Option<u32>,
+    ) -> Self {
+        let mut at = 0;
+        while self.tier < TIERS {
+            let holder = worker.holders[self.tier];
+            if holder.is_some() {
+                let end = covered_to(header, overflow, holder, Layer::ALL[self.tier], at).min(run).max(at);
+                let end_depth = depth + u32::from(end);
+                let is_windowed = self.tier == 0 && worker.has_windows();
+                if is_windowed {
+                    self.see_windows(
+                        header,
+                        overflow,
+                        worker,
+                        (depth, windowed_blocks_max.unwrap_or(u32::MAX).min(end_depth)),
+                    );
+                }
+                if end == header.len {
+                    break;
+                }
+                if is_windowed && self.usable < end_depth {
+                    self.found[0] = self.usable;
+                    self.tier = TIERS;
+                    break;
+                }
+                self.found[self.tier] = end_depth - self.start;
+                (self.start, at) = (end_depth, end);
+            }
+            self.tier += 1;
+        }
+        self
+    }
+
+    /// Adds the blocks of a node that the windows have, up to a depth. A prefix is usable if, at its end, the windows
+    /// have `window_blocks` blocks without a gap, or every block from the root.
+    fn see_windows(
+        &mut self,
+        header: &Header,
+        overflow: Option<&Overflow>,
+        worker: &TieredWorker,
+        (depth, end): (u32, u32),
+    ) {
+        for held in window_runs(header, overflow, worker.holders[Layer::Windows.index()]) {
+            let (from, to) = ((depth + u32::from(held.from)).min(end), (depth + u32::from(held.to)).min(end));
+            if from == to {
+                continue;
+            }
+            self.windows = if self.windows.1 == from { (self.windows.0, to) } else { (from, to) };
+            let (start, end) = self.windows;
+            if start == 0 || end - start >= worker.window_blocks {
+                self.usable = end.max(self.usable);
+            }
+        }
+    }
+}
+
+/// Keeps the best depth of a device holder bit.
+fn best(out: &mut ShardDepths, holder: HolderBit, depth: u32) {
+    if let Some(best) = out.device.get_mut(usize::from(holder.0)) {
+        *best = depth.max(*best);
+    }
+}
+
+/// Keeps the best depths of a worker with several tiers.
+fn best_of_tiers(out: &mut ShardDepths, worker: &TieredWorker, found: [u32; TIERS]) {
+    let slot = usize::from(worker.slot);
+    let device = usize::from(worker.holders[Layer::Device.index()].0);
+    let [host, disk, external] = out.lower[slot];
+    if found > [out.device.get(device).copied().unwrap_or(0), host, disk, external] {
+        if let Some(best) = out.device.get_mut(device) {
+            *best = found[0];
+        }
+        out.lower[slot] = [found[1], found[2], found[3]];
+    }
+}
+
+/// The end of the run of blocks from `from` on that a holder bit covers in a node.
+fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, layer: Layer, from: u16) -> u16 {
+    if holder.0 < 64 && header.mask >> holder.0 & 1 == 1 {
+        return header.len;
+    }
+    let Some(overflow) = overflow else {
+        return header
+            .partials()
+            .iter()
+            .find(|partial| partial.holder == holder.0)
+            .map_or(from, |partial| partial.cut.max(from));
+    };
+    if overflow.full.get(usize::from(holder.0 / 64)).is_some_and(|word| word >> (holder.0 % 64) & 1 == 1) {
+        return header.len;
+    }
+    // Both lists are in the order of their holder bits.
+    if layer != Layer::Device
+        && let Some(sparse) = sparse_of(overflow, holder)
+    {
+        return sparse.end_of_run(from);
+    }
+    let partial = overflow.partials.binary_search_by_key(&holder.0, |partial| partial.holder);
+    partial.map_or(from, |at| overflow.partials[at].cut.max(from))
+}
+
+/// The sparse coverage of a holder bit. The list is in the order of the holder bits.
+fn sparse_of(overflow: &Overflow, holder: HolderBit) -> Option<&Bits> {
+    let at = overflow.sparse.binary_search_by_key(&holder, |(of, _)| *of).ok()?;
+    Some(&overflow.sparse[at].1)
+}
+
+/// The runs of blocks of a node that a worker's windows have.
+fn window_runs(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> impl Iterator<Item = Run> {
+    let sparse = overflow.and_then(|overflow| sparse_of(overflow, holder));
+    let first = sparse.is_none().then(|| Run::new(0, covered_to(header, overflow, holder, Layer::Windows, 0)));
+    first.into_iter().chain(sparse.into_iter().flat_map(Bits::runs))
 }

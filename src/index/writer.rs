@@ -1,11 +1,10 @@
-//! The write half: what an ingest thread does to its shard.
+//! The write half: the calls by which an ingest thread changes its shard.
 
-use super::lanes::{Lane, LaneState};
-use super::layer::Layer;
+use super::holders::{HolderBit, HolderState, Layer};
+use super::maintain::Pass;
 use super::reclaim::Reclaimer;
 use super::remove::Removal;
-use super::sight::{Place, Sight};
-use super::sweep::Pass;
+use super::shared::{SharedIndex, SharedIndexCell};
 use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{
@@ -19,7 +18,7 @@ use crate::limits::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The only hand that changes a shard. Each call is visible to readers, as a whole, when it returns.
+/// The only writer of a shard. When a call returns, readers see all of its change.
 #[derive(Debug)]
 pub struct ShardWriter {
     limits: ShardLimits,
@@ -27,28 +26,29 @@ pub struct ShardWriter {
     workers: Vec<Slot>,
     lives: u64,
     pass: Option<Pass>,
-    /// Slots that the next pass will free.
+    /// Slots that the next sweep pass will free.
     leaving: Vec<WorkerSlot>,
-    /// Workers of which blocks wait for places that there are.
-    homeward: Vec<WorkerSlot>,
+    /// Workers with dormant blocks that could have places.
+    deferring: Vec<WorkerSlot>,
     removal: Removal,
     /// Where readers find the tree.
-    place: Arc<Place>,
+    shared: Arc<SharedIndexCell>,
     reclaimer: Reclaimer,
 }
 
 #[derive(Debug)]
 enum Slot {
     Free,
-    /// Its worker is gone; nodes may still know its lanes.
+    /// Its worker is removed; nodes may still have entries of its holder bits.
     Leaving,
     Used(Box<Worker>),
 }
 
 impl ShardWriter {
-    pub(super) fn new(limits: ShardLimits, tree: Tree, place: Arc<Place>, reclaimer: Reclaimer) -> Self {
+    pub(super) fn new(limits: ShardLimits, mut tree: Tree, shared: Arc<SharedIndexCell>, reclaimer: Reclaimer) -> Self {
+        tree.arena.set_maps_ahead(limits.maps_ahead());
         let (workers, leaving) = (Vec::new(), Vec::new());
-        let homeward = Vec::new();
+        let deferring = Vec::new();
         Self {
             limits,
             tree,
@@ -56,22 +56,23 @@ impl ShardWriter {
             lives: 0,
             pass: None,
             leaving,
-            homeward,
+            deferring,
             removal: Removal::EMPTY,
-            place,
+            shared,
             reclaimer,
         }
     }
 
-    /// Begins with an empty index in place of this one, whatever state a panic left that in. Workers keep their slots and
-    /// bounds and hold nothing; readers see the empty index from their next try on. Slots whose worker was being swept
-    /// out are free.
+    /// Replaces the index by an empty one, whatever state a panic left it in. Workers keep their slots and bounds and
+    /// hold nothing; readers see the empty index from their next try on. Slots whose worker was being swept out become
+    /// free.
     ///
-    /// Of the old index only what no event changes in steps is looked at: bounds, slots, and the epoch. Answers whether
-    /// all of its memory could be let go of.
-    pub fn begin_anew(&mut self) -> bool {
+    /// Reads only those parts of the old index that no event changes in several steps: bounds, slots, and the epoch.
+    /// Returns whether all of the old memory could be freed.
+    pub fn reset_after_panic(&mut self) -> bool {
         let ShardLimits { node_blocks_max, secret, .. } = self.limits;
         let mut tree = Tree::new(&self.reclaimer, node_blocks_max, secret, self.tree.head.epoch() + 1);
+        tree.arena.set_maps_ahead(self.limits.maps_ahead());
         let mut workers = Vec::with_capacity(self.workers.len());
         for (at, slot) in self.workers.iter().enumerate() {
             workers.push(match slot {
@@ -86,23 +87,23 @@ impl ShardWriter {
             });
         }
         tree.workers = workers.len();
-        // Readers first: what the old tree lets go of may still be named by its headers.
-        let sight = self.place.replace(tree.sight(&self.reclaimer));
-        tree.garbage.push(Waste::Sight(sight), size_of::<Sight>() as u64);
+        // Readers first: headers of the old tree may still name memory that dropping it frees.
+        let shared = self.shared.replace(tree.shared_index(&self.reclaimer));
+        tree.garbage.push(Waste::SharedIndex(shared), size_of::<SharedIndex>() as u64);
         let old = (
             std::mem::replace(&mut self.tree, tree),
             std::mem::replace(&mut self.workers, workers),
             std::mem::replace(&mut self.removal, Removal::EMPTY),
         );
-        (self.pass, self.leaving, self.homeward) = (None, Vec::new(), Vec::new());
-        // What cannot be let go of, because the panic left it inconsistent, is leaked.
+        (self.pass, self.leaving, self.deferring) = (None, Vec::new(), Vec::new());
+        // Memory that cannot be freed, because the panic left it inconsistent, is leaked.
         let is_freed = catch_unwind(AssertUnwindSafe(|| drop(old))).is_ok();
         self.tree.reclaim(true);
         is_freed
     }
 
-    /// A slot for one more worker, the lowest that is free; `None` when the shard is full. The slot of a
-    /// removed worker is free again once its blocks have been swept.
+    /// Adds a worker and returns its slot, the lowest free one; `None` when the shard is full. The slot of a removed
+    /// worker becomes free once its blocks have been swept.
     pub fn add_worker(&mut self) -> Option<WorkerSlot> {
         let at = match self.workers.iter().position(|slot| matches!(slot, Slot::Free)) {
             Some(at) => at,
@@ -122,14 +123,14 @@ impl ShardWriter {
         Some(slot)
     }
 
-    /// Whether a store at the root of what is held already counts as one more copy.
+    /// Whether a store at the root of blocks that are already held counts as one more copy.
     #[must_use]
     pub const fn counts_copies(&self) -> bool {
         self.limits.counts_copies
     }
 
-    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`; more blocks than usual may take
-    /// more bytes than usual, in proportion.
+    /// Gives a worker a bound of its own in place of the shard's `worker_blocks_max`. Its bound in bytes grows in
+    /// proportion.
     pub fn bound_worker(&mut self, slot: WorkerSlot, blocks_max: u64) {
         let bytes_max = self.limits.worker_bytes_max.max(blocks_max.saturating_mul(WORKER_BYTES_PER_BLOCK_MAX));
         if let Some(worker) = self.worker_mut(slot) {
@@ -137,20 +138,20 @@ impl ShardWriter {
         }
     }
 
-    /// Forgets a worker: at once for readers, by and by in [`sweep`](Self::sweep) for the writer. Nothing
-    /// happens if the slot is nobody's.
+    /// Removes a worker: at once for readers, gradually in [`sweep`](Self::sweep) for the writer. Does nothing if the
+    /// slot has no worker.
     pub fn remove_worker(&mut self, slot: WorkerSlot) {
-        let Some(place @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if let Slot::Used(mut worker) = std::mem::replace(place, Slot::Leaving) {
+        let Some(entry @ Slot::Used(_)) = self.workers.get_mut(usize::from(slot.0)) else { return };
+        if let Slot::Used(mut worker) = std::mem::replace(entry, Slot::Leaving) {
             worker.unaccount(&mut self.tree);
             self.leaving.push(slot);
-            self.retire(&worker.kin);
+            self.retire(&worker.all_holders);
         }
         self.sweep_if_crowded();
     }
 
-    /// Says that a new batch of events of this worker begins. A store at the root is ambiguous when all its
-    /// blocks were held before the batch began, and still are.
+    /// Begins a batch of events of this worker. A store at the root is ambiguous if all its blocks were held before the
+    /// batch began, and still are.
     pub fn begin_batch(&mut self, slot: WorkerSlot) {
         if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) {
             worker.begin_batch();
@@ -158,13 +159,13 @@ impl ShardWriter {
         }
     }
 
-    /// The seed of a bound hash, or of an unbound one that bound blocks wait for: what its children take.
+    /// The seed of a bound hash, or of an unbound parent of bound blocks: the seed that its children take.
     #[must_use]
     pub fn seed_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Seed> {
         self.worker(slot)?.seed_of(&self.tree, hash)
     }
 
-    /// To what a hash is bound, whichever tier holds it; `None` where no tier does.
+    /// The binding of a hash, whichever tier holds it; `None` if no tier does.
     #[must_use]
     pub fn binding_of(&self, slot: WorkerSlot, hash: EngineHash) -> Option<Binding> {
         self.worker(slot)?.binding(&self.tree, hash)
@@ -174,25 +175,24 @@ impl ShardWriter {
     #[must_use]
     pub fn refers_to(&self, slot: WorkerSlot, tier: Tier, hash: EngineHash) -> bool {
         let Some(worker) = self.worker(slot) else { return false };
-        worker.references().any(|(of, lane)| of == tier.into() && worker.refers(&self.tree, lane, hash))
+        worker.references().any(|(of, holder)| of == tier.into() && worker.refers(&self.tree, holder, hash))
     }
 
-    /// Says what later events of the batch are about: the first block of the event that comes a dozen events
-    /// later, and of one that comes half a dozen later. What they need is asked for ahead of time; nothing
-    /// else comes of it. Worth it where events are of a few blocks.
+    /// Prefetches for later events of the batch: `far` is the first block of the event about a dozen events later,
+    /// `near` that of an event half as far away. Has no other effect. Worth it if events have only a few blocks.
     pub fn look_ahead(&self, far: Option<EngineHash>, near: Option<EngineHash>) {
         far.into_iter().for_each(|name| self.tree.prefetch_far(name));
         near.into_iter().for_each(|name| self.tree.prefetch_near(name));
     }
 
-    /// Counts one reference of a tier and group to each block, binding those that are not bound. All of
-    /// the store is applied or none of it.
+    /// Counts one reference of a tier and group to each block, and binds the unbound ones. Applies all of the store or
+    /// none of it.
     pub fn store(&mut self, slot: WorkerSlot, blocks: &StoreBlocks<'_>) -> StoreOutcome {
         self.store_announced(slot, blocks, &mut |_| {})
     }
 
-    /// The same. `before_shortfall` is called before readers can see answers about the worker that are too low, so that
-    /// the worker's trust falls first. Readers wait meanwhile: it must be short.
+    /// As [`store`](Self::store). `before_shortfall` is called before readers can see answers about the worker that are
+    /// too low, so that the worker's trust falls first. Readers wait meanwhile, so it must be short.
     pub fn store_announced(
         &mut self,
         slot: WorkerSlot,
@@ -204,14 +204,15 @@ impl ShardWriter {
         };
         let (tree, limits) = (&mut self.tree, &self.limits);
         let ceiling = limits.memory_bytes_max;
-        let (len, names) = (blocks.hashes.len(), tree.slots.len());
+        let (len, names) = (blocks.hashes.len(), tree.name_map.len());
         let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
-        let tidy = worker.left_behind <= limits.dormant_blocks_max as u64 || worker.tidy_up(tree, limits);
-        let quick = if fits && tidy { worker.store_quickly(tree, limits, blocks).ok() } else { None };
-        let outcome = quick.unwrap_or_else(|| worker.store_carefully(tree, limits, blocks, before_shortfall));
+        let has_room = worker.removed_inner_blocks <= limits.dormant_blocks_max as u64
+            || worker.recount_removed_inner_blocks(tree, limits);
+        let fast = if fits && has_room { worker.store_fast(tree, limits, blocks).ok() } else { None };
+        let outcome = fast.unwrap_or_else(|| worker.store_slow(tree, limits, blocks, before_shortfall));
         worker.account_for(tree, names);
-        if outcome.deferred && !self.homeward.contains(&slot) {
-            self.homeward.push(slot);
+        if outcome.deferred && !self.deferring.contains(&slot) {
+            self.deferring.push(slot);
         }
         if outcome.refused == Some(Refusal::WorkBound) {
             self.empty(slot);
@@ -220,13 +221,13 @@ impl ShardWriter {
         outcome
     }
 
-    /// Says that a group of the device tier serves attention with a sliding window: of a prompt that is held up to a
+    /// Declares that a group of the device tier serves attention with a sliding window: for a prompt held up to a
     /// block, this group needs only the `window_blocks` before that block. The group's blocks then count neither for
-    /// nor against the device tier itself: the device tier is held as far as its other groups go, and of that as far
-    /// as every window group has the last blocks. Groups that need differently many must all have the most.
+    /// nor against the device tier itself. The device tier is held as far as its other groups go, and within that as
+    /// far as every window group has the last blocks. If groups have different windows, all must have the longest.
     ///
-    /// Holds until the tier is cleared. `false` = not taken: the group has counted for the tier itself,
-    /// `window_blocks` is 0, there are `GROUPS_MAX` such groups, or the slot is nobody's.
+    /// Lasts until the tier is cleared. Returns `false` and changes nothing if the group has already counted for the
+    /// tier itself, `window_blocks` is 0, there are `GROUPS_MAX` such groups, or the slot has no worker.
     pub fn announce_window(&mut self, slot: WorkerSlot, group: GroupId, window_blocks: u32) -> bool {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return false };
         let announced = worker.announce_window(&mut self.tree, group, window_blocks);
@@ -234,16 +235,16 @@ impl ShardWriter {
         announced
     }
 
-    /// No group of a worker serves a window any more; what was said of its windows is forgotten.
+    /// Forgets all windows of a worker: none of its groups serves one any more.
     pub fn forget_windows(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
-        if worker.tiers[Layer::Windows.index()].groups.is_empty() {
+        if worker.layers[Layer::Windows.index()].groups.is_empty() {
             return;
         }
         worker.window_blocks = 0;
-        let lanes = worker.clear_tier(Layer::Windows);
+        let holders = worker.clear_layer(Layer::Windows);
         worker.account(&mut self.tree);
-        self.retire(&lanes);
+        self.retire(&holders);
         self.sweep_if_crowded();
     }
 
@@ -255,24 +256,24 @@ impl ShardWriter {
     }
 
     /// Takes one reference of a tier and group from each block that has more than one. Called after a store of these
-    /// blocks, it takes back what the store counted of blocks that were referred to before.
+    /// blocks, it undoes what the store counted for blocks that already had a reference.
     pub fn take_back_repeated(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
         let Some(worker) = self.worker(slot) else { return };
-        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return };
-        let has_more = |hash: &&EngineHash| worker.extras.get(**hash, lane) > 0;
+        let Some(holder) = worker.group(worker.layer(tier, group), group).map(|group| group.holder) else { return };
+        let has_more = |hash: &&EngineHash| worker.extras.get(**hash, holder) > 0;
         let repeated: Vec<EngineHash> = hashes.iter().filter(has_more).copied().collect();
         self.remove(slot, tier, group, &repeated);
     }
 
-    /// Takes one reference of a tier and group from each block. What has no such reference is counted as
-    /// unknown and stays as it is.
+    /// Takes one reference of a tier and group from each block. Hashes without such a reference are counted as unknown
+    /// and change nothing.
     pub fn remove(&mut self, slot: WorkerSlot, tier: Tier, group: GroupId, hashes: &[EngineHash]) -> RemoveOutcome {
         let worker = match self.workers.get_mut(usize::from(slot.0)) {
             Some(Slot::Used(worker)) => worker,
             _ => return RemoveOutcome { removed: 0, unknown: hashes.len() as u32 },
         };
         let tree = &mut self.tree;
-        let names = tree.slots.len();
+        let names = tree.name_map.len();
         let layer = worker.layer(tier, group);
         let outcome = worker.remove(tree, &mut self.removal, layer, group, hashes);
         worker.account_for(tree, names);
@@ -280,34 +281,34 @@ impl ShardWriter {
         outcome
     }
 
-    /// Whether more blocks of a worker wait for a parent than one event may move: a [`clear`](Self::clear) of one tier
-    /// then empties the whole worker, as each of these blocks would have to be looked at.
+    /// Whether a worker has more dormant blocks than one event may move. A [`clear`](Self::clear) of one tier then
+    /// empties the whole worker, because each of these blocks would have to be visited.
     #[must_use]
     pub fn is_cleared_whole(&self, slot: WorkerSlot) -> bool {
-        self.worker(slot).is_some_and(|worker| worker.waiting.len() > self.limits.event_moves_max)
+        self.worker(slot).is_some_and(|worker| worker.dormant.len() > self.limits.event_moves_max)
     }
 
-    /// Empties one tier of a worker, or all: as if what is emptied had never been used, groups included.
-    /// At once for readers, by and by in [`sweep`](Self::sweep) for the writer.
+    /// Empties one tier of a worker, or all tiers, as if they had never been used, groups included. At once for
+    /// readers, gradually in [`sweep`](Self::sweep) for the writer.
     pub fn clear(&mut self, slot: WorkerSlot, tier: Option<Tier>) {
         let tier = tier.filter(|_| !self.is_cleared_whole(slot));
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         match tier {
             Some(tier) => {
-                let mut lanes = worker.clear_tier(tier.into());
+                let mut holders = worker.clear_layer(tier.into());
                 if tier == Tier::Device {
-                    lanes.extend(worker.clear_tier(Layer::Windows));
+                    holders.extend(worker.clear_layer(Layer::Windows));
                     worker.window_blocks = 0;
                 }
                 worker.account(&mut self.tree);
-                self.retire(&lanes);
+                self.retire(&holders);
             }
             None => self.empty(slot),
         }
         self.sweep_if_crowded();
     }
 
-    /// A worker begins a new life, with nothing.
+    /// Begins a new life of a worker, without blocks.
     fn empty(&mut self, slot: WorkerSlot) {
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return };
         self.lives += 1;
@@ -316,40 +317,40 @@ impl ShardWriter {
         old.unaccount(&mut self.tree);
         worker.batch = old.batch;
         worker.account(&mut self.tree);
-        self.retire(&old.kin);
+        self.retire(&old.all_holders);
     }
 
-    fn retire(&mut self, lanes: &[Lane]) {
+    fn retire(&mut self, holders: &[HolderBit]) {
         let Self { tree, .. } = self;
-        for lane in lanes {
-            tree.lanes.set_state(*lane, LaneState::Retired);
+        for holder in holders {
+            tree.holders.set_state(*holder, HolderState::Retired);
         }
-        if !lanes.is_empty() {
-            tree.publish_lanes();
+        if !holders.is_empty() {
+            tree.publish_holders();
         }
     }
 
-    /// A slice of the sweep, where too many lanes wait for it: whatever the shard holds, one event does no more.
+    /// Sweeps a slice if too many holder bits wait for it. Whatever the shard holds, one event does no more.
     fn sweep_if_crowded(&mut self) {
-        if self.tree.lanes.retired() > self.limits.retired_lanes_max {
+        if self.tree.holders.retired() > self.limits.retired_holders_max {
             self.sweep(INDEX_EVENT_SWEEP_MAX);
         }
     }
 
-    /// Goes on to give places to what waits for them, up to about `budget` blocks; returns how much it did.
-    fn bring_home(&mut self, budget: usize) -> usize {
-        let Some(slot) = self.homeward.pop() else { return 0 };
+    /// Gives places to deferred dormant blocks, up to about `budget`; returns how many it placed.
+    fn continue_placements(&mut self, budget: usize) -> usize {
+        let Some(slot) = self.deferring.pop() else { return 0 };
         let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return 0 };
         let (tree, moves) = (&mut self.tree, budget.min(self.limits.event_moves_max));
-        let names = tree.slots.len();
-        worker.allow(moves, &self.limits);
-        if worker.go_on_home(tree) {
-            self.homeward.push(slot);
+        let names = tree.name_map.len();
+        worker.set_allowance(moves, &self.limits);
+        if worker.continue_placement(tree) {
+            self.deferring.push(slot);
         }
-        let done = moves - worker.allowance.plants.min(moves);
-        let overwhelmed = worker.allowance.overwhelmed;
+        let done = moves - worker.allowance.placements.min(moves);
+        let exhausted = worker.allowance.exhausted;
         worker.account_for(tree, names);
-        if overwhelmed {
+        if exhausted {
             self.empty(slot);
             if let Some(worker) = self.worker_mut(slot) {
                 worker.emptied_by_sweep = true;
@@ -361,57 +362,55 @@ impl ShardWriter {
     /// Whether blocks that a store [deferred](StoreOutcome::deferred) still wait for their places.
     #[must_use]
     pub fn is_deferring(&self, slot: WorkerSlot) -> bool {
-        self.worker(slot).is_some_and(|worker| !worker.homeward.is_empty())
+        self.worker(slot).is_some_and(|worker| !worker.placement_queue.is_empty())
     }
 
-    /// Whether a sweep has emptied a worker because more of its blocks would have to move than may: `true` once. That
-    /// happens to workers of which a store was [deferred](StoreOutcome::deferred), and to no others.
+    /// Whether a sweep has emptied a worker, because more of its blocks would have to move than may; `true` once. This
+    /// happens only to workers of which a store was [deferred](StoreOutcome::deferred).
     pub fn take_emptied_by_sweep(&mut self, slot: WorkerSlot) -> bool {
         self.worker_mut(slot).is_some_and(|worker| std::mem::take(&mut worker.emptied_by_sweep))
     }
 
-    /// How many references of a tier and group there are to a block.
+    /// How many references a tier and group has to a block.
     #[must_use]
     pub fn references_to(&self, slot: WorkerSlot, tier: Tier, group: GroupId, hash: EngineHash) -> u64 {
         let Some(worker) = self.worker(slot) else { return 0 };
-        let Some(lane) = worker.group(worker.layer(tier, group), group).map(|group| group.lane) else { return 0 };
-        if !worker.refers(&self.tree, lane, hash) {
+        let Some(holder) = worker.group(worker.layer(tier, group), group).map(|group| group.holder) else { return 0 };
+        if !worker.refers(&self.tree, holder, hash) {
             return 0;
         }
-        1 + u64::from(worker.extras.get(hash, lane))
+        1 + u64::from(worker.extras.get(hash, holder))
     }
 
-    /// Whether there is more than one reference to any block of a worker.
+    /// Whether any block of a worker has more than one reference.
     #[must_use]
     pub fn has_copies(&self, slot: WorkerSlot) -> bool {
         self.worker(slot).is_some_and(|worker| !worker.extras.is_empty())
     }
 
-    /// Ends a batch: the epoch goes on, and memory that nobody can be looking at is used again.
+    /// Ends a batch: advances the epoch, and reuses memory that no reader can be looking at.
     pub fn publish(&mut self) {
         self.tree.head.end_batch();
         self.tree.reclaim(false);
         self.tree.shrink(1);
     }
 
-    /// Hands over all garbage, however little, and makes smaller what has become too large: for when nothing else is
-    /// going on.
+    /// Hands over all garbage, however little, and shrinks tables that have become too large. For idle times.
     pub fn reclaim(&mut self) {
         self.tree.shrink(INDEX_IDLE_SHRINKS_MAX);
         self.tree.reclaim(true);
     }
 
-    /// Cleans up after clears and removed workers and joins nodes: does about `budget_blocks` blocks' worth
-    /// of work, and says whether there is more to do. What it does is invisible to readers and to every
-    /// other call, except that slots become free, and that blocks which a store [deferred](StoreOutcome::deferred) get
-    /// their places.
+    /// Cleans up after clears and removed workers, and joins nodes: does about `budget_blocks` blocks' worth of work,
+    /// and returns whether there is more. Invisible to readers and to every other call, except that slots become free,
+    /// and that blocks that a store [deferred](StoreOutcome::deferred) get their places.
     pub fn sweep(&mut self, budget_blocks: usize) -> bool {
         let budget = budget_blocks.max(1);
-        let mut work = self.bring_home(budget);
+        let mut work = self.continue_placements(budget);
         work += self.tree.join_some(budget.div_ceil(2));
         while work < budget {
             if self.pass.is_none() {
-                if self.tree.lanes.retired() == 0 && self.leaving.is_empty() {
+                if self.tree.holders.retired() == 0 && self.leaving.is_empty() {
                     break;
                 }
                 self.pass = Some(Pass::begin(&mut self.tree, std::mem::take(&mut self.leaving)));
@@ -429,35 +428,35 @@ impl ShardWriter {
         }
         self.tree.reclaim(false);
         let joins = !self.tree.joins.is_empty() && self.tree.garbage.waiting_bytes() < INDEX_GARBAGE_BYTES_STRAINED;
-        let homeward = !self.homeward.is_empty();
-        homeward || joins || self.pass.is_some() || self.tree.lanes.retired() > 0 || !self.leaving.is_empty()
+        let deferring = !self.deferring.is_empty();
+        deferring || joins || self.pass.is_some() || self.tree.holders.retired() > 0 || !self.leaving.is_empty()
     }
 
     fn finish_pass(&mut self) {
         let Some(pass) = self.pass.take() else { return };
         for slot in &mut self.workers {
             if let Slot::Used(worker) = slot {
-                worker.kin.retain(|lane| !pass.wants(*lane));
+                worker.all_holders.retain(|holder| !pass.wants(*holder));
             }
         }
         let leaving = pass.finish(&mut self.tree);
         leaving.into_iter().for_each(|slot| self.workers[usize::from(slot.0)] = Slot::Free);
     }
 
-    /// The figures of a worker; all 0 where the slot is nobody's.
+    /// The counts of a worker; all 0 if the slot has none.
     #[must_use]
     pub fn held(&self, slot: WorkerSlot) -> WorkerBlocks {
         self.worker(slot).map(Worker::figures).unwrap_or_default()
     }
 
-    /// How many blocks a tier of a worker holds, and the sum over their engine hashes that tells two such
-    /// sets apart: for audits. All 0 where the slot is nobody's.
+    /// How many blocks a tier of a worker holds, and the sum over their engine hashes that tells two such sets apart:
+    /// for audits. All 0 if the slot has no worker.
     #[must_use]
     pub fn digest(&self, slot: WorkerSlot, tier: Tier) -> TierDigest {
         self.worker(slot).map(|worker| worker.digest(tier.into())).unwrap_or_default()
     }
 
-    /// What the shard keeps in memory.
+    /// The memory that the shard takes.
     #[must_use]
     pub fn memory(&self) -> ShardMemory {
         let workers = self.tree.workers_bytes + (self.workers.capacity() * size_of::<Slot>()) as u64;
@@ -465,35 +464,34 @@ impl ShardWriter {
         ShardMemory {
             blocks_bytes: tree.arena.bytes(),
             blocks_free_bytes: tree.arena.free_words() * 8,
-            names_bytes: tree.slots.bytes(),
+            names_bytes: tree.name_map.bytes(),
             nodes_bytes: tree.table.bytes() + tree.nodes.bytes() + tree.lists_bytes(),
             workers_bytes: workers,
             garbage_bytes: tree.garbage.waiting_bytes(),
             nodes: tree.nodes.len() as u64,
-            names: tree.slots.len() as u64,
+            names: tree.name_map.len() as u64,
         }
     }
 
-    /// Whether more garbage waits for readers than `garbage_bytes_max`, so that no more events should be taken
-    /// until a [`publish`](Self::publish) or [`reclaim`](Self::reclaim) has shown that it is less.
+    /// Whether more garbage than `garbage_bytes_max` waits for readers. The caller should then apply no more events
+    /// until, after a [`publish`](Self::publish) or [`reclaim`](Self::reclaim), this returns `false`.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.tree.garbage.waiting_bytes() > self.limits.garbage_bytes_max
     }
 
-    /// Everybody who is there.
     #[cfg(test)]
     pub(super) fn all_workers(&self) -> impl Iterator<Item = &Worker> + '_ {
         self.workers.iter().filter_map(|slot| if let Slot::Used(worker) = slot { Some(&**worker) } else { None })
     }
 
-    /// As if a block had so many references of the device's only group beyond its first.
+    /// Sets the number of references of the device's only group to a block beyond the first.
     #[cfg(test)]
     pub(super) fn set_extras(&mut self, slot: WorkerSlot, name: EngineHash, extras: u32) {
-        let worker = self.worker_mut(slot).expect("somebody's");
-        let lane = worker.tiers[0].groups[0].lane;
-        let before = worker.extras.set(name, lane, extras);
-        worker.tiers[0].references += u64::from(extras) - u64::from(before);
+        let worker = self.worker_mut(slot).expect("a worker in the slot");
+        let holder = worker.layers[0].groups[0].holder;
+        let before = worker.extras.set(name, holder, extras);
+        worker.layers[0].references += u64::from(extras) - u64::from(before);
         worker.extras_most = extras;
     }
 
@@ -513,15 +511,15 @@ impl ShardWriter {
 }
 
 impl Drop for ShardWriter {
-    /// A shard without a writer holds nothing: nobody would hear of what its workers lose.
+    /// A shard without a writer holds nothing, because it would learn of no block that its workers lose.
     fn drop(&mut self) {
-        let lanes: Vec<Lane> = self
+        let holders: Vec<HolderBit> = self
             .workers
             .iter()
-            .filter_map(|slot| if let Slot::Used(worker) = slot { Some(&worker.kin) } else { None })
+            .filter_map(|slot| if let Slot::Used(worker) = slot { Some(&worker.all_holders) } else { None })
             .flatten()
             .copied()
             .collect();
-        self.retire(&lanes);
+        self.retire(&holders);
     }
 }

@@ -1,17 +1,17 @@
-//! One decoded batch onto the index, event by event in the order in which they happened.
+//! Applies one decoded batch to the index, event by event, in the order in which they happened.
 //!
-//! Whatever is not bound is counted with its reason and lowers trust; nothing is guessed.
+//! A block that cannot be bound is counted with the reason and lowers trust. Nothing is guessed.
 
 use super::copies::{is_repeated, repeats};
 use super::groups::Rule;
-use super::offloaded::References;
-use super::scheme::{Fit, fit, is_alone, is_partial};
-use super::seed::{Before, SeedOf, seed_of};
-use super::stream::{Conflicted, Home, Now, Scratch, Stream};
-use crate::event::trust::{Finding, TrustInput};
-use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, Unruled};
+use super::hashing::{Before, Fit, SeedOf, fit, is_alone, is_partial, seed_of};
+use super::lower_tiers::UnboundReferences;
+use super::space_shard::SpaceShard;
+use super::stream::{Conflicted, Now, Scratch, Stream};
+use crate::event::trust::{Flaw, TrustInput};
+use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, UnknownName};
 use crate::hash;
-use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier, WorkerSlot};
+use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier};
 use crate::index::{Binding, Refusal, StoreBlocks, StoreOutcome};
 use crate::limits::LOOK_AHEAD_EVENTS;
 use crate::metrics::WorkerCounter;
@@ -19,71 +19,71 @@ use crate::trust::TrustReason;
 
 impl Stream {
     /// Applies every event of the batch in `scratch`.
-    pub(super) fn apply(&mut self, home: &mut Home, scratch: &mut Scratch, now: Now) {
+    pub(super) fn apply(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
         let Scratch { batch, locals } = scratch;
         let stated = batch.info().scheme;
         if batch.info().snapshot.is_some() {
-            // Parts of a snapshot are not live events; applied as such they would be counted twice.
+            // Parts of a snapshot are not live events. Applied as live events they would be counted twice.
             self.count(WorkerCounter::UnknownTags, batch.len() as u64);
-            self.found(Finding::UnknownEvents, now);
+            self.lower_trust(Flaw::UnknownEvents, now);
             return;
         }
-        if !self.kinds.has_windows() {
-            // Those of an engine that was here before.
-            home.writer.forget_windows(self.slot);
+        if !self.kv_groups.has_windows() {
+            // The worker may have been another engine's, with windows.
+            space.writer.forget_windows(self.slot);
         }
         let looks_ahead = batch.len() > LOOK_AHEAD_EVENTS;
         for (at, event) in batch.events().enumerate() {
             if looks_ahead {
                 let first = |ahead: usize| batch.first_hash(at + ahead);
-                home.writer.look_ahead(first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
+                space.writer.look_ahead(first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
             }
             match event {
-                KvEvent::Stored(stored) => self.stored(home, &stored, stated, locals, now),
-                KvEvent::Removed(removed) => self.removed(home, &removed, now),
-                KvEvent::Cleared(cleared) => self.cleared(home, cleared, now),
+                KvEvent::Stored(stored) => self.stored(space, &stored, stated, locals, now),
+                KvEvent::Removed(removed) => self.removed(space, &removed, now),
+                KvEvent::Cleared(cleared) => self.cleared(space, cleared, now),
             }
         }
         self.check_first_offloaded(now);
-        if self.kinds.lacks_main() {
-            self.found(Finding::Hybrid, now);
+        if self.kv_groups.lacks_main() {
+            self.lower_trust(Flaw::Hybrid, now);
         }
     }
 
     fn stored(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         stored: &Stored<'_>,
         stated: Option<Scheme>,
         locals: &mut Vec<LocalHash>,
         now: Now,
     ) {
-        let rule = self.kinds.store(stored.group, stored.group_kind, stored.block_size);
+        let rule = self.kv_groups.store(stored.group, stored.group_kind, stored.block_size);
         let Some(tier) = self.place(stored.medium, rule, now) else { return };
         if let Rule::Window { blocks, .. } = rule {
-            return self.window_stored(home, stored, blocks, now);
+            return self.window_stored(space, stored, blocks, now);
         }
         if stored.hashes.is_empty() {
             return;
         }
         if self.unchained {
-            return self.refuse_store(stored, tier, WorkerCounter::StoresUnchained, Finding::UnchainedHashes, now);
+            return self.refuse_store(stored, tier, WorkerCounter::StoresUnchained, Flaw::UnchainedHashes, now);
         }
         if stored.content == Content::Unusable || matches!(stored.medium, Medium::Offloaded(_)) {
-            return self.resolve(home, stored, tier, locals, now);
+            return self.resolve(space, stored, tier, locals, now);
         }
-        let Some(scheme) = self.scheme_of(home, stored, tier, stated, now) else { return };
+        let Some(scheme) = self.scheme_of(space, stored, tier, stated, now) else { return };
         if stored.parent.is_some_and(|parent| self.conflicted.contains(parent)) {
             return self.conflict(stored.hashes, now);
         }
         let before = match stored.parent {
             None => Before::Root,
-            Some(parent) => home.writer.seed_of(self.slot, parent).map_or(Before::NotHeld, Before::Held),
+            Some(parent) => space.writer.seed_of(self.slot, parent).map_or(Before::NotHeld, Before::Held),
         };
         let seed = match seed_of(before, stored.lora, stored.salt, self.salts_possible) {
             SeedOf::Known(seed) => seed,
             SeedOf::UnknownRoot => {
-                return self.refuse_store(stored, tier, WorkerCounter::StoresUnknownRoot, Finding::UnknownRoot, now);
+                return self.refuse_store(stored, tier, WorkerCounter::StoresUnknownRoot, Flaw::UnknownRoot, now);
             }
             SeedOf::Conflict => return self.conflict(stored.hashes, now),
         };
@@ -96,90 +96,98 @@ impl Stream {
             Content::Unusable => &[],
         };
         let (parent, hashes) = (stored.parent, stored.hashes);
-        self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
-        self.settle_offloaded(home, hashes, now);
+        self.store(space, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
+        self.settle_offloaded(space, hashes, now);
     }
 
-    /// Counts a reference to blocks whose place and content are known.
-    pub(super) fn store(&mut self, home: &mut Home, blocks: &StoreBlocks<'_>, now: Now) {
-        if self.computes_what_is_left(home, blocks) {
-            return self.removals_are_for_all(home, now);
+    /// Counts references to blocks whose chain and content are known.
+    pub(super) fn store(&mut self, space: &mut SpaceShard, blocks: &StoreBlocks<'_>, now: Now) {
+        if self.computes_left_copy(space, blocks) {
+            return self.removals_are_for_all(space, now);
         }
-        let mut outcome = self.store_in_index(home, blocks, now);
-        if outcome.refused == Some(Refusal::HashConflict) && self.release_to_device(home, blocks, now) {
-            outcome = self.store_in_index(home, blocks, now);
+        let mut outcome = self.store_in_index(space, blocks, now);
+        if outcome.refused == Some(Refusal::HashConflict) && self.release_to_device(space, blocks, now) {
+            outcome = self.store_in_index(space, blocks, now);
         }
         let counts_once = self.last_copies.for_all && blocks.tier == Tier::Device;
-        let counts_copies = self.counts_copies(home) && !counts_once;
+        let counts_copies = self.counts_copies(space) && !counts_once;
         let is_repeated = is_repeated(blocks, &outcome);
-        // A chain that is said again changes nothing where each block is counted once.
+        // If each block is counted once, a repeated chain changes nothing.
         outcome.ambiguous &= !counts_once;
         if !counts_copies && !counts_once && (is_repeated || repeats(blocks, &outcome) && self.may_miss_blocks()) {
-            // One reference less of what was held before, and readers see no difference.
-            home.writer.take_back_repeated(self.slot, blocks.tier, blocks.group, blocks.hashes);
-            self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+            // Takes back one reference to blocks that were held before. Readers see no difference.
+            space.writer.take_back_repeated(self.slot, blocks.tier, blocks.group, blocks.hashes);
+            self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
             if is_repeated {
                 return;
             }
         }
         if counts_copies && blocks.tier == Tier::Device && outcome.stored > 0 {
             self.count(WorkerCounter::StoresCopied, u64::from(is_repeated));
-            if self.copies.stored(blocks, &outcome, self.kinds.has_windows()) {
-                return self.full_report(home, now);
+            if self.copies.stored(blocks, &outcome, self.kv_groups.has_windows()) {
+                return self.full_report(space, now);
             }
         }
         if outcome.stored > 0 {
-            self.said(|republisher| republisher.stored(blocks));
+            self.republish(|republisher| republisher.stored(blocks));
             if counts_once && outcome.already > 0 {
-                self.take_back_copies(home, blocks);
+                self.take_back_copies(space, blocks);
             }
             self.note_group(blocks.tier, blocks.group);
-            self.kinds.counted(blocks.group);
-            self.place_unplaced(home, blocks.hashes, now);
+            self.kv_groups.counted(blocks.group);
+            self.place_unplaced(space, blocks.hashes, now);
         }
         match outcome.refused {
             Some(Refusal::HashConflict | Refusal::SelfParent) => self.conflict(blocks.hashes, now),
-            _ => self.count_stored(home, &outcome, now),
+            _ => self.count_stored(space, &outcome, now),
         }
     }
 
-    /// A store of which no more is used than its hashes, as those of connectors. A hash names one block, so each is
-    /// what is held under its hash, in whatever tier that is; what is not held is not guessed. A connector's blocks
-    /// wait for device memory to say what they are.
-    fn resolve(&mut self, home: &mut Home, stored: &Stored<'_>, tier: Tier, locals: &mut Vec<LocalHash>, now: Now) {
+    /// Applies a store by its hashes alone, as for stores of connectors. A hash names one block. So each hash means the
+    /// block that is held under it, in any tier. A hash that is not held is not guessed: a connector's reference to it
+    /// waits until device memory defines the block.
+    fn resolve(
+        &mut self,
+        space: &mut SpaceShard,
+        stored: &Stored<'_>,
+        tier: Tier,
+        locals: &mut Vec<LocalHash>,
+        now: Now,
+    ) {
         let is_offloaded = matches!(stored.medium, Medium::Offloaded(_));
         let (mut rest, mut unresolved) = (stored.hashes, 0);
         if is_offloaded {
             self.check_naming(stored, tier, now);
         }
         while let Some((first, _)) = rest.split_first() {
-            let Some(Binding { parent, local, seed }) = self.binding_of(home, *first) else {
+            let Some(Binding { parent, local, seed }) = self.binding_of(space, *first) else {
                 (rest, unresolved) = (&rest[1..], unresolved + 1);
                 if is_offloaded {
-                    self.wait_for_device(*first, References { tier, group: stored.group, count: 1 }, now);
+                    self.wait_for_device(*first, UnboundReferences { tier, group: stored.group, count: 1 }, now);
                 }
                 continue;
             };
-            let (hashes, behind) = rest.split_at(self.bound_run(home, rest, (local, seed), locals));
+            let (hashes, behind) = rest.split_at(self.bound_run(space, rest, (local, seed), locals));
             if is_offloaded {
-                self.note_offloaded(home, tier, Binding { parent, local, seed });
+                self.note_offloaded(space, tier, Binding { parent, local, seed });
             }
             self.count(WorkerCounter::BlocksResolved, hashes.len() as u64);
-            self.store(home, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
+            self.store(space, &StoreBlocks { parent, hashes, locals, tier, group: stored.group, seed }, now);
             rest = behind;
         }
         if unresolved > 0 {
             self.count(WorkerCounter::BlocksUnresolved, unresolved);
-            let finding = if is_offloaded { Finding::OffloadUnbound } else { Finding::UnknownRoot };
-            self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, finding, now);
+            let flaw = if is_offloaded { Flaw::OffloadUnbound } else { Flaw::UnknownRoot };
+            self.refuse_store(stored, tier, WorkerCounter::StoresUnusable, flaw, now);
         }
     }
 
-    /// How many blocks from the first on follow each other as they are bound, and what is in them: they are shown at once,
-    /// as those of any store are. `first` is what is in the first block, and its seed.
+    /// The length of the run of blocks, from the first on, that follow each other in their bindings. `locals` gets
+    /// their local hashes. Readers see the whole run at once, as with any store. `first` is the local hash and seed of
+    /// the first.
     pub(super) fn bound_run(
         &self,
-        home: &Home,
+        space: &SpaceShard,
         hashes: &[EngineHash],
         (first, seed): (LocalHash, Seed),
         locals: &mut Vec<LocalHash>,
@@ -187,51 +195,51 @@ impl Stream {
         locals.clear();
         locals.push(first);
         for pair in hashes.windows(2) {
-            let next = self.binding_of(home, pair[1]);
+            let next = self.binding_of(space, pair[1]);
             let Some(next) = next.filter(|next| next.parent == Some(pair[0]) && next.seed == seed) else { break };
             locals.push(next.local);
         }
         locals.len()
     }
 
-    /// To what a hash that means one thing is bound.
-    pub(super) fn binding_of(&self, home: &Home, hash: EngineHash) -> Option<Binding> {
-        home.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
+    /// The binding of a hash that identifies one block.
+    pub(super) fn binding_of(&self, space: &SpaceShard, hash: EngineHash) -> Option<Binding> {
+        space.writer.binding_of(self.slot, hash).filter(|_| !self.conflicted.contains(hash))
     }
 
-    /// Refuses a store. Where its group has no block in a tier in which others have some, the tier seems to hold
-    /// what that group may not have.
-    fn refuse_store(&mut self, stored: &Stored<'_>, tier: Tier, counter: WorkerCounter, finding: Finding, now: Now) {
-        let mut of_tier = self.groups.iter().filter(|(of, _)| *of == tier).map(|(_, group)| *group).peekable();
+    /// Refuses a store. If its group has no block in a tier in which other groups have some, the tier seems to hold
+    /// blocks that this group may lack.
+    fn refuse_store(&mut self, stored: &Stored<'_>, tier: Tier, counter: WorkerCounter, flaw: Flaw, now: Now) {
+        let mut of_tier = self.tier_groups.iter().filter(|(of, _)| *of == tier).map(|(_, group)| *group).peekable();
         if of_tier.peek().is_some() && of_tier.all(|group| group != stored.group) {
-            self.found(Finding::Hybrid, now);
+            self.lower_trust(Flaw::Hybrid, now);
         }
-        self.refuse(counter, finding, now);
+        self.refuse(counter, flaw, now);
     }
 
-    /// A store that contradicts what is held. Its blocks are then somewhere else than we think, so what is stored
-    /// under them later cannot be placed either: placed under what is held, it would be over-counted.
+    /// Refuses a store that contradicts a held block. The chain of its hashes is then unknown, so later blocks under
+    /// them cannot be placed either: placed under the held blocks, they would be over-counted.
     fn conflict(&mut self, hashes: &[EngineHash], now: Now) {
         self.conflicted.extend(hashes);
-        self.refuse(WorkerCounter::StoresHashConflict, Finding::HashConflict, now);
+        self.refuse(WorkerCounter::StoresHashConflict, Flaw::HashConflict, now);
     }
 
-    pub(super) fn count_stored(&mut self, home: &mut Home, outcome: &StoreOutcome, now: Now) {
+    pub(super) fn count_stored(&mut self, space: &mut SpaceShard, outcome: &StoreOutcome, now: Now) {
         self.count(WorkerCounter::BlocksStored, u64::from(outcome.stored));
         self.count(WorkerCounter::BlocksDormant, u64::from(outcome.dormant));
         if outcome.ambiguous {
-            self.refuse(WorkerCounter::StoresAmbiguous, Finding::AmbiguousStore, now);
+            self.refuse(WorkerCounter::StoresAmbiguous, Flaw::AmbiguousStore, now);
         }
         match outcome.refused {
-            // A conflict is seen to by `conflict`.
+            // `store` has called `conflict`.
             None | Some(Refusal::HashConflict | Refusal::SelfParent) => {}
-            Some(Refusal::MemoryBound) => self.memory_bound(home, now),
-            // The index has emptied it.
+            Some(Refusal::MemoryBound) => self.memory_bound(space, now),
+            // The index has emptied the worker.
             Some(Refusal::WorkBound) => {
                 self.bounded(Refusal::WorkBound, now);
-                self.emptied(home);
+                self.emptied(space);
             }
-            Some(Refusal::LengthMismatch) => self.refuse(WorkerCounter::StoresUnusable, Finding::UnknownRoot, now),
+            Some(Refusal::LengthMismatch) => self.refuse(WorkerCounter::StoresUnusable, Flaw::UnknownRoot, now),
             Some(
                 refusal @ (Refusal::StoreBound
                 | Refusal::TooManyGroups
@@ -242,24 +250,24 @@ impl Stream {
                 | Refusal::BytesBound
                 | Refusal::ReferenceBound),
             ) => self.bounded(refusal, now),
-            // The plan gives every publisher a slot of its own writer; were it not so, nothing would be counted.
+            // The plan gives every publisher a slot of its own writer. Without one, nothing would be counted.
             Some(Refusal::UnknownWorker) => self.bounded(Refusal::UnknownWorker, now),
         }
     }
 
-    fn removed(&mut self, home: &mut Home, removed: &Removed<'_>, now: Now) {
-        let rule = self.kinds.remove(removed.group);
+    fn removed(&mut self, space: &mut SpaceShard, removed: &Removed<'_>, now: Now) {
+        let rule = self.kv_groups.remove(removed.group);
         let Some(tier) = self.place(removed.medium, rule, now) else { return };
         if matches!(rule, Rule::Window { .. }) {
-            return self.window_removed(home, removed);
+            return self.window_removed(space, removed);
         }
-        let copied = self.copied_before(home, removed, tier);
-        let outcome = home.writer.remove(self.slot, tier, removed.group, removed.hashes);
+        let copied = self.copied_before(space, removed, tier);
+        let outcome = space.writer.remove(self.slot, tier, removed.group, removed.hashes);
         if outcome.removed > 0 {
             if tier == Tier::Device {
                 self.copies.removed(outcome.removed);
             }
-            self.said(|republisher| republisher.removed(tier, removed.group, removed.hashes));
+            self.republish(|republisher| republisher.removed(tier, removed.group, removed.hashes));
         }
         self.count(WorkerCounter::BlocksRemoved, u64::from(outcome.removed));
         let waiting = self.take_waiting(removed.hashes, tier, removed.group, now);
@@ -267,30 +275,30 @@ impl Stream {
         self.count(WorkerCounter::RemovesUnknown, u64::from(unknown));
         self.check_unknown_removal(removed, unknown, now);
         if tier == Tier::Device {
-            self.note_left_copies(home, removed, &copied);
+            self.note_left_copies(space, removed, &copied);
             self.check_removals_for_all(unknown, now);
         }
     }
 
-    fn cleared(&mut self, home: &mut Home, cleared: Cleared, now: Now) {
+    fn cleared(&mut self, space: &mut SpaceShard, cleared: Cleared, now: Now) {
         self.count(WorkerCounter::Cleared, 1);
         self.before_clear(cleared, now);
-        let is_whole = cleared.tier.is_some() && home.writer.is_cleared_whole(self.slot);
+        let is_whole = cleared.tier.is_some() && space.writer.is_cleared_whole(self.slot);
         if is_whole {
-            self.found(Finding::CapacityBound, now);
+            self.lower_trust(Flaw::CapacityBound, now);
         }
-        home.writer.clear(self.slot, cleared.tier);
+        space.writer.clear(self.slot, cleared.tier);
         if is_whole {
-            self.emptied(home);
+            self.emptied(space);
         } else {
-            self.said(|republisher| republisher.cleared(cleared.tier));
-            self.groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
+            self.republish(|republisher| republisher.cleared(cleared.tier));
+            self.tier_groups.retain(|(tier, _)| cleared.tier.is_some_and(|cleared| cleared != *tier));
         }
         if cleared.tier.is_none_or(|tier| tier == Tier::Device) {
             self.copies.cleared();
             self.last_copies.cleared();
             self.input(TrustInput::ClearPublished, now);
-            self.windows_emptied(home);
+            self.windows_emptied(space);
         }
         if cleared.tier.is_none() {
             self.conflicted = Conflicted::default();
@@ -299,16 +307,16 @@ impl Stream {
         }
     }
 
-    /// Remembers that a tier has blocks of a group, which a dump has to say.
+    /// Notes that a tier has blocks of a group. A dump has to list it.
     pub(super) fn note_group(&mut self, tier: Tier, group: GroupId) {
-        if !self.groups.contains(&(tier, group)) {
-            self.groups.push((tier, group));
+        if !self.tier_groups.contains(&(tier, group)) {
+            self.tier_groups.push((tier, group));
         }
     }
 
-    /// The tier an event is about, or `None` if its blocks are not counted, which is then counted.
+    /// The tier of an event. `None` = its blocks do not count, and a counter says so.
     fn place(&mut self, medium: Medium, rule: Rule, now: Now) -> Option<Tier> {
-        self.hear_connector(medium, now);
+        self.note_connector(medium, now);
         let elsewhere = match medium {
             Medium::Remote => Some(WorkerCounter::EventsRemote),
             Medium::NeverRemoved => Some(WorkerCounter::EventsNeverRemoved),
@@ -319,12 +327,12 @@ impl Stream {
             return None;
         }
         let is_window = matches!(rule, Rule::Window { .. });
-        // Windows are known of device memory only.
-        let is_left_out = rule == Rule::LeftOut || (is_window && medium != Medium::Tier(Tier::Device));
-        if is_left_out || !matches!(rule, Rule::Counts | Rule::Window { proved: true, .. }) {
-            self.found(Finding::Hybrid, now);
+        // Window rules hold for device memory only.
+        let is_excluded = rule == Rule::LeftOut || (is_window && medium != Medium::Tier(Tier::Device));
+        if is_excluded || !matches!(rule, Rule::Counts | Rule::Window { proved: true, .. }) {
+            self.lower_trust(Flaw::Hybrid, now);
         }
-        if is_left_out {
+        if is_excluded {
             self.count(WorkerCounter::EventsOtherGroup, 1);
             return None;
         }
@@ -332,50 +340,50 @@ impl Stream {
             Medium::Tier(tier) | Medium::Offloaded(tier) => Some(tier),
             Medium::Unknown | Medium::Remote | Medium::NeverRemoved => {
                 self.count(WorkerCounter::EventsUnknownMedium, 1);
-                self.found(Finding::UnknownMedium, now);
+                self.lower_trust(Flaw::UnknownMedium, now);
                 None
             }
         }
     }
 
-    /// The scheme to hash a store with, or `None` if it does not fit, which is then counted.
+    /// The scheme to hash a store with. `None` = the store does not fit the space, and a counter says so.
     fn scheme_of(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         stored: &Stored<'_>,
         tier: Tier,
         stated: Option<Scheme>,
         now: Now,
     ) -> Option<Scheme> {
-        let own = match fit(home.scheme.get(), stored, stated) {
+        let own = match fit(space.scheme.get(), stored, stated) {
             Fit::Fits(scheme) => {
-                let is_below = |parent| home.writer.binding_of(self.slot, parent).is_some();
-                home.unsure &= is_alone(stored) && !stored.parent.is_some_and(is_below);
+                let is_below = |parent| space.writer.binding_of(self.slot, parent).is_some();
+                space.unsure &= is_alone(stored) && !stored.parent.is_some_and(is_below);
                 return Some(scheme);
             }
             Fit::Learn(own) => own,
             Fit::Unknown => {
-                self.refuse_store(stored, tier, WorkerCounter::StoresSchemeUnknown, Finding::UnknownRoot, now);
+                self.refuse_store(stored, tier, WorkerCounter::StoresSchemeUnknown, Flaw::UnknownRoot, now);
                 return None;
             }
             Fit::Mismatch { own, known, .. }
-                if (home.unsure || self.kinds.has_counted(stored.group)) && is_partial(own, known, stored) =>
+                if (space.unsure || self.kv_groups.has_counted(stored.group)) && is_partial(own, known, stored) =>
             {
                 self.count(WorkerCounter::BlocksPartial, 1);
                 return None;
             }
             Fit::Mismatch { own, known, teaches: true }
-                if home.unsure
+                if space.unsure
                     && own.window == known.window
                     && own.block_size > known.block_size
-                    && home.holds_only(self.slot) =>
+                    && space.holds_only(self.slot) =>
             {
-                self.drop_partial(home, known);
-                home.scheme.forget();
+                self.drop_partial(space, known);
+                space.scheme.forget();
                 own
             }
-            Fit::Mismatch { own, teaches: true, .. } if home.relearns && home.holds_nothing() => {
-                home.scheme.forget();
+            Fit::Mismatch { own, teaches: true, .. } if space.relearns && space.holds_nothing() => {
+                space.scheme.forget();
                 own
             }
             Fit::Mismatch { own, known, .. } => {
@@ -383,91 +391,74 @@ impl Stream {
                 return None;
             }
         };
-        // Another shard may have been first.
-        let known = home.scheme.learn(own);
+        // Another shard may have learnt a scheme first.
+        let known = space.scheme.learn(own);
         if known != own {
             self.mismatch(stored, tier, (own, known), now);
             return None;
         }
-        home.unsure = home.relearns && is_alone(stored);
-        tracing::info!(space = %home.space, worker = %self.worker, scheme = ?own, "hash scheme learnt");
+        space.unsure = space.relearns && is_alone(stored);
+        tracing::info!(space = %space.id, worker = %self.worker, scheme = ?own, "hash scheme learnt");
         Some(own)
     }
 
-    /// What the space's scheme was learnt from was not full yet: what is held of that size no prompt's whole blocks can
-    /// match. The engine says them again, under other names, when they are full.
-    fn drop_partial(&mut self, home: &mut Home, known: Scheme) {
-        let blocks = home.writer.held(self.slot).bound;
-        tracing::info!(space = %home.space, worker = %self.worker, scheme = ?known, blocks, "the blocks that the hash scheme was learnt from were not full");
+    /// Drops all blocks of a space whose scheme was learnt from a block that was not full yet. No whole block of a
+    /// prompt can match them. The engine announces them again, under other hashes, when they are full.
+    fn drop_partial(&mut self, space: &mut SpaceShard, known: Scheme) {
+        let blocks = space.writer.held(self.slot).bound;
+        tracing::info!(space = %space.id, worker = %self.worker, scheme = ?known, blocks, "the hash scheme was learnt from blocks that were not full; they are dropped, and the scheme is learnt again");
         self.count(WorkerCounter::BlocksPartial, blocks);
-        home.writer.clear(self.slot, None);
-        self.said(|republisher| republisher.cleared(None));
-        self.groups.clear();
-        self.windows_emptied(home);
+        space.writer.clear(self.slot, None);
+        self.republish(|republisher| republisher.cleared(None));
+        self.tier_groups.clear();
+        self.windows_emptied(space);
     }
 
     pub(super) fn mismatch(&mut self, stored: &Stored<'_>, tier: Tier, (own, known): (Scheme, Scheme), now: Now) {
-        self.refuse_store(stored, tier, WorkerCounter::StoresSchemeMismatch, Finding::SchemeMismatch, now);
+        self.refuse_store(stored, tier, WorkerCounter::StoresSchemeMismatch, Flaw::SchemeMismatch, now);
         self.view.refused_scheme.set(own);
         let times = self.view.counters.get(WorkerCounter::StoresSchemeMismatch);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "store of another scheme refused");
+            tracing::warn!(worker = %self.worker, worker_scheme = ?own, space_scheme = ?known, times, "a store of another scheme was refused");
         }
     }
 
-    /// A name that no rule covers; said when it comes for the first time.
-    pub(super) fn unruled(&self, of: Unruled, name: &str, times: u32) {
-        if self.view.unruled.count(of, name, u64::from(times)) {
-            tracing::warn!(worker = %self.worker, what = of.name(), name, "no rule covers this; see what becomes of it in status");
+    /// Counts a name that this version does not know. The log names it once.
+    pub(super) fn count_unknown_name(&self, of: UnknownName, name: &str, times: u32) {
+        if self.view.unknown_names.count(of, name, u64::from(times)) {
+            tracing::warn!(worker = %self.worker, what = of.name(), name, "the engine uses a name that this version does not know; status counts it");
         }
     }
 
-    /// Its hashes do not tell where blocks are: what is held because of them goes, and nothing more is bound.
-    pub(super) fn unchained_hashes(&mut self, home: &mut Home, now: Now) {
+    /// Drops all blocks of an engine whose hashes do not show where a block is. No further block is bound.
+    pub(super) fn unchained_hashes(&mut self, space: &mut SpaceShard, now: Now) {
         if !std::mem::replace(&mut self.unchained, true) {
-            self.empty_for(home, Finding::UnchainedHashes, now);
+            self.empty_because(space, Flaw::UnchainedHashes, now);
         }
     }
 
     pub(super) fn bounded(&mut self, refusal: Refusal, now: Now) {
-        self.refuse(WorkerCounter::StoresBounded, Finding::CapacityBound, now);
+        self.refuse(WorkerCounter::StoresBounded, Flaw::CapacityBound, now);
         let times = self.view.counters.get(WorkerCounter::StoresBounded);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, bound = refusal.name(), times, "store refused because a bound was reached");
+            tracing::warn!(worker = %self.worker, bound = refusal.name(), times, "a store was refused because a limit was reached");
         }
     }
 
-    /// The space is full: what is held stays held and is answered; what is new is not, and trust says so.
-    fn memory_bound(&mut self, home: &Home, now: Now) {
-        self.refuse(WorkerCounter::StoresMemoryBound, Finding::MemoryBound, now);
+    /// Refuses a store because the space is full. Held blocks stay and count; new ones do not, and trust says so.
+    fn memory_bound(&mut self, space: &SpaceShard, now: Now) {
+        self.refuse(WorkerCounter::StoresMemoryBound, Flaw::MemoryBound, now);
         let times = self.view.counters.get(WorkerCounter::StoresMemoryBound);
         if times.is_power_of_two() {
             tracing::warn!(
-                worker = %self.worker, space = %home.space, times, remedy = TrustReason::MemoryBound.remedy(),
-                "store refused because the space's memory ceiling is reached"
+                worker = %self.worker, space = %space.id, times, remedy = TrustReason::MemoryBound.remedy(),
+                "a store was refused because the space's memory ceiling is reached"
             );
         }
     }
 
-    pub(super) fn refuse(&mut self, counter: WorkerCounter, finding: Finding, now: Now) {
+    pub(super) fn refuse(&mut self, counter: WorkerCounter, flaw: Flaw, now: Now) {
         self.count(counter, 1);
-        self.found(finding, now);
-    }
-}
-
-impl Home {
-    /// Whether no worker of this space and shard holds anything.
-    pub(super) fn holds_nothing(&self) -> bool {
-        self.slots.iter().all(|slot| self.is_empty(*slot))
-    }
-
-    /// Whether none but this one does.
-    fn holds_only(&self, of: WorkerSlot) -> bool {
-        self.slots.iter().all(|slot| *slot == of || self.is_empty(*slot))
-    }
-
-    fn is_empty(&self, slot: WorkerSlot) -> bool {
-        let held = self.writer.held(slot);
-        held.bound == 0 && held.dormant == 0
+        self.lower_trust(flaw, now);
     }
 }

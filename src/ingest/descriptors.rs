@@ -1,4 +1,5 @@
-//! File descriptors: a thread that gets none cannot go on, so they are divided at boot among everything that takes any.
+//! The budget of file descriptors. A thread that gets no descriptor cannot go on, so the daemon divides them at its
+//! start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -8,33 +9,35 @@ use crate::limits::{
     DESCRIPTORS_PER_PUBLISHER, DESCRIPTORS_PER_SHARD, DESCRIPTORS_RESERVED, DESCRIPTORS_WANTED_MAX,
 };
 
-/// Who is to have descriptors.
+/// The numbers of everything that takes descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Takers {
     /// Serving threads.
     pub cores: usize,
     /// Ingest threads.
     pub shards: usize,
-    /// Publishers of the workers that are configured: of their events and of their loads.
+    /// Publishers of the configured workers, both of events and of loads.
     pub publishers: usize,
-    /// Lanes that may be open.
+    /// Shared-memory lanes that may be open.
     pub lanes: usize,
 }
 
-/// How many of each fit under the limit of open files. What is beyond is refused by name before anything is opened.
+/// How many of each fit under the limit of open files. The daemon refuses anything beyond these numbers, with a message
+/// that names it, before it opens anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// The limit.
+    /// The limit of open files.
     pub limit: u64,
-    /// Connections to the routing socket.
+    /// The most connections to the routing socket.
     pub connections_max: usize,
-    /// Lanes.
+    /// The most shared-memory lanes.
     pub lanes_max: usize,
-    /// Publishers, those of workers that come later among them.
+    /// The most publishers, including those of workers that are added later.
     pub publishers_max: usize,
 }
 
-/// Raises this process's soft limit to its hard one, as far as that can be of use. Never lowers it. Gives the limit.
+/// Raises this process's soft limit of open files towards the hard one, up to [`DESCRIPTORS_WANTED_MAX`]. Never lowers
+/// it. Returns the limit.
 #[must_use]
 pub fn raise() -> u64 {
     let held = getrlimit(Resource::Nofile);
@@ -44,12 +47,12 @@ pub fn raise() -> u64 {
     if raised { limit } else { held.current.unwrap_or(limit) }
 }
 
-/// Divides `limit` descriptors. Where they do not suffice for everything, the configured workers come first, as one that is
-/// not heard costs every gateway; of the rest connections may have a half, lanes a quarter, and workers that come later
-/// what is left.
+/// Divides `limit` descriptors. If they do not suffice for everything, the configured workers come first, because a
+/// worker without events costs every gateway. Of the rest, connections get at most a half, lanes at most a quarter, and
+/// workers that are added later get what is left.
 ///
 /// # Errors
-/// [`Kind::System`] where the daemon itself and the fewest connections that make sense do not fit.
+/// [`Kind::System`] if the daemon itself and [`CONNECTIONS_MIN`] connections do not fit.
 pub fn divide(limit: u64, takers: Takers) -> Result<Descriptors> {
     let (own, fewest) = (own(takers), CONNECTIONS_MIN as u64 * DESCRIPTORS_PER_CONNECTION);
     let Some(spare) = limit.checked_sub(own + fewest) else {
@@ -75,7 +78,7 @@ pub fn divide(limit: u64, takers: Takers) -> Result<Descriptors> {
     })
 }
 
-/// Open files that a daemon needs for these and the fewest connections.
+/// Open files that a daemon needs for these and for [`CONNECTIONS_MIN`] connections.
 #[must_use]
 pub fn needed(takers: Takers) -> u64 {
     own(takers)
@@ -83,12 +86,12 @@ pub fn needed(takers: Takers) -> u64 {
         + takers.publishers as u64 * DESCRIPTORS_PER_PUBLISHER
 }
 
-/// What the daemon has open before anybody connects, and keeps for everybody whose number is fixed.
+/// Open files of the daemon before any connection: reserved ones, and those of its threads.
 const fn own(takers: Takers) -> u64 {
     DESCRIPTORS_RESERVED + takers.cores as u64 * DESCRIPTORS_PER_CORE + takers.shards as u64 * DESCRIPTORS_PER_SHARD
 }
 
-/// The soft limit to ask for; `None` = unlimited.
+/// The soft limit to set; `None` = unlimited.
 fn target(current: Option<u64>, maximum: Option<u64>) -> u64 {
     match current {
         None => u64::MAX,
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_all_where_there_is_enough_and_too_few_are_refused_by_name() {
+    fn all_get_everything_if_there_is_enough_and_too_few_are_refused_by_name() {
         let ample = divide(1 << 20, TAKERS).unwrap();
         assert_eq!((ample.connections_max, ample.lanes_max), (CONNECTIONS_MAX, 64));
         assert!(ample.publishers_max >= crate::limits::WORKERS_MAX, "{ample:?}");
@@ -135,7 +138,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_divided_is_never_more_than_there_is(
+        fn never_more_than_the_limit_is_divided(
             limit in 0_u64..100_000, cores in 1_usize..300, shards in 1_usize..65, publishers in 0_usize..9000, lanes in 0_usize..5000,
         ) {
             let takers = Takers { cores, shards, publishers, lanes };

@@ -1,4 +1,4 @@
-//! What is known of workers' streams, as metrics: `kvrouted_worker_…`, one line for each worker.
+//! The metrics of workers' streams: `kvrouted_worker_…`, one line for each worker.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use crate::ids::{Tier, Worker};
 use crate::metrics::{CounterName, CounterSet, WorkerCounter};
 use crate::trust::TrustLevel;
 
-/// Encodes everything that these workers' views show.
+/// Encodes all metrics of these workers.
 ///
 /// # Errors
 /// Those of the encoder, which writes to memory.
-pub fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
+pub(crate) fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {
     counters(encoder, workers)?;
     let help = "Batches that could not be decoded, by reason.";
     by_name(encoder, ("kvrouted_worker_undecodable", "reason", help), workers, |view| {
         view.undecodable_by_reason().collect()
     })?;
-    let help = "Dumps of the worker and loads into it that came to no end, by reason.";
+    let help = "Aborted dumps of the worker and loads into it, by reason.";
     by_name(encoder, ("kvrouted_worker_transfers_aborted", "reason", help), workers, |view| {
         view.transfers_aborted_by_reason().collect()
     })?;
-    let help = "What decodable batches held that was passed over or could not be used, by kind.";
-    by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.oddities_by_name().collect())?;
+    let help = "Parts of decodable batches that were skipped or could not be used, by kind.";
+    by_name(encoder, ("kvrouted_worker_oddities", "kind", help), workers, |view| view.warnings_by_name().collect())?;
     gauges(encoder, workers)?;
     trust(encoder, workers)
 }
@@ -34,7 +34,10 @@ pub fn encode(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerVi
 ///
 /// # Errors
 /// Those of the encoder, which writes to memory.
-pub fn counters_of<L: CounterName>(encoder: &mut DescriptorEncoder<'_>, counters: &CounterSet<L>) -> fmt::Result {
+pub(crate) fn counters_of<L: CounterName>(
+    encoder: &mut DescriptorEncoder<'_>,
+    counters: &CounterSet<L>,
+) -> fmt::Result {
     for counter in L::ALL {
         let name = format!("kvrouted_{}", counter.name());
         let mut metric = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
@@ -55,7 +58,7 @@ fn counters(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView
     Ok(())
 }
 
-/// Counts by the name of a reason or kind; only what occurred has a line.
+/// Encodes counts by the name of a reason or kind. Only names that occurred have a line.
 fn by_name(
     encoder: &mut DescriptorEncoder<'_>,
     (name, label, help): (&str, &'static str, &str),
@@ -83,7 +86,7 @@ fn gauges(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]
         }
     }
     let name = "kvrouted_worker_choked";
-    let help = "1 while the worker's events wait because the index cannot free what it gave up.";
+    let help = "1 while the worker's events wait because the index cannot free memory that it gave up.";
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (worker, view) in workers {
         family.encode_family(&worker_labels(*worker))?.encode_gauge(&i64::from(view.gauges.is_choked()))?;
@@ -117,15 +120,15 @@ fn trust(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)])
     Ok(())
 }
 
-/// What a worker's lines are told apart by.
+/// The labels that identify a worker.
 #[must_use]
-pub fn worker_labels(worker: Worker) -> [(&'static str, String); 2] {
+pub(crate) fn worker_labels(worker: Worker) -> [(&'static str, String); 2] {
     [("worker_id", worker.id.0.to_string()), ("dp_rank", worker.rank.0.to_string())]
 }
 
-/// The same with one label more.
+/// The labels that identify a worker, and one more.
 #[must_use]
-pub fn worker_labels_and(worker: Worker, label: &'static str, value: &str) -> [(&'static str, String); 3] {
+pub(crate) fn worker_labels_and(worker: Worker, label: &'static str, value: &str) -> [(&'static str, String); 3] {
     let [id, rank] = worker_labels(worker);
     [id, rank, (label, value.to_owned())]
 }

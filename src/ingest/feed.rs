@@ -1,10 +1,11 @@
-//! One worker's stream without its socket: what an ingest thread does with messages, for whoever has them as bytes.
+//! One worker's stream without a socket: applies messages from memory as an ingest thread would.
 //!
-//! Fuzzing and measurements go through here, so that they take the same way as what comes from a socket.
+//! Fuzzers and benchmarks use it, so that they run the same code as messages from a socket.
 
 use std::sync::Arc;
 
-use super::stream::{Home, Now, Scratch, Stream};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Scratch, Stream};
 use super::{Publisher, WorkerView};
 use crate::endpoint::Endpoint;
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
@@ -13,10 +14,10 @@ use crate::index::{self, IndexReader, ShardLimits, WorkerBlocks};
 use crate::limits::INGEST_SWEEP_BLOCKS;
 use crate::trust::Trust;
 
-/// One worker of a shard of its own, fed by hand. Every message is a turn.
+/// One worker in a shard of its own. Each message is a quantum.
 #[derive(Debug)]
 pub struct Feed {
-    home: Home,
+    space: SpaceShard,
     stream: Stream,
     scratch: Scratch,
     view: Arc<WorkerView>,
@@ -26,11 +27,11 @@ pub struct Feed {
 impl Feed {
     /// The shard of the index that a feed fills.
     pub const SHARD: ShardId = ShardId(0);
-    /// The place of its only worker there.
+    /// The slot of its only worker.
     pub const SLOT: WorkerSlot = WorkerSlot(0);
 
-    /// An empty shard with one worker, and its reader. `scheme` `None` = it is learnt; `salts_possible` is false
-    /// where chains with an unknown parent may be bound. Lost batches cannot be fetched again.
+    /// An empty shard with one worker, and its reader. Without a `scheme` it is learnt. `salts_possible` is false if
+    /// chains with an unknown parent may be bound. Lost batches cannot be fetched again.
     #[must_use]
     pub fn new(
         worker: Worker,
@@ -41,7 +42,7 @@ impl Feed {
         let (mut writer, reader) = index::shard(Self::SHARD, limits);
         let slot = writer.add_worker().unwrap_or(Self::SLOT);
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
-        let publisher = Publisher {
+        let plan = Publisher {
             index: WorkerIndex(0),
             worker,
             space: SpaceId(0),
@@ -54,57 +55,48 @@ impl Feed {
             view: Arc::clone(&view),
             loads: None,
         };
-        let home = Home {
-            space: publisher.space,
-            writer,
-            scheme: Arc::clone(&publisher.scheme),
-            relearns: scheme.is_none(),
-            unsure: false,
-            slots: vec![slot],
-            unswept: false,
-            choked: false,
-            deferring: false,
-        };
+        let mut space = SpaceShard::new(plan.space, writer);
+        space.add_worker(&plan, 1);
         let now = Now::default();
-        let stream = Stream::new(&publisher, now);
-        (Self { home, stream, scratch: Scratch::default(), view, now }, IndexReader::new(vec![reader]))
+        let stream = Stream::new(&plan, now);
+        (Self { space, stream, scratch: Scratch::default(), view, now }, IndexReader::new(vec![reader]))
     }
 
-    /// Takes a message, and shows what it changed.
+    /// Applies a message, and shows the result to readers.
     pub fn message(&mut self, seq: EventSeq, payload: &[u8]) {
         self.pass_time();
-        self.stream.message(&mut self.home, &mut self.scratch, seq, payload, self.now);
-        self.end_turn();
+        self.stream.message(&mut self.space, &mut self.scratch, seq, payload, self.now);
+        self.end_quantum();
     }
 
-    /// The connection broke.
+    /// Simulates a broken connection.
     pub fn disconnected(&mut self) {
         self.pass_time();
-        self.stream.disconnected(&mut self.home, self.now);
-        self.end_turn();
+        self.stream.disconnected(&mut self.space, self.now);
+        self.end_quantum();
     }
 
-    /// What other threads would see of the worker.
+    /// The view that other threads would have of the worker.
     #[must_use]
     pub fn view(&self) -> &WorkerView {
         &self.view
     }
 
-    /// How much the index holds for it.
+    /// The blocks that the index holds for the worker.
     #[must_use]
     pub fn held(&self) -> WorkerBlocks {
-        self.home.writer.held(self.stream.slot)
+        self.space.writer.held(self.stream.slot)
     }
 
-    /// A millisecond for each turn.
+    /// One millisecond for each quantum.
     fn pass_time(&mut self) {
         self.now.unix_ms += 1;
         self.now.uptime_ms += 1;
     }
 
-    fn end_turn(&mut self) {
-        self.stream.show(&mut self.home);
-        self.home.writer.sweep(INGEST_SWEEP_BLOCKS);
-        self.stream.swept(&mut self.home, self.now);
+    fn end_quantum(&mut self) {
+        self.stream.show(&mut self.space);
+        self.space.writer.sweep(INGEST_SWEEP_BLOCKS);
+        self.stream.swept(&mut self.space, self.now);
     }
 }

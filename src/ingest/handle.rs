@@ -1,4 +1,4 @@
-//! Starting an ingest thread, and ending it.
+//! Starts and ends an ingest thread. `shard::commands` has the commands that a running thread handles.
 
 use std::any::Any;
 use std::fmt;
@@ -6,26 +6,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{self, Receiver};
+use crossbeam::channel;
 use parking_lot::Mutex;
 
-use super::dump::{DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
-use super::inbox::{Command, Inbox, RefusedPublisher, ResetScope, system};
+use super::dump::FirstLoad;
 use super::republish::Republisher;
-use super::shard::Shard;
-use super::{IngestConfig, ShardPlan};
+use super::shard::{Command, Inbox, Shard};
+use super::{IngestConfig, ShardPlan, system};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ids::Worker;
 
-/// A running ingest thread. Dropping it ends the thread too.
+/// A running ingest thread. Dropping the handle ends the thread too.
 pub struct IngestHandle {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     thread: Arc<Running>,
     refused: Vec<RefusedPublisher>,
 }
 
-/// The thread that has the shard now: one that panics puts the one that goes on in its place.
+/// The thread that has the shard now. A thread that panics puts its successor in its place.
 type Running = Mutex<Option<JoinHandle<()>>>;
 
 impl fmt::Debug for IngestHandle {
@@ -36,21 +35,21 @@ impl fmt::Debug for IngestHandle {
 
 /// Starts the thread of a shard and waits until its publishers are being connected.
 ///
-/// The worker's states in `fleet` follow its publisher: ready on a handshake, down when it is gone, or is not
-/// reached, for long.
+/// The worker's state in `fleet` follows its publisher: ready on a handshake, down when the publisher has been
+/// disconnected, or not reached, for [`IngestConfig::down_after_ms`].
 ///
 /// # Errors
-/// [`Kind::System`] where the thread or its event loop cannot be made. A publisher that cannot be opened is no
+/// [`Kind::System`] if the thread or its event loop cannot be made. A publisher that cannot be opened is not an
 /// error: see [`IngestHandle::refused`].
 pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result<IngestHandle> {
     spawn_loading(plan, config, fleet, Vec::new())
 }
 
-/// As [`spawn`], for a shard of one publisher, what is done to whose worker is said once more.
+/// As [`spawn`], for the shard of a relay: `republisher` publishes again every change of its only worker.
 ///
 /// # Errors
 /// As [`spawn`].
-pub fn spawn_republishing(
+pub(crate) fn spawn_republishing(
     plan: ShardPlan,
     config: IngestConfig,
     fleet: Arc<Fleet>,
@@ -59,12 +58,12 @@ pub fn spawn_republishing(
     start(plan, config, fleet, |shard| shard.republish(republisher))
 }
 
-/// As [`spawn`], with loads that come before the first message: until they are over, however they end, the workers'
-/// messages wait in their sockets. Each gets its parts soon: the others wait behind it.
+/// As [`spawn`], with loads that come before the first message. Until they have ended, or failed, all messages wait in
+/// their sockets. Send the parts of each load soon: the other loads wait behind it.
 ///
 /// # Errors
 /// As [`spawn`].
-pub fn spawn_loading(
+pub(crate) fn spawn_loading(
     plan: ShardPlan,
     config: IngestConfig,
     fleet: Arc<Fleet>,
@@ -73,7 +72,7 @@ pub fn spawn_loading(
     start(plan, config, fleet, |shard| shard.load_first(loads))
 }
 
-/// Starts the thread; `prepare` sees the shard before the first message.
+/// Starts the thread. `prepare` runs before the first message.
 fn start(
     plan: ShardPlan,
     config: IngestConfig,
@@ -82,9 +81,9 @@ fn start(
 ) -> Result<IngestHandle> {
     let (started, start) = channel::bounded(1);
     let running: Arc<Running> = Arc::default();
-    let told = Arc::clone(&running);
-    // Held until the handle is there: a thread that panics at once must not be put in the place of the next.
-    let mut held = running.lock();
+    let of_thread = Arc::clone(&running);
+    // Locked until the handle is stored: a thread that panics at once must not overwrite its successor.
+    let mut handle = running.lock();
     let thread = std::thread::Builder::new()
         .name(format!("ingest-{}", plan.shard))
         .spawn(move || {
@@ -94,24 +93,24 @@ fn start(
                 Ok((mut shard, refused)) => {
                     prepare(&mut shard);
                     if started.send(Ok((shard.inbox(), refused))).is_ok() {
-                        live(shard, &told, Shard::run);
+                        run_shard(shard, &of_thread, Shard::run);
                     }
                 }
             }
         })
         .map_err(|error| system("cannot start an ingest thread").caused_by(error))?;
-    *held = Some(thread);
-    drop(held);
+    *handle = Some(thread);
+    drop(handle);
     let (inbox, refused) = start.recv().map_err(|_| system("an ingest thread ended before it began"))??;
     Ok(IngestHandle { inbox, thread: running, refused })
 }
 
-/// The life of an ingest thread. One that panics discards the shard's index and leaves the shard to another thread, which
-/// opens its sockets again. What cannot be rebuilt ends with the thread, and whoever watches the threads sees that.
-fn live(mut shard: Shard, running: &Arc<Running>, does: fn(&mut Shard)) {
-    let Err(panic) = catch_unwind(AssertUnwindSafe(|| does(&mut shard))) else { return };
+/// Runs a shard on its thread. After a panic the thread discards the shard's index and leaves the shard to another
+/// thread, which opens its sockets again. A shard that cannot be rebuilt ends with its thread; the daemon watches that.
+fn run_shard(mut shard: Shard, running: &Arc<Running>, run: fn(&mut Shard)) {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut shard))) else { return };
     let id = shard.id();
-    tracing::error!(shard = %id, panic = message(&*panic), "an ingest thread panicked; its workers are not believed any more");
+    tracing::error!(shard = %id, panic = message(&*panic), "an ingest thread panicked; the trust of its workers falls to none");
     let discarded = catch_unwind(AssertUnwindSafe(|| {
         let can_be_rebuilt = shard.can_be_rebuilt();
         shard.discard();
@@ -119,97 +118,61 @@ fn live(mut shard: Shard, running: &Arc<Running>, does: fn(&mut Shard)) {
     }));
     if discarded.as_ref().is_ok_and(|can_be_rebuilt| *can_be_rebuilt) {
         let next = Arc::clone(running);
-        let goes_on = move || {
+        let go_on = move || {
             pin(shard.core());
-            live(shard, &next, |shard| {
+            run_shard(shard, &next, |shard| {
                 shard.reopen();
                 shard.run();
             });
         };
-        let mut held = running.lock();
-        match std::thread::Builder::new().name(format!("ingest-{id}")).spawn(goes_on) {
-            Ok(thread) => *held = Some(thread),
+        let mut handle = running.lock();
+        match std::thread::Builder::new().name(format!("ingest-{id}")).spawn(go_on) {
+            Ok(thread) => *handle = Some(thread),
             Err(error) => tracing::error!(shard = %id, %error, "no other thread can be started; the shard ends"),
         }
         return;
     }
     if discarded.is_err() {
-        // To let go of what could not be taken down might panic again, and while this one unwinds that would abort.
+        // Dropping a shard that could not be taken down might panic again. During this unwind that would abort the
+        // process.
         std::mem::forget(shard);
     }
     resume_unwind(panic);
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 fn pin(core: Option<usize>) {
     if let Some(id) = core
         && !core_affinity::set_for_current(core_affinity::CoreId { id })
     {
-        tracing::warn!(core = id, "cannot pin the ingest thread; it runs on any core");
+        tracing::warn!(core = id, "the ingest thread cannot be pinned to its core; it runs on any core");
     }
 }
 
 impl IngestHandle {
-    /// The workers whose publishers could not be opened, and why. Their trust says `no_events`.
+    /// The workers whose publishers could not be opened. Their trust says `no_events`.
     #[must_use]
     pub fn refused(&self) -> &[RefusedPublisher] {
         &self.refused
     }
 
-    /// Whether the thread still runs, or another in its place; the last ends by itself only by a fault that cannot be
-    /// mended, which it has logged.
+    /// Whether the thread or its successor still runs. The last one ends by itself only after a fault that cannot be
+    /// repaired, which it has logged.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Asks for everything that a worker holds, while it is served. The parts come as they are taken: whoever
-    /// asked takes them soon, since the worker's own events wait meanwhile.
+    /// Ends the thread and waits for it. Its index writers and all blocks go with it. The workers' trust then says
+    /// `disconnected`.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait. What else is in the way is the dump's last part.
-    pub fn dump(&self, worker: Worker) -> Result<Receiver<DumpPart>> {
-        let (sending, parts) = Sending::new();
-        self.command(Command::Dump(worker, Box::new(sending)))?;
-        Ok(parts)
-    }
-
-    /// Puts a dump into a worker, in place of everything it holds. The dump of a busy worker is best asked for once
-    /// the first answer is there: one that was taken before may be behind what was applied meanwhile.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
-        let (loading, answers) = Loading::new(parts);
-        self.command(Command::Load(worker, Box::new(loading)))?;
-        Ok(answers)
-    }
-
-    /// Empties a worker, or every worker of the shard, in the thread's next turn; a dump or load of it is broken off.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] where too many commands wait.
-    pub fn reset(&self, worker: Option<Worker>, scope: ResetScope) -> Result<()> {
-        self.command(Command::Reset(worker, scope))
-    }
-
-    pub(super) fn command(&self, command: Command) -> Result<()> {
-        self.inbox.commands.push(command).map_err(|_| {
-            Error::new(Kind::Overloaded, "too many commands wait for an ingest thread", "ask again later")
-        })?;
-        self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))
-    }
-
-    /// Ends the thread and waits for it. Its writers go with it, and with them what the index holds; the
-    /// workers' trust says `disconnected`.
-    ///
-    /// # Errors
-    /// [`Kind::Internal`] where the thread had panicked.
+    /// [`Kind::Internal`] if the thread had panicked.
     pub fn stop(self) -> Result<()> {
         self.end()
     }
@@ -218,12 +181,12 @@ impl IngestHandle {
         if self.thread.lock().is_none() {
             return Ok(());
         }
-        // The newest command: where the queue is full it takes the oldest one's place.
+        // If the queue is full, this command replaces the oldest one.
         self.inbox.commands.force_push(Command::Stop);
         self.inbox.waker.wake().map_err(|error| system("cannot wake an ingest thread").caused_by(error))?;
         let mut panicked = false;
         loop {
-            // Not held while the thread ends: it may have to put the next in its place.
+            // The lock is free while the thread ends: the thread may have to store its successor.
             let Some(thread) = self.thread.lock().take() else { break };
             panicked |= thread.join().is_err();
         }
@@ -235,7 +198,16 @@ impl IngestHandle {
 impl Drop for IngestHandle {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::error!(%error, "ingest thread did not end cleanly");
+            tracing::error!(%error, "an ingest thread did not end cleanly");
         }
     }
+}
+
+/// A worker whose publisher could not be opened. The other workers are not affected.
+#[derive(Debug)]
+pub struct RefusedPublisher {
+    /// The worker.
+    pub worker: Worker,
+    /// Why its publisher cannot be opened.
+    pub error: Error,
 }

@@ -1,92 +1,98 @@
-//! HOW a worker's events arrive: sockets, threads and time. What they mean is decided in `event`, where
-//! the blocks go in `index`; this module carries one to the other.
+//! The way of a worker's events from its sockets into the index: sockets, threads and time. `event` decides what the
+//! events mean, and `index` holds the blocks.
 //!
 //! ```text
-//! ZMTP frames → subscription → stream: gate → decode → apply: scheme, seed, hashes → index → trust cell
+//! ZMTP frames → publisher_socket → stream: gate → decode → apply: scheme, seed, hashes → index → trust cell
 //! ```
 //!
-//! One thread per shard, with one event loop over a connection to each publisher ([`spawn`], [`crate::zmtp`]). It is the only
-//! writer of the shard's part of the index, and nothing is handed from thread to thread on the way. A
-//! publisher has its turn of a bounded number of messages. Readers see every event once it has been applied; as of
-//! which sequence that is they see at the turn's end, so that what they read is at least as new. Trust that falls is
-//! shown at once, before the index changes, and trust that rises at the turn's end.
+//! Each shard has one thread, with one event loop over a connection to each publisher ([`spawn`], [`crate::zmtp`]). The
+//! thread is the only writer of the shard's part of the index, and hands nothing to another thread on the way. It takes
+//! a bounded number of messages of one publisher, its quantum, before the next publisher gets the thread.
 //!
-//! Where a publisher replays (`replay`), what was lost is fetched again instead of emptying its worker: on every
-//! connection, on a gap, and, should the last batches have been lost, once it has been quiet for a while. Its live
-//! messages wait meanwhile. When to ask, and what an answer means, is [`crate::event::recovery`].
+//! Readers see each event as soon as it is applied. They see the sequence number that this corresponds to at the end of
+//! the quantum, so what they read is at least as new as that number. Trust that falls is shown at once, before the
+//! index changes. Trust that rises is shown at the end of the quantum.
 //!
-//! What engines say of their load comes over sockets of its own, to a thread of its own ([`LoadListener`]).
+//! If a publisher can replay, the thread fetches lost batches again and does not empty the worker. It does so on every
+//! connection, on a gap, and, in case the last batches were lost, once the publisher has been quiet for a while. Live
+//! messages wait meanwhile. [`crate::event::recovery`] decides when to ask and what an answer means.
 //!
-//! Besides, two things make events wait, both bounded and both to be seen: a worker that is dumped or loaded
-//! ([`DumpPart`]), whose messages wait in a buffer of its own, and an index that cannot free what it gave up, for
-//! which all of its workers' messages wait in their sockets.
+//! Engines publish their load over separate sockets, which one further thread reads (`loads`).
+//!
+//! Two more things make events wait. Both are bounded, and metrics show both:
+//! - While a worker is dumped or loaded ([`DumpPart`]), its messages wait in a buffer.
+//! - While an index cannot free memory that it gave up, the messages of all its workers wait in their sockets.
+//!
+//! | to read | file |
+//! |---|---|
+//! | start, stop and panics of an ingest thread | `handle.rs`, `shard/rebuild.rs` |
+//! | the event loop | `shard.rs` |
+//! | the commands: dump, load, reset, add, update and remove a worker | `shard/commands.rs` |
+//! | one publisher's sockets | `shard/publisher.rs`, `publisher_socket.rs` |
+//! | the state of one stream | `stream.rs`, with `stream/hold.rs`, `stream/recover.rs`, `stream/relay.rs` |
+//! | one batch onto the index | `apply.rs`, with `hashing.rs`, `groups.rs`, `copies.rs`, `lower_tiers.rs` |
 
 mod apply;
 mod copies;
 pub mod descriptors;
 mod dump;
-pub mod exposition;
+pub(crate) mod exposition;
 mod feed;
 mod groups;
 mod handle;
-mod held;
-mod inbox;
-mod last_copies;
-mod link;
+mod hashing;
 mod loads;
-mod offloaded;
-mod replay;
+mod lower_tiers;
+mod publisher_socket;
 mod republish;
-mod roll;
-mod scheme;
-mod seed;
 mod shard;
+mod space_shard;
 mod stream;
-mod subscription;
-mod unruled;
 mod view;
-mod windows;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, FirstLoad, LoadAnswer, References};
+pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, References};
+pub(crate) use dump::{FirstLoad, LoadAnswer};
 pub use feed::Feed;
-pub use handle::{IngestHandle, spawn, spawn_loading, spawn_republishing};
-pub use inbox::{RefusedPublisher, ResetScope};
-pub use loads::{LoadListener, LoadSource};
-pub use republish::{Outlet, RelayName, Republished, Republisher, stored_event};
-pub use roll::{Admission, Admitted, Amendment, Departure};
-pub use unruled::UnruledNames;
-pub use view::{Tally, WorkerGauges, WorkerView};
+pub use handle::{IngestHandle, RefusedPublisher, spawn};
+pub(crate) use handle::{spawn_loading, spawn_republishing};
+pub(crate) use loads::{LoadListener, LoadSource};
+pub(crate) use republish::{Outlet, Republisher, stored_event};
+pub use republish::{RelayName, Republished};
+pub(crate) use shard::{AddWorker, RemoveWorker, ResetScope};
+pub use shard::{UpdateWorker, WorkerAccepted};
+pub use view::{Tally, UnknownNames, WorkerGauges, WorkerView};
 
+use crate::error::{Error, Kind};
 use crate::fleet::{EventSource, SchemeCell};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::index::ShardWriter;
 use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
 use crate::load::Loads;
 
-/// What an ingest thread is told once.
+/// The settings of an ingest thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IngestConfig {
-    /// Logical CPU to run on, as the operating system numbers them; `None` = wherever it likes.
+    /// Logical CPU to run on, by the operating system's number; `None` = any.
     pub core: Option<usize>,
-    /// How long a publisher may be gone, or not be reached from the start, before its worker is down,
+    /// How long a publisher may be disconnected, or not be reached from the start, before its worker is down,
     /// milliseconds; 0 = for ever.
     pub down_after_ms: u64,
     /// How long a connected publisher may send no batch before trust falls, milliseconds; 0 = for ever.
     pub silence_ms_max: u64,
-    /// How long a connected publisher may send no batch before it is asked whether its last ones were lost,
-    /// milliseconds; 0 = for ever. Only where it has a replay endpoint.
+    /// How long a connected publisher may send no batch before the thread asks it for a replay, in case its last
+    /// batches were lost, milliseconds; 0 = for ever. Needs a replay endpoint.
     pub probe_after_ms: u64,
-    /// Messages received from one publisher and not yet applied: at most these, and never more than
-    /// [`crate::limits::INGEST_FETCH_MESSAGES_MAX`]. All others wait in the kernel and in the engine, which drops by its own
-    /// mark.
+    /// The most messages of one publisher that are received and not yet applied. Never more than
+    /// [`crate::limits::INGEST_FETCH_MESSAGES_MAX`]. Further messages wait in the kernel and in the engine, which drops
+    /// messages beyond its own high-water mark.
     pub receive_messages_max: i32,
-    /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no
-    /// thread can tell that the workers of the others hold nothing.
+    /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no thread can
+    /// know that the workers of the other shards hold no block.
     pub shards: usize,
 }
 
@@ -103,40 +109,45 @@ impl Default for IngestConfig {
     }
 }
 
-/// One publisher and the worker it speaks for.
+/// One publisher and its worker.
 #[derive(Clone, Debug)]
 pub struct Publisher {
-    /// Its worker's place in the fleet table.
+    /// The index of its worker in the fleet's table.
     pub index: WorkerIndex,
-    /// Who the worker is. Batches that name another rank are refused.
+    /// Its worker. Batches that name another rank are refused.
     pub worker: Worker,
-    /// The space it serves; the plan has a writer for it.
+    /// The space that the worker serves. The plan has a writer for it.
     pub space: SpaceId,
-    /// What that writer calls it.
+    /// The worker's slot in that writer's index.
     pub slot: WorkerSlot,
     /// Where its events come from.
     pub source: EventSource,
     /// Its space's scheme.
     pub scheme: Arc<SchemeCell>,
-    /// Whether the scheme is the operator's word and so never forgotten.
+    /// Whether the scheme comes from the configuration. Then it is never learnt again.
     pub scheme_configured: bool,
-    /// Whether prompts of this space may be salted; `false` lets chains with an unknown parent be bound.
+    /// Whether prompts of this space may be salted. If not, chains with an unknown parent can be bound.
     pub salts_possible: bool,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks that fit its device memory; 0 = not known.
     pub capacity_blocks: u64,
-    /// What others see of it.
+    /// The state that other threads see.
     pub view: Arc<WorkerView>,
-    /// What workers are busy with: the busy ones' lost events are fetched first. `None` = not known.
+    /// The loads of the workers: lost batches of busy workers are fetched first. `None` = not known.
     pub loads: Option<Arc<Loads>>,
 }
 
-/// Everything one ingest thread owns.
+/// Everything that one ingest thread owns.
 #[derive(Debug)]
 pub struct ShardPlan {
-    /// Its number, for its name and the logs.
+    /// Its number, for the thread's name and the logs.
     pub shard: ShardId,
-    /// One writer for each space: any worker may come.
+    /// One writer for each space: a worker of any space may be added.
     pub writers: Vec<(SpaceId, ShardWriter)>,
-    /// Its publishers.
+    /// The publishers of its workers.
     pub publishers: Vec<Publisher>,
+}
+
+/// An error of the operating system.
+fn system(message: &str) -> Error {
+    Error::new(Kind::System, message, "check the limits of threads and open files of this user")
 }

@@ -1,11 +1,12 @@
-//! What is applied to a relayed worker, said once more in our own format: see [`Republisher`].
+//! The stream that a relay publishes: every change of its worker, again, in kvrouted's own format. See [`Republisher`].
 
 use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::DumpChunk;
-use super::stream::Now;
+use super::dump::DumpChunk;
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Stream};
 use crate::event::flat::Encoder;
 use crate::event::{BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, SourceTrust, Stored};
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, Scheme, Tier, WorkerId};
@@ -13,73 +14,74 @@ use crate::index::StoreBlocks;
 use crate::limits::EVENT_BATCH_EVENTS_MAX;
 use crate::trust::Trust;
 
-/// Where the messages of a relayed worker go. Called on the ingest thread, which waits meanwhile.
-pub trait Outlet: Send + fmt::Debug {
-    /// A batch of the stream. Batches come in the order of their sequences, without a gap.
+/// The receiver of the messages that a relay publishes. It is called on the ingest thread, which waits meanwhile.
+pub(crate) trait Outlet: Send + fmt::Debug {
+    /// Takes a batch of the stream. Batches come in the order of their sequence numbers, without a gap.
     fn batch(&mut self, seq: EventSeq, payload: &[u8]);
 
-    /// A heartbeat, which is no batch of the stream.
+    /// Takes a heartbeat, which is not a batch of the stream.
     fn heartbeat(&mut self, payload: &[u8]);
 
-    /// What was sent so far is of another generation than what follows: it does not lead to it.
+    /// Forgets all batches sent so far: a new generation begins, which does not continue them.
     fn forget(&mut self);
 
-    /// A dump begins that holds what the batches up to this one lead to.
+    /// Notes that a dump begins, which contains the effect of all batches up to this one.
     fn dump_begins(&mut self, last: Republished);
 }
 
 /// A batch that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Republished {
-    /// Its sequence.
+    /// Its sequence number.
     pub seq: EventSeq,
     /// XXH3-64 of its payload.
     pub payload_hash: u64,
-    /// Its generation.
+    /// The generation that it belongs to.
     pub generation: u64,
 }
 
-/// Who a relay says that it is.
+/// The identity that a relay states in its batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayName {
     /// Drawn at its start.
     pub generation: u64,
-    /// The worker's number, where the relay is to say it: readers that call it otherwise refuse its batches.
+    /// The worker's ID, if the relay is to state it. Readers that know the worker by another ID refuse its batches.
     pub worker_id: Option<WorkerId>,
-    /// The worker's rank, likewise.
+    /// The worker's rank, if the relay is to state it.
     pub dp_rank: Option<DpRank>,
 }
 
-/// Turns what is done to one worker's part of the index into a stream of batches.
+/// Turns the changes of one worker's part of the index into a stream of batches.
 ///
-/// A batch of the engine, or what else changed the worker, becomes one batch: the stores, removals and clears as they
-/// were applied, with the relay's scheme and what it believes of itself. Whoever applies them in order holds what the
-/// relay holds. What the index refused, or what changed nothing, is not said. Where one batch would hold more events
-/// than a reader takes, or the worker is loaded, the generation changes instead: readers then ask for a snapshot.
+/// Each batch of the engine, and each other change of the worker, becomes one batch: the stores, removals and clears as
+/// they were applied, with the relay's scheme and its own trust. A reader that applies all batches in order holds what
+/// the relay holds. Events that the index refused, or that changed nothing, are left out. If one batch would hold more
+/// events than a reader accepts, or if a dump is loaded into the worker, the generation changes instead. Readers then
+/// ask for a snapshot.
 #[derive(Debug)]
-pub struct Republisher {
+pub(crate) struct Republisher {
     name: RelayName,
     heartbeat_ms: u64,
     outlet: Box<dyn Outlet>,
     encoder: Encoder,
     next: u64,
     last_hash: u64,
-    said: Option<(SourceTrust, Option<Scheme>)>,
+    stated: Option<(SourceTrust, Option<Scheme>)>,
     spoke_at_ms: u64,
     now: Now,
-    acts: Vec<Act>,
+    changes: Vec<Change>,
     stores: DumpChunk,
     removed: Vec<EngineHash>,
-    /// What was done cannot be said as events.
-    is_unsayable: bool,
+    /// The worker was changed in a way that events cannot express.
+    needs_new_generation: bool,
 }
 
-/// One thing done to the worker.
+/// One change of the worker.
 #[derive(Clone, Copy, Debug)]
-enum Act {
-    /// The store of this number.
+enum Change {
+    /// The store with this number in `stores`.
     Store(usize),
-    /// The removal of these of the hashes removed.
+    /// The removal of this range of `removed`.
     Remove {
         from: usize,
         to: usize,
@@ -90,9 +92,9 @@ enum Act {
 }
 
 impl Republisher {
-    /// A stream that has said nothing yet. `heartbeat_ms`: how long it may be silent.
+    /// A stream without a batch. After `heartbeat_ms` without a batch it sends a heartbeat.
     #[must_use]
-    pub fn new(name: RelayName, heartbeat_ms: u64, outlet: Box<dyn Outlet>) -> Self {
+    pub(crate) fn new(name: RelayName, heartbeat_ms: u64, outlet: Box<dyn Outlet>) -> Self {
         Self {
             name,
             heartbeat_ms,
@@ -100,13 +102,13 @@ impl Republisher {
             encoder: Encoder::new(),
             next: 0,
             last_hash: 0,
-            said: None,
+            stated: None,
             spoke_at_ms: 0,
             now: Now::default(),
-            acts: Vec::new(),
+            changes: Vec::new(),
             stores: DumpChunk::default(),
             removed: Vec::new(),
-            is_unsayable: false,
+            needs_new_generation: false,
         }
     }
 
@@ -115,56 +117,56 @@ impl Republisher {
     }
 
     pub(super) fn stored(&mut self, blocks: &StoreBlocks<'_>) {
-        self.acts.push(Act::Store(self.stores.stores()));
+        self.changes.push(Change::Store(self.stores.stores()));
         self.stores.push(blocks);
     }
 
     pub(super) fn removed(&mut self, tier: Tier, group: GroupId, hashes: &[EngineHash]) {
         let from = self.removed.len();
         self.removed.extend(hashes);
-        self.acts.push(Act::Remove { from, to: self.removed.len(), tier, group });
+        self.changes.push(Change::Remove { from, to: self.removed.len(), tier, group });
     }
 
-    /// `None` = all tiers. What was said in the same batch before that is moot then.
+    /// `None` = all tiers. That cancels the earlier changes of the same batch.
     pub(super) fn cleared(&mut self, tier: Option<Tier>) {
         if tier.is_none() {
-            self.forget_acts();
-            self.is_unsayable = false;
+            self.forget_changes();
+            self.needs_new_generation = false;
         }
-        self.acts.push(Act::Clear(tier));
+        self.changes.push(Change::Clear(tier));
     }
 
-    /// The worker is changed in a way that events do not say.
-    pub(super) const fn unsayable(&mut self) {
-        self.is_unsayable = true;
+    /// Notes a change that events cannot express.
+    pub(super) const fn note_unpublishable(&mut self) {
+        self.needs_new_generation = true;
     }
 
-    /// Sends what was done since the last call, if anything was, or if the relay believes itself otherwise.
+    /// Sends the changes since the last call, if there are any or if the relay's trust or scheme has changed.
     pub(super) fn flush(&mut self, trust: Trust, scheme: Option<Scheme>) {
         let source = SourceTrust { level: trust.level, reasons: trust.reasons };
-        if self.is_unsayable || self.acts.len() > EVENT_BATCH_EVENTS_MAX {
+        if self.needs_new_generation || self.changes.len() > EVENT_BATCH_EVENTS_MAX {
             self.begin_anew();
         }
-        if self.acts.is_empty() && self.said == Some((source, scheme)) {
+        if self.changes.is_empty() && self.stated == Some((source, scheme)) {
             return;
         }
         let seq = EventSeq(self.next);
         let info = BatchInfo { source: Some(source), scheme, ..self.info() };
         let (stores, removed) = (&self.stores, &self.removed);
-        let events = self.acts.iter().filter_map(|act| event(*act, stores, removed));
+        let events = self.changes.iter().filter_map(|change| event(*change, stores, removed));
         let payload = self.encoder.encode(&info, events);
         self.last_hash = xxh3_64(payload);
         self.outlet.batch(seq, payload);
         self.next += 1;
-        self.said = Some((source, scheme));
+        self.stated = Some((source, scheme));
         self.spoke_at_ms = self.now.uptime_ms;
-        self.forget_acts();
+        self.forget_changes();
     }
 
-    /// Time has passed: whoever says nothing says that.
+    /// Sends a heartbeat if one is due.
     pub(super) fn tick(&mut self, now: Now) {
         self.now = now;
-        let Some((source, scheme)) = self.said else { return };
+        let Some((source, scheme)) = self.stated else { return };
         if now.uptime_ms.saturating_sub(self.spoke_at_ms) < self.heartbeat_ms {
             return;
         }
@@ -174,7 +176,7 @@ impl Republisher {
         self.spoke_at_ms = now.uptime_ms;
     }
 
-    /// A dump of what was said up to now begins.
+    /// Notes that a dump begins, which contains all changes sent so far.
     pub(super) fn dump_begins(&mut self) {
         if let Some(last) = self.next.checked_sub(1) {
             let (seq, payload_hash, generation) = (EventSeq(last), self.last_hash, self.name.generation);
@@ -183,20 +185,20 @@ impl Republisher {
     }
 
     fn begin_anew(&mut self) {
-        // 0 is no generation.
+        // 0 means no generation.
         self.name.generation = self.name.generation.wrapping_add(1).max(1);
         tracing::warn!(
             generation = self.name.generation,
-            "what was done to a relayed worker has no place in one batch; its readers have to take a snapshot"
+            "a change of the relayed worker does not fit one batch; its readers have to fetch a snapshot"
         );
         self.outlet.forget();
-        self.said = None;
-        self.is_unsayable = false;
-        self.forget_acts();
+        self.stated = None;
+        self.needs_new_generation = false;
+        self.forget_changes();
     }
 
-    fn forget_acts(&mut self) {
-        self.acts.clear();
+    fn forget_changes(&mut self) {
+        self.changes.clear();
         self.removed.clear();
         self.stores.clear();
     }
@@ -212,24 +214,24 @@ impl Republisher {
     }
 }
 
-fn event<'a>(act: Act, stores: &'a DumpChunk, removed: &'a [EngineHash]) -> Option<KvEvent<'a>> {
-    Some(match act {
-        Act::Store(number) => KvEvent::Stored(stored_event(&stores.store(number)?)),
-        Act::Remove { from, to, tier, group } => {
+fn event<'a>(change: Change, stores: &'a DumpChunk, removed: &'a [EngineHash]) -> Option<KvEvent<'a>> {
+    Some(match change {
+        Change::Store(number) => KvEvent::Stored(stored_event(&stores.store(number)?)),
+        Change::Remove { from, to, tier, group } => {
             KvEvent::Removed(Removed { hashes: &removed[from..to], medium: Medium::Tier(tier), group })
         }
-        Act::Clear(tier) => KvEvent::Cleared(Cleared { tier }),
+        Change::Clear(tier) => KvEvent::Cleared(Cleared { tier }),
     })
 }
 
-/// Blocks as a relay says them: hashed, with the seed they were hashed under, in groups that count.
+/// Blocks as a relay publishes them: hashed, with their seed, and in groups that count.
 #[must_use]
-pub fn stored_event<'a>(blocks: &StoreBlocks<'a>) -> Stored<'a> {
+pub(crate) fn stored_event<'a>(blocks: &StoreBlocks<'a>) -> Stored<'a> {
     Stored {
         hashes: blocks.hashes,
         parent: blocks.parent,
         content: Content::LocalHashes(blocks.locals),
-        // The batch's scheme.
+        // The scheme of the batch states it.
         block_size: 0,
         medium: Medium::Tier(blocks.tier),
         group: blocks.group,
@@ -237,5 +239,29 @@ pub fn stored_event<'a>(blocks: &StoreBlocks<'a>) -> Stored<'a> {
         lora: None,
         salt: Salt::Seed(blocks.seed),
         media: &[],
+    }
+}
+
+impl Stream {
+    /// Publishes every change of the worker from now on. The first batch states the worker's trust.
+    pub(super) fn set_republisher(&mut self, republisher: Republisher, space: &SpaceShard, now: Now) {
+        self.republisher = Some(Box::new(republisher));
+        self.republish(|republisher| republisher.at(now));
+        self.flush_republished(space);
+    }
+
+    /// Hands a change to the republisher, if there is one.
+    pub(super) fn republish(&mut self, change: impl FnOnce(&mut Republisher)) {
+        if let Some(republisher) = &mut self.republisher {
+            change(republisher);
+        }
+    }
+
+    /// Sends the changes since the last call as one batch.
+    pub(super) fn flush_republished(&mut self, space: &SpaceShard) {
+        let trust = self.trust();
+        if let Some(republisher) = &mut self.republisher {
+            republisher.flush(trust, space.scheme.get());
+        }
     }
 }

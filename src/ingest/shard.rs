@@ -1,53 +1,65 @@
 //! The event loop of one ingest thread.
 //!
-//! One `epoll` over the connections to all publishers, a waker for commands, and the poll's
-//! timeout for what depends on time. Connections are edge-triggered, so a publisher that is not drained
-//! at the end of its turn queues itself again; while anybody is queued the poll does not wait.
+//! One `epoll` waits for the connections to all publishers, for a waker that announces commands, and for the timeout of
+//! what depends on time. Connections are edge-triggered, so a publisher that is not drained at the end of its quantum
+//! queues itself again. While a publisher is queued the poll does not wait.
+//!
+//! One pass of [`Shard::run`], in this order:
+//!
+//! | step | function | file |
+//! |---|---|---|
+//! | commands of other threads: stop, dump, load, reset, add, update or remove a worker | [`Shard::handle_commands`] | `commands` |
+//! | slots of removed workers that no reader can meet any more | [`Shard::free_removed_slots`] | `commands` |
+//! | one quantum of messages for each queued publisher | [`Shard::round`] | `publisher` |
+//! | one slice of the dump or load that runs | [`Shard::transfer`] | `transfers` |
+//! | every [`TICK_MS`]: deadlines, silence, probes, heartbeats | [`Shard::tick`] | |
+//! | replays of lost batches | [`Shard::ask_replays`] | `replays` |
+//! | changed states of workers, to the fleet | [`Shard::update_fleet`] | |
+//! | sweeps of the index, and back-pressure | [`Shard::apply_back_pressure`] | |
 
-mod choke;
-mod member;
+mod commands;
+mod publisher;
 mod rebuild;
 mod replays;
-mod roll;
 mod transfers;
+
+pub(crate) use commands::{AddWorker, RemoveWorker, ResetScope};
+pub(super) use commands::{Command, Inbox};
+pub use commands::{UpdateWorker, WorkerAccepted};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mio::{Events, Poll, Registry, Token, Waker};
-
 use crossbeam::queue::ArrayQueue;
+use mio::{Events, Poll, Registry, Token, Waker};
 use tokio::sync::oneshot;
 
-use super::inbox::{Inbox, RefusedPublisher, system};
-use super::link::{Link, LinkChange, move_state};
+use super::handle::RefusedPublisher;
+use super::publisher_socket::{Link, LinkChange, update_worker_state};
 use super::republish::Republisher;
-use super::roll::Admitted;
-use super::stream::{Home, Now, Scratch};
-use super::subscription::Subscription;
-use super::{IngestConfig, Publisher, ShardPlan};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Scratch};
+use super::{IngestConfig, Publisher, ShardPlan, system};
 use crate::error::Result;
 use crate::event::trust::TrustInput;
 use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
-    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_TURNS_MAX, INGEST_SWEEP_BLOCKS,
-    INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, LEAVING_REST_MS,
+    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_TURNS_MAX, LEAVING_REST_MS,
 };
 use crate::metrics::WorkerCounter;
-use crate::trust::TrustReason;
 
-use member::Member;
+use commands::Removals;
+use publisher::PublisherState;
 use rebuild::Panics;
 use replays::Replays;
-use roll::Leaving;
 use transfers::Transfers;
 
 const WAKER: Token = Token(usize::MAX);
 const POLL_EVENTS: usize = 1024;
-/// How often deadlines (down, silence) are looked at.
+/// How often the thread checks deadlines (down, silence).
 const TICK_MS: u64 = 200;
 
 /// Everything one ingest thread owns.
@@ -55,31 +67,31 @@ pub(super) struct Shard {
     id: ShardId,
     config: IngestConfig,
     poll: Poll,
-    /// Of the same event loop, for connections that come and go by themselves.
+    /// The registry of `poll`, for connections that open and close their sockets by themselves.
     registry: Arc<Registry>,
     inbox: Arc<Inbox>,
     clock: Clock,
-    homes: Vec<Home>,
-    members: Vec<Member>,
-    /// Members with something to read, in the order of their turns.
+    spaces: Vec<SpaceShard>,
+    publishers: Vec<PublisherState>,
+    /// Publishers with something to read, in the order in which they get their quanta.
     ready: VecDeque<usize>,
     scratch: Scratch,
     transfers: Transfers,
     replays: Replays,
-    leaving: Leaving,
+    removals: Removals,
     fleet: Arc<Fleet>,
-    /// What the fleet is to be told after this round, all at once: every telling copies its table.
+    /// Changes for the fleet, made all at once after the round: each update of the fleet copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
-    /// Every publisher that is to be heard, as it was named last: what the sockets are opened from again.
+    /// Every publisher whose events are wanted, by its newest plan: sockets are opened again from these.
     plans: Vec<Publisher>,
-    /// Whose events or sockets are being handled.
-    hand: Option<WorkerIndex>,
-    /// Who is to be told what comes of the admission (`true`) or amendment that is being made.
-    answering: Option<(WorkerIndex, bool, oneshot::Sender<Result<Admitted>>)>,
+    /// The worker whose events or sockets are being handled.
+    current_worker: Option<WorkerIndex>,
+    /// The worker that is being added (`true`) or updated, and where the answer goes.
+    pending_answer: Option<(WorkerIndex, bool, oneshot::Sender<Result<WorkerAccepted>>)>,
     panics: Panics,
     /// When the sockets are opened again that a panic closed.
     reopen_at_ms: Option<u64>,
-    /// Whether what it holds is said once more, by a relay.
+    /// Whether this is the shard of a relay, which publishes again what the shard holds.
     republishes: bool,
 }
 
@@ -96,7 +108,7 @@ impl Shard {
         let waker =
             Waker::new(poll.registry(), WAKER).map_err(|error| system("cannot make a waker").caused_by(error))?;
         let inbox = Arc::new(Inbox { commands: ArrayQueue::new(INGEST_COMMANDS_MAX), waker });
-        let ShardPlan { shard, writers, publishers } = plan;
+        let ShardPlan { shard, writers, publishers: plans } = plan;
         let mut this = Self {
             id: shard,
             config,
@@ -104,28 +116,28 @@ impl Shard {
             registry: Arc::new(registry),
             inbox,
             clock: Clock::start(),
-            homes: homes(writers, &publishers, config.shards),
-            members: Vec::with_capacity(publishers.len()),
-            ready: VecDeque::with_capacity(publishers.len()),
+            spaces: spaces(writers, &plans, config.shards),
+            publishers: Vec::with_capacity(plans.len()),
+            ready: VecDeque::with_capacity(plans.len()),
             scratch: Scratch::default(),
             transfers: Transfers::default(),
             replays: Replays::default(),
-            leaving: Leaving::default(),
+            removals: Removals::default(),
             fleet,
             changes: Vec::new(),
-            plans: publishers.clone(),
-            hand: None,
-            answering: None,
+            plans: plans.clone(),
+            current_worker: None,
+            pending_answer: None,
             panics: Panics::default(),
             reopen_at_ms: None,
             republishes: false,
         };
         let mut refused = Vec::new();
-        for publisher in &publishers {
-            if let Err(error) = this.admit(publisher, None) {
-                tracing::error!(worker = %publisher.worker, %error, "worker refused: its events cannot be received");
-                this.plans.retain(|other| other.index != publisher.index);
-                refused.push(RefusedPublisher { worker: publisher.worker, error });
+        for plan in &plans {
+            if let Err(error) = this.open_publisher(plan, None) {
+                tracing::error!(worker = %plan.worker, %error, "worker refused: its events cannot be received");
+                this.plans.retain(|other| other.index != plan.index);
+                refused.push(RefusedPublisher { worker: plan.worker, error });
             }
         }
         Ok((this, refused))
@@ -144,23 +156,23 @@ impl Shard {
         Arc::clone(&self.inbox)
     }
 
-    /// Says what is done to its only worker.
+    /// Publishes again every change of the shard's only worker.
     pub(super) fn republish(&mut self, republisher: Republisher) {
         let now = self.clock.now();
         self.republishes = true;
-        if let Some(member) = self.members.first_mut() {
-            member.stream.republish(republisher, &self.homes[member.home], now);
+        if let Some(publisher) = self.publishers.first_mut() {
+            publisher.stream.set_republisher(republisher, &self.spaces[publisher.space], now);
         }
     }
 
-    /// Runs until it is told to stop, or until the event loop itself fails.
+    /// Runs until [`Command::Stop`], or until the event loop itself fails.
     pub(super) fn run(&mut self) {
         let mut events = Events::with_capacity(POLL_EVENTS);
         let mut next_tick_ms = 0_u64;
         let mut unswept = false;
-        tracing::info!(shard = %self.id, publishers = self.members.len(), "ingest runs");
+        tracing::info!(shard = %self.id, publishers = self.publishers.len(), "ingest runs");
         loop {
-            let wait_ms = if unswept { 0 } else { self.rest_ms(next_tick_ms) };
+            let wait_ms = if unswept { 0 } else { self.poll_timeout_ms(next_tick_ms) };
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -170,14 +182,14 @@ impl Shard {
                 }
             }
             events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
-            if self.obey() {
+            if self.handle_commands() {
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
-            self.hand = None;
-            self.see_off();
+            self.current_worker = None;
+            self.free_removed_slots();
             let now = self.clock.now();
-            if !self.transfers.come_first() {
+            if !self.transfers.block_messages() {
                 self.round(now);
             }
             self.transfer(now);
@@ -187,38 +199,37 @@ impl Shard {
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
             self.ask_replays(now);
-            self.hand = None;
-            self.tell_fleet();
+            self.current_worker = None;
+            self.update_fleet();
             unswept = false;
-            for home in &mut self.homes {
-                unswept |= home.sweep(ticks);
+            for space in &mut self.spaces {
+                unswept |= space.sweep(ticks);
             }
-            self.see_deferred(now);
-            self.see_choked();
+            self.update_deferred(now);
+            self.apply_back_pressure();
         }
     }
 
-    /// How long the poll may wait for something to happen.
-    fn rest_ms(&self, next_tick_ms: u64) -> u64 {
-        let choked = |at: &usize| self.members.get(*at).is_some_and(|member| self.homes[member.home].choked);
-        let chokes = self.homes.iter().any(|home| home.choked).then_some(CHOKED_REST_MS);
-        let leaves = (!self.leaving.is_empty()).then_some(LEAVING_REST_MS);
-        match self.transfers.rest_ms().into_iter().chain(chokes).chain(leaves).min() {
-            _ if !self.transfers.come_first() && !self.ready.iter().all(choked) => 0,
-            Some(rest_ms) => rest_ms,
+    fn poll_timeout_ms(&self, next_tick_ms: u64) -> u64 {
+        let choked = |at: &usize| self.publishers.get(*at).is_some_and(|publisher| self.spaces[publisher.space].choked);
+        let while_choked = self.spaces.iter().any(|space| space.choked).then_some(CHOKED_REST_MS);
+        let while_removing = (!self.removals.is_empty()).then_some(LEAVING_REST_MS);
+        match self.transfers.timeout_ms().into_iter().chain(while_choked).chain(while_removing).min() {
+            _ if !self.transfers.block_messages() && !self.ready.iter().all(choked) => 0,
+            Some(timeout_ms) => timeout_ms,
             None => next_tick_ms.saturating_sub(self.clock.now().uptime_ms),
         }
     }
 
     fn enqueue(&mut self, at: usize) {
-        if let Some(member) = self.members.get_mut(at)
-            && !std::mem::replace(&mut member.queued, true)
+        if let Some(publisher) = self.publishers.get_mut(at)
+            && !std::mem::replace(&mut publisher.queued, true)
         {
             self.ready.push_back(at);
         }
     }
 
-    /// One turn for each queued publisher, within the bounds of one round.
+    /// One quantum for each queued publisher, within the limits of one round.
     fn round(&mut self, now: Now) {
         let mut messages = 0;
         for _ in 0..self.ready.len().min(INGEST_ROUND_TURNS_MAX) {
@@ -226,119 +237,120 @@ impl Shard {
                 return;
             }
             let Some(at) = self.ready.pop_front() else { return };
-            let (Some(member), scratch) = (self.members.get_mut(at), &mut self.scratch) else { continue };
-            member.queued = false;
-            if member.loads_first {
+            let (Some(publisher), scratch) = (self.publishers.get_mut(at), &mut self.scratch) else { continue };
+            publisher.queued = false;
+            if publisher.waits_for_load {
                 continue;
             }
-            let home = &mut self.homes[member.home];
-            self.hand = Some(member.index);
-            let is_over = member.turn(home, scratch, &mut self.changes, now);
-            messages += member.turn_messages;
-            if !is_over {
+            let space = &mut self.spaces[publisher.space];
+            self.current_worker = Some(publisher.index);
+            let is_drained = publisher.take_quantum(space, scratch, &mut self.changes, now);
+            messages += publisher.quantum_messages;
+            if !is_drained {
                 self.enqueue(at);
             }
             self.receive_replays();
-            self.replays.look |= self.members[at].stream.wants_replay(now).is_some();
+            self.replays.check |= self.publishers[at].stream.wants_replay(now).is_some();
             self.close_replay(at);
-            self.hand = None;
+            self.current_worker = None;
         }
     }
 
     fn tick(&mut self, now: Now) {
-        for member in &mut self.members {
-            self.hand = Some(member.index);
-            if let Some(change) = member.link.tick(now.uptime_ms, self.config.down_after_ms) {
-                member.say(change);
-                self.changes.push((member.index, change));
+        for publisher in &mut self.publishers {
+            self.current_worker = Some(publisher.index);
+            if let Some(change) = publisher.link.tick(now.uptime_ms, self.config.down_after_ms) {
+                publisher.log_link_change(change);
+                self.changes.push((publisher.index, change));
             }
-            member.stream.tick(self.config.silence_ms_max, now);
-            member.stream.probe(self.config.probe_after_ms, now);
-            member.stream.show(&mut self.homes[member.home]);
-            member.stream.said(|republisher| republisher.tick(now));
+            publisher.stream.tick(self.config.silence_ms_max, now);
+            publisher.stream.probe(self.config.probe_after_ms, now);
+            publisher.stream.show(&mut self.spaces[publisher.space]);
+            publisher.stream.republish(|republisher| republisher.tick(now));
         }
-        for at in 0..self.members.len() {
-            if self.members[at].subscription.tick(now.uptime_ms) {
+        for at in 0..self.publishers.len() {
+            if self.publishers[at].subscription.tick(now.uptime_ms) {
                 self.enqueue(at);
             }
-            self.see_overdue(at, now);
+            self.end_overdue_replay(at, now);
         }
-        self.hand = None;
-        self.see_reopening(now);
-        self.replays.look = true;
+        self.current_worker = None;
+        self.reopen_if_due(now);
+        self.replays.check = true;
     }
 
-    /// Has the streams take note of what a sweep did with blocks that waited for their places.
-    fn see_deferred(&mut self, now: Now) {
-        for (number, home) in self.homes.iter_mut().enumerate().filter(|(_, home)| home.deferring) {
-            home.deferring = false;
-            for member in self.members.iter_mut().filter(|member| member.home == number) {
-                let waits = member.stream.swept(home, now);
-                home.deferring |= waits;
+    /// Lets the streams update their trust after a sweep has placed deferred blocks.
+    fn update_deferred(&mut self, now: Now) {
+        for (number, space) in self.spaces.iter_mut().enumerate().filter(|(_, space)| space.deferring) {
+            space.deferring = false;
+            for publisher in self.publishers.iter_mut().filter(|publisher| publisher.space == number) {
+                let waits = publisher.stream.swept(space, now);
+                space.deferring |= waits;
             }
         }
     }
 
-    fn tell_fleet(&mut self) {
+    fn update_fleet(&mut self) {
         if !self.changes.is_empty() {
             let changes = std::mem::take(&mut self.changes);
             self.fleet.update(|table| {
                 let mut changed = false;
                 for change in changes {
-                    changed |= move_state(table, change);
+                    changed |= update_worker_state(table, change);
                 }
                 changed
             });
         }
     }
+
+    /// Stops taking the events of a space while its index cannot free the memory it gave up, because a reader reads on
+    /// and on: further events would make it give up more. Reclaims memory of a choked index first.
+    fn apply_back_pressure(&mut self) {
+        for (number, space) in self.spaces.iter_mut().enumerate() {
+            if space.writer.is_choked() {
+                space.writer.reclaim();
+            }
+            let choked = space.writer.is_choked();
+            if std::mem::replace(&mut space.choked, choked) == choked {
+                continue;
+            }
+            if choked {
+                tracing::warn!(
+                    shard = %self.id, space = %space.id,
+                    "the index cannot free the memory it gave up, so events wait; look for a query that does not end"
+                );
+            } else {
+                tracing::info!(shard = %self.id, space = %space.id, "the index takes events again");
+            }
+            for publisher in self.publishers.iter().filter(|publisher| publisher.space == number) {
+                publisher.stream.view.gauges.set_choked(choked);
+                if choked {
+                    publisher.stream.count(WorkerCounter::Chokes, 1);
+                }
+            }
+        }
+    }
 }
 
 impl Drop for Shard {
-    /// The writers go, also where the thread panics, and readers then see nothing: nothing may be believed.
+    /// The writers go with the shard, also where its thread panics. Readers then see no blocks, so every trust falls.
     fn drop(&mut self) {
         let now = self.clock.now();
         self.transfers.end();
-        for member in &mut self.members {
-            member.stream.end(TrustInput::Disconnected, now);
+        for publisher in &mut self.publishers {
+            publisher.stream.end(TrustInput::Disconnected, now);
         }
     }
 }
 
-impl Home {
-    /// Cleans up a slice of what was emptied; `true` = there is more. `ticks` = also hands on what was given up.
-    fn sweep(&mut self, ticks: bool) -> bool {
-        // What is swept is given up too: it would only add to what chokes.
-        let more = !self.choked && self.writer.sweep(INGEST_SWEEP_BLOCKS);
-        if ticks || (self.unswept && !more) {
-            // On a quiet shard no batch comes that would fill up what is too little to be handed on by itself.
-            self.writer.reclaim();
-            self.writer.publish();
-        }
-        self.unswept = more;
-        more
-    }
-}
-
-/// Joins each writer with what its publishers say of their space.
-fn homes(writers: Vec<(SpaceId, ShardWriter)>, publishers: &[Publisher], shards: usize) -> Vec<Home> {
-    let home = |(space, writer)| {
-        let scheme = Arc::default();
-        let mut home = Home {
-            space,
-            writer,
-            scheme,
-            relearns: false,
-            unsure: false,
-            slots: Vec::new(),
-            unswept: false,
-            choked: false,
-            deferring: false,
-        };
-        let of_space = publishers.iter().filter(|publisher| publisher.space == space);
-        of_space.for_each(|publisher| home.take_in(publisher, shards));
-        home
+/// Joins each writer with the plans of the space's publishers.
+fn spaces(writers: Vec<(SpaceId, ShardWriter)>, plans: &[Publisher], shards: usize) -> Vec<SpaceShard> {
+    let with_workers = |(id, writer)| {
+        let mut space = SpaceShard::new(id, writer);
+        plans.iter().filter(|plan| plan.space == id).for_each(|plan| space.add_worker(plan, shards));
+        space
     };
-    writers.into_iter().map(home).collect()
+    writers.into_iter().map(with_workers).collect()
 }
 
 /// The only clock of ingest.

@@ -1,9 +1,34 @@
-//! One publisher's stream: from a sequence and a payload to the index, the worker's trust and its counters.
+//! One publisher's stream: from a sequence number and a payload to the index, the worker's trust and its counters.
 //!
-//! No socket and no clock: both are the shard's. What the gate's verdict does here where lost batches cannot be
-//! fetched again (`recover` is for where they can):
+//! No socket and no clock: the shard has both.
 //!
-//! | what happened | the worker | trust |
+//! # The state of a stream
+//!
+//! [`StreamState`] says what happens to live messages. `hold` has the transitions.
+//!
+//! | state | live batch | dump or load begins | batches are missing | dump or load ends or is aborted | nothing is missing any more | no message waits | disconnected |
+//! |---|---|---|---|---|---|---|---|
+//! | Live | applied | Dumping, Loading | Recovering | – | Live | – | Live |
+//! | Dumping, Loading | waits; may abort the dump or load | – | unchanged | Releasing; Recovering if a replay is wanted | – | unchanged | aborted, then as there |
+//! | Recovering | waits; the oldest are dropped beyond the limit | waits for Live | Recovering | – | Releasing | – | Live; the messages are dropped |
+//! | Releasing | stays in its socket | waits for Live | Recovering | – | Releasing | Live | Live if it was Recovering, and the messages are dropped |
+//!
+//! Four further parts belong to the state. Each is a machine of its own:
+//! - the sequence gate judges batches ([`crate::event::gate`]);
+//! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover` applies
+//!   it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe runs while
+//!   the stream is Live;
+//! - a relay's snapshot is taken only while Recovering (`relay`);
+//! - trust ([`crate::event::trust`]).
+//!
+//! Beside these, `abort_reason` keeps the reason of an aborted dump or load until that has read it, and `last_dropped`
+//! the last batch that was dropped while Recovering, which the replay has to bring.
+//!
+//! # The effect of a verdict where the publisher cannot replay
+//!
+//! `recover` has the same table for publishers that can.
+//!
+//! | event | the worker | trust |
 //! |---|---|---|
 //! | first batch, sequence 0 | | exact |
 //! | first batch, later | | joined_late |
@@ -16,80 +41,52 @@
 //! | a batch of another rank or worker | emptied | rank_conflict |
 //! | more blocks than the worker's capacity | emptied | capacity_bound |
 //!
-//! While the worker is dumped or loaded its messages wait (`hold`), and nothing of this happens until they are
-//! applied.
+//! While messages wait, nothing of this happens until they are applied.
 //!
-//! After a gap, blocks whose chain begins in what was lost stay unbound or dormant, so the worker can
-//! only be under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
+//! After a gap, blocks whose chain begins in the missing batches stay unbound or dormant, so the worker can only be
+//! under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
-mod conflicted;
-mod deferred;
 mod hold;
-mod losses;
-mod lower;
 mod recover;
-mod relayed;
-mod republished;
-mod reset;
-mod snapshot;
+mod relay;
 
-pub(super) use conflicted::Conflicted;
+pub(super) use hold::HeldBytes;
 pub(super) use recover::ReplayEnd;
-use relayed::Relayed;
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Publisher;
-use super::copies::Copies;
+use super::copies::{Copies, LastCopies};
 use super::dump::AbortReason;
-use super::groups::Groups;
-use super::held::{Held, HeldBytes, Message};
-use super::last_copies::LastCopies;
-use super::offloaded::Offloaded;
+use super::groups::{Groups, Unplaced};
+use super::lower_tiers::Offloaded;
 use super::republish::Republisher;
+use super::space_shard::SpaceShard;
 use super::view::WorkerView;
-use super::windows::Unplaced;
 use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
-use crate::event::trust::{Finding, TrustInput, WorkerTrust};
-use crate::event::{self, DecodeError, EventBatch, Oddity, flat};
+use crate::event::trust::{Flaw, TrustInput, WorkerTrust};
+use crate::event::{self, DecodeError, DecodeWarning, EventBatch, flat};
 use crate::fleet::SchemeCell;
-use crate::ids::{EventSeq, GroupId, LocalHash, SpaceId, Tier, Worker, WorkerSlot};
-use crate::index::ShardWriter;
-use crate::limits::EVENT_MESSAGE_BYTES_MAX;
+use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier, Worker, WorkerSlot};
+use crate::index::{Refusal, Shortfall, StoreBlocks, StoreOutcome};
+use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
+use hold::{Message, StreamState};
+use relay::RelayState;
 
-/// The time of one turn: of the wall for people, and since boot for deadlines.
+/// The time of one quantum: wall-clock time for people, and time since the start for deadlines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
     pub(super) unix_ms: u64,
     pub(super) uptime_ms: u64,
 }
 
-/// One space in one shard: everything its workers there share.
-#[derive(Debug)]
-pub(super) struct Home {
-    pub(super) space: SpaceId,
-    pub(super) writer: ShardWriter,
-    pub(super) scheme: Arc<SchemeCell>,
-    /// Whether a learnt scheme may be learnt again once no worker holds anything.
-    pub(super) relearns: bool,
-    /// Whether the scheme was learnt from a block that came alone, and nothing has shown since that it was a full one.
-    pub(super) unsure: bool,
-    /// The workers, to tell when none holds anything.
-    pub(super) slots: Vec<WorkerSlot>,
-    /// Whether the writer has more to sweep.
-    pub(super) unswept: bool,
-    /// Whether events wait until the index has got memory back.
-    pub(super) choked: bool,
-    /// Whether a sweep may have more to say of a worker of which blocks waited for their places.
-    pub(super) deferring: bool,
-}
-
-/// Memory that is used again from batch to batch.
+/// Memory that the shard uses again from batch to batch.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) batch: EventBatch,
@@ -103,94 +100,93 @@ pub(super) struct Stream {
     pub(super) slot: WorkerSlot,
     pub(super) salts_possible: bool,
     pub(super) view: Arc<WorkerView>,
-    /// What its KV groups serve.
-    pub(super) kinds: Groups,
-    /// What its window groups have said of blocks that are not known yet.
+    /// The KV groups of the worker, and which of their blocks count.
+    pub(super) kv_groups: Groups,
+    /// References of window groups to blocks that are not known yet.
     pub(super) unplaced: Unplaced,
-    /// Its hashes do not tell where a block is: none is bound.
+    /// Its engine's hashes do not show where a block is, so no block is bound.
     pub(super) unchained: bool,
-    /// Hashes whose stores contradicted each other: what names one as its parent may mean either.
+    /// Hashes whose stores contradicted each other: a block that names one as its parent may mean either.
     pub(super) conflicted: Conflicted,
     /// Whether salts came without and with a gateway's prefix.
     salt_forms: (bool, bool),
-    /// What all workers of the space share.
-    of_space: Arc<SchemeCell>,
-    /// What connectors say of tiers below device memory.
+    /// The scheme and the salt forms of the space, shared by all of its workers.
+    space_scheme: Arc<SchemeCell>,
+    /// The blocks that connectors announce in tiers below device memory.
     pub(super) offloaded: Offloaded,
-    /// Groups that each tier has had blocks of since it was last empty, as the index counts them.
-    pub(super) groups: Vec<(Tier, GroupId)>,
-    /// How copies are told from full reports.
+    /// The KV groups of which each tier has had blocks since it was last empty, as the index counts them.
+    pub(super) tier_groups: Vec<(Tier, GroupId)>,
+    /// Distinguishes second copies from full reports.
     pub(super) copies: Copies,
-    /// What removals have left of copies.
+    /// References to second copies that removals left behind.
     pub(super) last_copies: LastCopies,
     capacity_blocks: u64,
     gate: SequenceGate,
     pub(super) trust: WorkerTrust,
-    /// What readers see.
+    /// The trust that readers see.
     shown: Trust,
     pub(super) format: Option<event::format::Format>,
-    heard_at_ms: Option<u64>,
-    /// Messages that wait while the worker is dumped or loaded.
-    held: Option<Box<Held>>,
-    /// Why they wait no longer, until the dump or load has heard of it.
-    broken_off: Option<AbortReason>,
-    /// What all streams of the shard let wait.
+    last_message_ms: Option<u64>,
+    state: StreamState,
+    /// Why the dump or load was aborted, until it has read the reason.
+    abort_reason: Option<AbortReason>,
+    /// Payload bytes that wait in all streams of the shard.
     held_of_shard: HeldBytes,
-    /// How lost batches are fetched again; `None` = they cannot be.
+    /// The recovery of lost batches; `None` = the publisher cannot replay.
     recovery: Option<Recovery>,
-    /// The last live batch dropped while the worker was recovered: the replay has to bring it.
-    dropped: Option<EventSeq>,
-    /// What is known of its relay, if it comes from one.
-    relayed: Relayed,
-    /// Who says what is done to the worker once more; `None` = nobody.
-    republisher: Option<Box<Republisher>>,
+    /// The last live batch that was dropped while Recovering: the replay has to bring it.
+    last_dropped: Option<EventSeq>,
+    /// The relay that the stream comes from, if it comes from one.
+    relay: RelayState,
+    /// Publishes the worker's changes again, in a relay.
+    pub(super) republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
     changed: bool,
-    /// What readers saw of its trust each time that the worker had just been emptied.
+    /// The trust that readers saw each time that the worker had just been emptied.
     #[cfg(test)]
     pub(super) emptied_under: Vec<Trust>,
 }
 
 impl Stream {
-    pub(super) fn new(publisher: &Publisher, now: Now) -> Self {
-        Self::begun_with(publisher, None, now)
+    pub(super) fn new(plan: &Publisher, now: Now) -> Self {
+        Self::with_trust_input(plan, None, now)
     }
 
-    /// A stream whose trust begins with an input, which readers see from the first.
-    pub(super) fn begun_with(publisher: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
+    /// A stream whose trust begins with an input, which readers see at once.
+    pub(super) fn with_trust_input(plan: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
         let mut trust = WorkerTrust::new(now.unix_ms);
         if let Some(input) = input {
             trust.apply(input, now.unix_ms);
         }
         let shown = trust.trust();
-        publisher.view.trust.store(shown);
+        plan.view.trust.store(shown);
         Self {
-            worker: publisher.worker,
-            slot: publisher.slot,
-            salts_possible: publisher.salts_possible,
-            view: Arc::clone(&publisher.view),
-            kinds: Groups::default(),
+            worker: plan.worker,
+            slot: plan.slot,
+            salts_possible: plan.salts_possible,
+            view: Arc::clone(&plan.view),
+            kv_groups: Groups::default(),
             unplaced: Unplaced::default(),
             unchained: false,
             conflicted: Conflicted::default(),
             salt_forms: (false, false),
-            of_space: Arc::clone(&publisher.scheme),
+            space_scheme: Arc::clone(&plan.scheme),
             offloaded: Offloaded::default(),
-            groups: Vec::new(),
+            tier_groups: Vec::new(),
             copies: Copies::default(),
             last_copies: LastCopies::default(),
-            capacity_blocks: publisher.capacity_blocks,
+            capacity_blocks: plan.capacity_blocks,
             gate: SequenceGate::default(),
             trust,
             shown,
             format: None,
-            heard_at_ms: None,
-            held: None,
-            broken_off: None,
+            last_message_ms: None,
+            state: StreamState::Live,
+            abort_reason: None,
             held_of_shard: HeldBytes::default(),
-            recovery: publisher.source.replay.as_ref().map(|_| Recovery::default()),
-            dropped: None,
-            relayed: Relayed::default(),
+            recovery: plan.source.replay.as_ref().map(|_| Recovery::default()),
+            last_dropped: None,
+            relay: RelayState::default(),
             republisher: None,
             changed: false,
             #[cfg(test)]
@@ -198,78 +194,84 @@ impl Stream {
         }
     }
 
-    /// The worker has room for so many blocks; 0 = not known. What it holds beyond is seen with the next batch.
+    /// Sets the number of blocks that fit the worker's device memory; 0 = not known. The next batch checks it.
     pub(super) fn set_capacity(&mut self, capacity_blocks: u64) {
         self.capacity_blocks = capacity_blocks;
     }
 
     /// Takes one message of the stream.
-    pub(super) fn message(&mut self, home: &mut Home, scratch: &mut Scratch, seq: EventSeq, payload: &[u8], now: Now) {
-        self.heard_at_ms = Some(now.uptime_ms);
+    pub(super) fn message(
+        &mut self,
+        space: &mut SpaceShard,
+        scratch: &mut Scratch,
+        seq: EventSeq,
+        payload: &[u8],
+        now: Now,
+    ) {
+        self.last_message_ms = Some(now.uptime_ms);
         if seq == flat::UNNUMBERED {
-            return self.unnumbered(home, scratch, payload, now);
+            return self.unnumbered(space, scratch, payload, now);
         }
         let payload_hash = xxh3_64(payload);
-        if self.is_old((seq, payload_hash), payload, scratch) {
+        if self.is_old_relay_batch((seq, payload_hash), payload, scratch) {
             self.input(TrustInput::Duplicate, now);
-        } else if self.held.is_some() {
-            self.wait(home, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
-        } else if !self.waits_for_lost(home, (seq, payload_hash), payload, now) {
-            self.batch(home, scratch, (seq, payload_hash), payload, now);
+        } else if !self.state.is_live() {
+            self.hold_message(space, Message::Batch { seq, payload_hash, payload: payload.into() }, now);
+        } else if !self.holds_for_lost(space, (seq, payload_hash), payload, now) {
+            self.batch(space, scratch, (seq, payload_hash), payload, now);
         }
     }
 
     /// Applies a live batch, if it is in its place.
-    fn batch(&mut self, home: &mut Home, scratch: &mut Scratch, id: (EventSeq, u64), payload: &[u8], now: Now) {
+    fn batch(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, id: (EventSeq, u64), payload: &[u8], now: Now) {
         let verdict = self.gate.batch(id.0, id.1);
-        self.judged(home, scratch, (verdict, id.0), payload, now);
+        self.apply_judged(space, scratch, (verdict, id.0), payload, now);
     }
 
-    /// Does what the gate says of a batch, and applies it unless it was before.
-    fn judged(
+    /// Carries out the gate's verdict on a batch, and applies the batch unless it was applied before.
+    fn apply_judged(
         &mut self,
-        home: &mut Home,
+        space: &mut SpaceShard,
         scratch: &mut Scratch,
         (verdict, seq): (Verdict, EventSeq),
         payload: &[u8],
         now: Now,
     ) {
         self.changed = true;
-        if !self.admit(home, verdict, now) {
+        if !self.accept(space, verdict, now) {
             return;
         }
-        home.writer.begin_batch(self.slot);
+        space.writer.begin_batch(self.slot);
         self.copies.begin_batch();
         if payload.len() > EVENT_MESSAGE_BYTES_MAX {
             self.count(WorkerCounter::MessagesOversized, 1);
         }
         match event::decode(payload, &mut self.format, &mut scratch.batch) {
-            Err(error) => self.undecodable(home, error, seq, now),
+            Err(error) => self.undecodable(space, error, seq, now),
             Ok(()) if !self.is_ours(scratch.batch.info()) => {
                 self.another_rank(scratch.batch.info(), seq, now);
-                // The refused batch may have held removals of this worker's blocks: its publisher may have got
-                // another rank.
-                self.empty(home, TrustInput::Found(Finding::RankConflict), now);
+                // The refused batch may have held removals of this worker's blocks: its publisher may have a new rank.
+                self.empty(space, TrustInput::Flaw(Flaw::RankConflict), now);
             }
-            Ok(()) if !self.is_of_generation(home, scratch.batch.info(), (seq, payload), now) => return,
+            Ok(()) if !self.is_of_generation(space, scratch.batch.info(), (seq, payload), now) => return,
             Ok(()) => {
-                self.look_over(home, &scratch.batch, now);
-                self.apply(home, scratch, now);
-                if scratch.batch.info().oddities.get(Oddity::UnknownTag) > 0 {
-                    // A clear in this batch may have come before it.
-                    self.found(Finding::UnknownEvents, now);
+                self.note_batch_facts(space, &scratch.batch, now);
+                self.apply(space, scratch, now);
+                if scratch.batch.info().warnings.get(DecodeWarning::UnknownTag) > 0 {
+                    // A clear in this batch may have removed the reason, although the unknown event came after it.
+                    self.lower_trust(Flaw::UnknownEvents, now);
                 }
                 self.count(WorkerCounter::Batches, 1);
-                self.check_capacity(home, now);
+                self.check_capacity(space, now);
             }
         }
         self.trust.applied(seq, now.unix_ms);
-        self.said(|republisher| republisher.at(now));
-        self.say(home);
+        self.republish(|republisher| republisher.at(now));
+        self.flush_republished(space);
     }
 
-    /// Does what the gate says; `false` = the batch is not to be applied.
-    fn admit(&mut self, home: &mut Home, verdict: Verdict, now: Now) -> bool {
+    /// Carries out a verdict; `false` = the batch is not to be applied.
+    fn accept(&mut self, space: &mut SpaceShard, verdict: Verdict, now: Now) -> bool {
         match verdict {
             Verdict::InOrder => self.input(TrustInput::Batch, now),
             Verdict::First { seq, .. } => {
@@ -286,21 +288,33 @@ impl Stream {
                 tracing::warn!(worker = %self.worker, %expected, %got, missed, "gap in the event stream; the worker is emptied");
                 self.count(WorkerCounter::Gaps, 1);
                 self.count(WorkerCounter::BatchesMissed, missed);
-                self.empty(home, TrustInput::Gap, now);
+                self.empty(space, TrustInput::Gap, now);
             }
             Verdict::Restart { seq, before } => {
                 tracing::info!(worker = %self.worker, %before, %seq, "the publisher restarted; the worker is emptied");
-                self.count(WorkerCounter::Restarts, 1);
                 self.note_beginning(seq);
-                self.forget_incarnation();
-                self.empty(home, TrustInput::Restarted(seq), now);
+                self.restart(space, TrustInput::Restarted(seq), now);
             }
         }
         true
     }
 
-    /// The connection broke, and everything received before has been taken.
-    pub(super) fn disconnected(&mut self, home: &mut Home, now: Now) {
+    /// Makes the worker that of another incarnation. This is the only place for the effect of a publisher's restart,
+    /// however it showed: in a live batch, in a replay or in a relay's snapshot.
+    fn restart(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
+        self.changed = true;
+        self.count(WorkerCounter::Restarts, 1);
+        self.begin_anew(space, because, now);
+    }
+
+    /// Forgets all that is known of the stream and empties the worker.
+    fn begin_anew(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
+        self.forget_incarnation();
+        self.empty(space, because, now);
+    }
+
+    /// Handles a broken connection, once all messages from before the break have been taken.
+    pub(super) fn disconnected(&mut self, space: &mut SpaceShard, now: Now) {
         self.changed = true;
         self.count(WorkerCounter::Disconnects, 1);
         if self.recovery.is_some() {
@@ -308,21 +322,21 @@ impl Stream {
             self.wait_for_connection();
         } else {
             self.gate.disconnected();
-            self.empty(home, TrustInput::Disconnected, now);
+            self.empty(space, TrustInput::Disconnected, now);
         }
     }
 
-    /// The connection broke, and there may be more to take of it or already of the next: nothing is believed
-    /// until [`Stream::disconnected`].
+    /// Lowers trust at once when the connection breaks. Messages of it, or already of the next one, may still wait;
+    /// [`Stream::disconnected`] follows once they are taken.
     pub(super) fn breaking(&mut self, now: Now) {
         self.changed = true;
         self.input(TrustInput::Disconnected, now);
     }
 
-    /// A message without the frames of a batch. Its sequence is unknown: the next batch shows whether it had one.
-    pub(super) fn misframed(&mut self, home: &mut Home, frames: usize, now: Now) {
-        if self.held.is_some() {
-            self.wait(home, Message::Misframed(frames), now);
+    /// Handles a message without the frames of a batch. It may have been a batch: the next one shows that.
+    pub(super) fn misframed(&mut self, space: &mut SpaceShard, frames: usize, now: Now) {
+        if !self.state.is_live() {
+            self.hold_message(space, Message::Misframed(frames), now);
         } else {
             self.unframed(frames, now);
         }
@@ -334,65 +348,65 @@ impl Stream {
         self.count(WorkerCounter::MessagesMisframed, 1);
         let times = self.view.counters.get(WorkerCounter::MessagesMisframed);
         if times.is_power_of_two() {
-            tracing::warn!(worker = %self.worker, frames, times, "message without an 8-byte sequence and a payload skipped");
+            tracing::warn!(worker = %self.worker, frames, times, "a message without an 8-byte sequence number and a payload was skipped");
         }
     }
 
-    /// Time has passed. `silence_ms_max` 0 = silence means nothing.
+    /// Checks for silence. `silence_ms_max` 0 = a stream may be silent for ever.
     pub(super) fn tick(&mut self, silence_ms_max: u64, now: Now) {
-        // Another worker of the space may have been the one to bring the second form.
+        // Another worker of the space may have brought the second form.
         self.check_salt_forms(now);
-        let silent_for = self.heard_at_ms.map_or(0, |heard| now.uptime_ms.saturating_sub(heard));
+        let silent_for = self.last_message_ms.map_or(0, |last| now.uptime_ms.saturating_sub(last));
         let silence_ms_max = self.silence_ms(silence_ms_max);
         if silence_ms_max > 0 && silent_for > silence_ms_max && self.gate.last().is_some() {
-            self.heard_at_ms = None;
+            self.last_message_ms = None;
             self.changed = true;
-            tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "no event batch for longer than configured");
+            tracing::info!(worker = %self.worker, silent_for_ms = silent_for, "the publisher has sent no message for longer than it may be silent");
             self.input(TrustInput::Silent, now);
         }
     }
 
-    /// Nothing will be taken any more, for the reason that the input gives.
+    /// Ends the stream, for the reason that the input gives.
     pub(super) fn end(&mut self, input: TrustInput, now: Now) {
         self.input(input, now);
         self.shown = self.trust.trust();
         self.view.trust.store(self.shown);
     }
 
-    /// Ends a turn: the index shows what was taken already, and now so does the trust that speaks of it.
-    pub(super) fn show(&mut self, home: &mut Home) {
-        self.view.gauges.set_waiting(self.held.as_deref().map_or(0, Held::waiting));
+    /// Ends a quantum. Readers already see its batches in the index; now they see the trust that goes with them.
+    pub(super) fn show(&mut self, space: &mut SpaceShard) {
+        self.view.gauges.set_waiting(self.state.waiting_len());
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        self.say(home);
-        home.writer.publish();
-        self.view.gauges.set(&home.writer.held(self.slot));
+        self.flush_republished(space);
+        space.writer.publish();
+        self.view.gauges.set(&space.writer.held(self.slot));
         self.shown = self.trust.trust();
         self.view.trust.store(self.shown);
     }
 
-    /// Moves the trust. A fall is shown at once, before the index changes; a rise waits for [`Stream::show`].
+    /// Changes the trust. Readers see a fall at once, before the index changes, and a rise with [`Stream::show`].
     pub(super) fn input(&mut self, input: TrustInput, now: Now) {
         let Self { trust, shown, view, .. } = self;
-        move_trust((trust, shown), view, input, now);
+        change_trust((trust, shown), view, input, now);
     }
 
-    /// Lowers the trust for a reason found in a batch; said once until the reason has gone again.
-    pub(super) fn found(&mut self, finding: Finding, now: Now) {
-        self.log_found(finding);
-        self.input(TrustInput::Found(finding), now);
+    /// Lowers the trust for a flaw of a batch. The log says so once, until the reason has gone.
+    pub(super) fn lower_trust(&mut self, flaw: Flaw, now: Now) {
+        self.log_flaw(flaw);
+        self.input(TrustInput::Flaw(flaw), now);
     }
 
-    /// The same, and drops every block.
-    pub(super) fn empty_for(&mut self, home: &mut Home, finding: Finding, now: Now) {
-        self.log_found(finding);
-        self.empty(home, TrustInput::Found(finding), now);
+    /// Lowers the trust for a flaw, and drops every block.
+    pub(super) fn empty_because(&mut self, space: &mut SpaceShard, flaw: Flaw, now: Now) {
+        self.log_flaw(flaw);
+        self.empty(space, TrustInput::Flaw(flaw), now);
     }
 
-    fn log_found(&self, finding: Finding) {
-        if !self.trust.reasons().contains(finding.reason()) {
-            let reason = finding.reason();
+    fn log_flaw(&self, flaw: Flaw) {
+        if !self.trust.reasons().contains(flaw.reason()) {
+            let reason = flaw.reason();
             tracing::warn!(worker = %self.worker, reason = reason.name(), remedy = reason.remedy(), "trust is lowered");
         }
     }
@@ -401,43 +415,44 @@ impl Stream {
         self.view.counters.add(counter, times);
     }
 
-    /// Drops every block because of what the input says. Trust falls first: [`TrustCell`](crate::fleet::TrustCell) has
-    /// the pairing by which no reader that finds the worker empty still believes it as before.
-    pub(super) fn empty(&mut self, home: &mut Home, because: TrustInput, now: Now) {
+    /// Drops every block for the reason that the input gives. Trust falls first: by the pairing in
+    /// [`TrustCell`](crate::fleet::TrustCell), no reader that finds the worker empty still sees the earlier trust.
+    pub(super) fn empty(&mut self, space: &mut SpaceShard, because: TrustInput, now: Now) {
         self.input(because, now);
-        self.relayed.taking = None;
-        let held = home.writer.held(self.slot);
+        self.relay.snapshot = None;
+        let held = space.writer.held(self.slot);
         if held.bound > 0 || held.dormant > 0 {
-            home.writer.clear(self.slot, None);
+            space.writer.clear(self.slot, None);
             #[cfg(test)]
             self.emptied_under.push(self.view.trust.load());
             self.count(WorkerCounter::Emptied, 1);
-            self.said(|republisher| republisher.cleared(None));
-            self.groups.clear();
+            self.republish(|republisher| republisher.cleared(None));
+            self.tier_groups.clear();
         }
-        self.forget_blocks(home);
+        self.forget_blocks(space);
     }
 
-    /// The index has emptied the worker by itself.
-    pub(super) fn emptied(&mut self, home: &mut Home) {
+    /// Notes that the index has emptied the worker by itself.
+    pub(super) fn emptied(&mut self, space: &mut SpaceShard) {
         self.count(WorkerCounter::Emptied, 1);
-        self.said(|republisher| republisher.cleared(None));
-        self.groups.clear();
-        self.forget_blocks(home);
+        self.republish(|republisher| republisher.cleared(None));
+        self.tier_groups.clear();
+        self.forget_blocks(space);
     }
 
-    /// Forgets what is remembered of blocks that the index holds no more.
-    fn forget_blocks(&mut self, home: &mut Home) {
+    /// Forgets all facts about blocks that the index no longer holds.
+    fn forget_blocks(&mut self, space: &mut SpaceShard) {
         self.offloaded.lose();
         self.copies.cleared();
         self.last_copies.cleared();
-        self.windows_emptied(home);
+        self.windows_emptied(space);
     }
 
+    /// Forgets all facts about the engine's current life. The gate is not touched.
     fn forget_incarnation(&mut self) {
-        (self.relayed.generation, self.relayed.beats) = (None, false);
+        (self.relay.generation, self.relay.sends_heartbeats) = (None, false);
         self.format = None;
-        self.kinds.forget();
+        self.kv_groups.forget();
         self.unchained = false;
         self.conflicted = Conflicted::default();
         self.offloaded = Offloaded::default();
@@ -445,54 +460,57 @@ impl Stream {
         self.last_copies = LastCopies::default();
     }
 
-    /// To engines `x` and the prefixed `x` are two salts, and here they are one: where both forms come in a space, a
-    /// prompt with one may find blocks of the other at any worker that has blocks with a salt.
+    /// Lowers trust if salts come in two forms in the space. To engines `x` and the prefixed `x` are two salts, and
+    /// here they are one. So a prompt with one form may match blocks of the other, at any worker that has salted
+    /// blocks.
     fn check_salt_forms(&mut self, now: Now) {
         let is_salted = self.salt_forms.0 || self.salt_forms.1;
-        let is_said = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
-        if is_salted && !is_said && self.of_space.has_salts_of_two_forms() {
+        let is_lowered = self.trust.own_reasons().contains(TrustReason::IsolationUnknown);
+        if is_salted && !is_lowered && self.space_scheme.has_salts_of_two_forms() {
             self.changed = true;
-            self.found(Finding::IsolationUnknown, now);
+            self.lower_trust(Flaw::IsolationUnknown, now);
         }
     }
 
-    fn undecodable(&mut self, home: &mut Home, error: DecodeError, seq: EventSeq, now: Now) {
+    fn undecodable(&mut self, space: &mut SpaceShard, error: DecodeError, seq: EventSeq, now: Now) {
         self.count(WorkerCounter::BatchesUndecodable, 1);
         let times = self.view.undecodable.add(error.reason as usize, 1);
         if times.is_power_of_two() {
             let (reason, offset) = (error.reason.name(), error.offset);
-            tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "event batch skipped; the worker is emptied");
+            tracing::warn!(worker = %self.worker, %seq, reason, offset, times, "an event batch could not be decoded; the worker is emptied");
         }
-        self.empty_for(home, Finding::Undecodable, now);
+        self.empty_because(space, Flaw::Undecodable, now);
     }
 
-    /// Counts what the decoder passed over and takes a relay's word about itself.
-    fn look_over(&mut self, home: &mut Home, batch: &EventBatch, now: Now) {
+    /// Counts the decoder's warnings, and notes a relay's own trust and the forms of salts.
+    fn note_batch_facts(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
         let info = batch.info();
-        batch.unruled().for_each(|(of, name, times)| self.unruled(of, name, times));
+        batch.unknown_names().for_each(|(of, name, times)| self.count_unknown_name(of, name, times));
         if let Some(source) = info.source {
             self.input(TrustInput::Source(source), now);
         }
         self.salt_forms.0 |= info.has_plain_salts;
         self.salt_forms.1 |= info.has_prefixed_salts;
         if info.has_plain_salts || info.has_prefixed_salts {
-            self.of_space.note_salts(info.has_plain_salts, info.has_prefixed_salts);
+            self.space_scheme.note_salts(info.has_plain_salts, info.has_prefixed_salts);
         }
         self.check_salt_forms(now);
-        for (oddity, times) in info.oddities.iter() {
+        for (warning, times) in info.warnings.iter() {
             let times = u64::from(times);
-            self.view.oddities.add(oddity as usize, times);
-            match oddity {
-                Oddity::UnknownTag => {
+            self.view.warnings.add(warning as usize, times);
+            match warning {
+                DecodeWarning::UnknownTag => {
                     self.count(WorkerCounter::UnknownTags, times);
-                    self.found(Finding::UnknownEvents, now);
+                    self.lower_trust(Flaw::UnknownEvents, now);
                 }
-                Oddity::UnchainedHash => self.unchained_hashes(home, now),
-                Oddity::LookaheadTokens => self.found(Finding::LookaheadHash, now),
-                Oddity::NoPlaceForSalt if self.salts_possible => self.found(Finding::IsolationUnknown, now),
-                Oddity::UnknownKey | Oddity::UnknownValue => self.count(WorkerCounter::UnknownKeys, times),
-                Oddity::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
-                // The event they belong to is counted where it is refused.
+                DecodeWarning::UnchainedHash => self.unchained_hashes(space, now),
+                DecodeWarning::LookaheadTokens => self.lower_trust(Flaw::LookaheadHash, now),
+                DecodeWarning::NoPlaceForSalt if self.salts_possible => self.lower_trust(Flaw::IsolationUnknown, now),
+                DecodeWarning::UnknownKey | DecodeWarning::UnknownValue => {
+                    self.count(WorkerCounter::UnknownKeys, times);
+                }
+                DecodeWarning::TrailingElement => self.count(WorkerCounter::TrailingElements, times),
+                // Other warnings belong to an event that is refused, and counted, later.
                 _ => {}
             }
         }
@@ -503,33 +521,109 @@ impl Stream {
         self.trust.may_miss_blocks()
     }
 
-    /// Whether a chain that is announced again is one more copy. Once full reports were seen it is not, until the
+    /// Whether a chain that is announced again counts as one more copy. After a full report it does not, until the
     /// engine's cache is cleared.
-    pub(super) fn counts_copies(&self, home: &Home) -> bool {
-        home.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
+    pub(super) fn counts_copies(&self, space: &SpaceShard) -> bool {
+        space.writer.counts_copies() && !self.trust.own_reasons().contains(TrustReason::FullReports)
     }
 
-    /// Chains were announced that are no copies. Which of the copies counted before were none cannot be told.
-    pub(super) fn full_report(&mut self, home: &mut Home, now: Now) {
+    /// Empties the worker after a full report: the chains that it announced are not copies, and earlier counted copies
+    /// cannot be told from reports.
+    pub(super) fn full_report(&mut self, space: &mut SpaceShard, now: Now) {
         self.count(WorkerCounter::FullReports, 1);
-        self.empty_for(home, Finding::FullReports, now);
+        self.empty_because(space, Flaw::FullReports, now);
     }
 
-    fn check_capacity(&mut self, home: &mut Home, now: Now) {
-        let references = home.writer.held(self.slot).references[Tier::Device.index()];
+    fn check_capacity(&mut self, space: &mut SpaceShard, now: Now) {
+        let references = space.writer.held(self.slot).references[Tier::Device.index()];
         if self.capacity_blocks > 0 && references > self.capacity_blocks {
             tracing::warn!(
                 worker = %self.worker, references, capacity_blocks = self.capacity_blocks,
-                "more blocks in device memory than the worker has; it is emptied"
+                "the engine announced more blocks than its device memory has; the worker is emptied"
             );
             if self.copies.has_counted {
-                return self.full_report(home, now);
+                return self.full_report(space, now);
             }
             if self.has_left_copies() {
-                return self.removals_are_for_all(home, now);
+                return self.removals_are_for_all(space, now);
             }
-            self.empty_for(home, Finding::CapacityBound, now);
+            self.empty_because(space, Flaw::CapacityBound, now);
         }
+    }
+
+    /// Drops every block for a command. The engine still holds them, so the worker counts as joined late. Its stream
+    /// goes on.
+    pub(super) fn reset(&mut self, space: &mut SpaceShard, now: Now) {
+        self.break_hold(space, AbortReason::Reset, now);
+        self.changed = true;
+        self.count(WorkerCounter::Resets, 1);
+        tracing::info!(worker = %self.worker, "the worker is emptied by a reset");
+        self.empty(space, TrustInput::Reset, now);
+        self.show(space);
+    }
+
+    /// Drops the blocks in device memory for a command that says that the engine's cache was cleared. The engine
+    /// publishes the clear only with its next step; until then, batches from before may come. The stream goes on.
+    pub(super) fn device_cleared(&mut self, space: &mut SpaceShard, now: Now) {
+        self.break_hold(space, AbortReason::Reset, now);
+        self.changed = true;
+        self.count(WorkerCounter::Resets, 1);
+        tracing::info!(worker = %self.worker, "the worker's device tier is emptied: a caller reported that the engine's cache was cleared");
+        self.input(TrustInput::ClearReported, now);
+        space.writer.clear(self.slot, Some(Tier::Device));
+        self.republish(|republisher| republisher.cleared(Some(Tier::Device)));
+        self.tier_groups.retain(|(tier, _)| *tier != Tier::Device);
+        self.copies.cleared();
+        self.last_copies.cleared();
+        self.show(space);
+    }
+
+    /// Stores blocks in the index. Trust falls before readers can see that the index defers or drops blocks.
+    ///
+    /// The index places deferred blocks later, in slices of its sweep. Until it is done, overlaps are too low. The
+    /// shard calls [`Stream::swept`] after each sweep.
+    pub(super) fn store_in_index(
+        &mut self,
+        space: &mut SpaceShard,
+        blocks: &StoreBlocks<'_>,
+        now: Now,
+    ) -> StoreOutcome {
+        let Self { trust, shown, view, .. } = self;
+        let outcome = space.writer.store_announced(self.slot, blocks, &mut |shortfall| {
+            let input = match shortfall {
+                Shortfall::Deferred => TrustInput::Deferred,
+                Shortfall::Emptied => TrustInput::Flaw(Flaw::CapacityBound),
+            };
+            change_trust((&mut *trust, &mut *shown), view, input, now);
+        });
+        if outcome.deferred {
+            self.changed = true;
+            space.deferring = true;
+            tracing::debug!(worker = %self.worker, "the index places blocks later");
+        }
+        #[cfg(test)]
+        if outcome.refused == Some(Refusal::WorkBound) {
+            self.emptied_under.push(self.view.trust.load());
+        }
+        outcome
+    }
+
+    /// Updates the trust after a sweep has placed deferred blocks. Returns whether blocks still wait.
+    pub(super) fn swept(&mut self, space: &mut SpaceShard, now: Now) -> bool {
+        if !self.trust.is_deferring() {
+            return false;
+        }
+        if space.writer.take_emptied_by_sweep(self.slot) {
+            self.bounded(Refusal::WorkBound, now);
+            self.emptied(space);
+        }
+        if space.writer.is_deferring(self.slot) {
+            return true;
+        }
+        self.changed = true;
+        self.input(TrustInput::DeferralEnded, now);
+        self.show(space);
+        false
     }
 
     #[cfg(test)]
@@ -538,13 +632,40 @@ impl Stream {
     }
 }
 
-/// Moves a trust, and shows it at once where it falls.
-fn move_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView, input: TrustInput, now: Now) {
+/// Changes a trust, and shows it at once if it falls.
+fn change_trust((trust, shown): (&mut WorkerTrust, &mut Trust), view: &WorkerView, input: TrustInput, now: Now) {
     if trust.apply(input, now.unix_ms) {
         let fallen = trust.trust();
         shown.level = shown.level.min(fallen.level);
         shown.reasons = shown.reasons.union(fallen.reasons);
         shown.since_unix_ms = fallen.since_unix_ms;
         view.trust.store(*shown);
+    }
+}
+
+/// Engine hashes that do not identify one block, because their stores contradicted each other.
+#[derive(Debug, Default)]
+pub(super) struct Conflicted {
+    hashes: FxHashSet<EngineHash>,
+    /// There are more than the limit, so any hash may be one.
+    all: bool,
+}
+
+impl Conflicted {
+    /// Any hash may be one of them.
+    pub(super) fn any() -> Self {
+        Self { hashes: FxHashSet::default(), all: true }
+    }
+
+    pub(super) fn contains(&self, hash: EngineHash) -> bool {
+        self.all || self.hashes.contains(&hash)
+    }
+
+    pub(super) fn extend(&mut self, hashes: &[EngineHash]) {
+        if self.all || self.hashes.len() + hashes.len() > CONFLICTED_HASHES_MAX {
+            *self = Self::any();
+        } else {
+            self.hashes.extend(hashes);
+        }
     }
 }

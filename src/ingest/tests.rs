@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::stream::{Home, Now, Scratch, Stream};
+use super::space_shard::SpaceShard;
+use super::stream::{Now, Scratch, Stream};
 use super::{Publisher, WorkerView};
-use crate::event::{Oddity, Reason};
+use crate::event::{DecodeWarning, Reason};
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
 use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
@@ -53,7 +54,7 @@ impl Publisher {
 
 /// One space with its workers, as a shard holds them.
 struct Rig {
-    home: Home,
+    space: SpaceShard,
     reader: IndexReader,
     streams: Vec<Stream>,
     scratch: Scratch,
@@ -66,7 +67,7 @@ struct Options {
     salts_possible: bool,
     capacity_blocks: u64,
     counts_copies: bool,
-    /// Beyond what an empty index takes.
+    /// Memory beyond that of an empty index.
     memory_bytes_more: u64,
 }
 
@@ -107,18 +108,15 @@ impl Rig {
                 Stream::new(&publisher, Now::default())
             })
             .collect();
-        let home = Home {
-            space: SpaceId(0),
-            writer,
-            scheme,
-            relearns: options.scheme.is_none(),
-            unsure: false,
-            slots,
-            unswept: false,
-            choked: false,
-            deferring: false,
-        };
-        Self { home, reader: IndexReader::new(vec![reader]), streams, scratch: Scratch::default(), now: Now::default() }
+        let relearns = options.scheme.is_none();
+        let space = SpaceShard { scheme, relearns, slots, ..SpaceShard::new(SpaceId(0), writer) };
+        Self {
+            space,
+            reader: IndexReader::new(vec![reader]),
+            streams,
+            scratch: Scratch::default(),
+            now: Now::default(),
+        }
     }
 
     fn send(&mut self, seq: u64, batch: &Batch) {
@@ -127,7 +125,7 @@ impl Rig {
 
     fn send_bytes(&mut self, worker: usize, seq: u64, payload: &[u8]) {
         self.take(worker, seq, payload);
-        self.streams[worker].show(&mut self.home);
+        self.streams[worker].show(&mut self.space);
     }
 
     /// Takes a message and does not show it yet.
@@ -135,17 +133,17 @@ impl Rig {
         self.now.unix_ms += 1;
         self.now.uptime_ms += 1;
         let now = self.now;
-        self.streams[worker].message(&mut self.home, &mut self.scratch, EventSeq(seq), payload, now);
+        self.streams[worker].message(&mut self.space, &mut self.scratch, EventSeq(seq), payload, now);
     }
 
-    /// What the idle turns of a shard do until nothing is left to do.
+    /// Sweeps until nothing is left to sweep, as an idle shard does.
     fn settle(&mut self) {
-        while self.home.writer.sweep(INGEST_SWEEP_BLOCKS) {}
+        while self.space.writer.sweep(INGEST_SWEEP_BLOCKS) {}
         for stream in &mut self.streams {
-            stream.swept(&mut self.home, self.now);
+            stream.swept(&mut self.space, self.now);
         }
-        self.home.writer.reclaim();
-        self.home.writer.publish();
+        self.space.writer.reclaim();
+        self.space.writer.publish();
     }
 
     fn depth(&self, worker: usize, contents: &[u32]) -> TierBlocks {
@@ -184,10 +182,10 @@ impl Rig {
 }
 
 impl Rig {
-    /// As [`Rig::expect`], where no batch has been applied of what is connected.
+    /// As [`Rig::expect`], if no batch of the current connection has been applied.
     #[track_caller]
-    fn expect_unheard(&mut self, level: TrustLevel, reasons: &[R]) {
-        self.streams[0].show(&mut self.home);
+    fn expect_without_batch(&mut self, level: TrustLevel, reasons: &[R]) {
+        self.streams[0].show(&mut self.space);
         let trust = self.trust();
         assert_eq!((trust.level, trust.as_of_seq), (level, None));
         assert_eq!(trust.reasons, reasons.iter().copied().collect());
@@ -203,7 +201,7 @@ fn blocks_stored_are_found_and_blocks_removed_are_not() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0).stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::Exact, &[], 0);
-    assert_eq!(rig.home.scheme.get(), Some(SCHEME), "learnt from the first root");
+    assert_eq!(rig.space.scheme.get(), Some(SCHEME), "learnt from the first root");
     assert_eq!(rig.device(&[1, 2, 3, 4, 5]), 4);
     assert_eq!(rig.device(&[2, 3]), 0);
     rig.send(1, &Batch::new(1).removed(&[12]));
@@ -266,7 +264,7 @@ fn joined_late_can_only_under_count() {
 }
 
 #[test]
-fn without_salts_an_unknown_parent_is_waited_for() {
+fn without_salts_a_chain_waits_for_its_unknown_parent() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), salts_possible: false, ..Options::default() });
     rig.send(7, &Batch::new(0).stored(Some(11), &[12], &[2]));
     assert_eq!((rig.device(&[1, 2]), rig.count(C::BlocksDormant)), (0, 1));
@@ -276,23 +274,23 @@ fn without_salts_an_unknown_parent_is_waited_for() {
 }
 
 #[test]
-fn a_break_empties_until_the_stream_is_heard_again() {
+fn a_broken_connection_empties_the_worker_until_the_next_batch() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
-    rig.streams[0].disconnected(&mut rig.home, rig.now);
-    rig.streams[0].show(&mut rig.home);
+    rig.streams[0].disconnected(&mut rig.space, rig.now);
+    rig.streams[0].show(&mut rig.space);
     rig.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
     assert_eq!((rig.device(&[1]), rig.count(C::Disconnects), rig.count(C::Emptied)), (0, 1, 1));
     rig.send(1, &Batch::new(1).stored(None, &[21], &[7]));
     rig.expect(TrustLevel::LowerBound, &[R::JoinedLate], 1);
-    rig.streams[0].disconnected(&mut rig.home, rig.now);
+    rig.streams[0].disconnected(&mut rig.space, rig.now);
     rig.send(0, &chain(9));
     rig.expect(TrustLevel::Exact, &[], 0);
     assert_eq!((rig.device(&[1, 2, 3]), rig.device(&[7])), (3, 0));
 }
 
 #[test]
-fn what_cannot_be_decoded_is_a_gap_of_one() {
+fn an_undecodable_batch_is_a_gap_of_one() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     let mut cut = Batch::new(1).removed(&[11]).payload();
@@ -308,13 +306,13 @@ fn what_cannot_be_decoded_is_a_gap_of_one() {
 }
 
 #[test]
-fn unknown_kinds_of_events_are_skipped_and_said() {
+fn unknown_kinds_of_events_are_skipped_and_lower_trust() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0).other("BlockTeleported").stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::Unproven, &[R::UnknownEvents], 0);
     assert_eq!((rig.device(&[1, 2, 3, 4]), rig.count(C::UnknownTags)), (4, 1));
     let view = &rig.streams[0].view;
-    assert_eq!(view.oddities_by_name().collect::<Vec<_>>(), [(Oddity::UnknownTag.name(), 1)]);
+    assert_eq!(view.warnings_by_name().collect::<Vec<_>>(), [(DecodeWarning::UnknownTag.name(), 1)]);
     rig.send(1, &Batch::new(1).cleared().stored(None, &[11], &[1]));
     rig.expect(TrustLevel::Exact, &[], 1);
     rig.send(2, &Batch::new(2).cleared().other("BlockTeleported"));
@@ -328,13 +326,13 @@ fn a_batch_of_another_rank_empties_the_worker_and_the_stream_goes_on() {
     rig.send(1, &Batch::new(1).rank(Some(3)).stored(None, &[21], &[7]).removed(&[11]));
     rig.send(2, &Batch::new(2).stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::LowerBound, &[R::RankConflict, R::UnknownRoot], 2);
-    // The refused batch may have held removals of what was held, so nothing of that counts any more.
+    // The refused batch may have held removals of held blocks, so none of them counts any more.
     assert_eq!((rig.device(&[1, 2, 3, 4]), rig.device(&[7]), rig.count(C::RankConflicts)), (0, 0, 1));
     assert_eq!(rig.count(C::Emptied), 1);
 }
 
 #[test]
-fn another_scheme_is_refused_until_nobody_holds_anything() {
+fn another_scheme_is_refused_until_no_worker_holds_a_block() {
     let mut rig = Rig::new(&Options { workers: 2, ..Options::default() });
     rig.send(0, &chain(0));
     let wide = Batch::new(0).stored_with(None, &[31], &[1; 8], 8, None, &[]);
@@ -344,12 +342,12 @@ fn another_scheme_is_refused_until_nobody_holds_anything() {
     assert!(second.trust.load().reasons.contains(R::SchemeMismatch));
     rig.send(1, &Batch::new(1).cleared());
     rig.send_bytes(1, 1, &Batch::new(1).stored_with(None, &[31], &[1; 8], 8, None, &[]).payload());
-    assert_eq!(rig.home.scheme.get().map(|scheme| scheme.block_size), Some(8));
+    assert_eq!(rig.space.scheme.get().map(|scheme| scheme.block_size), Some(8));
     assert_eq!(second.counters.get(C::BlocksStored), 1);
 
     let mut fixed = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     fixed.send(0, &wide);
-    assert_eq!(fixed.home.scheme.get(), Some(SCHEME), "the operator's word is not forgotten");
+    assert_eq!(fixed.space.scheme.get(), Some(SCHEME), "the operator's word is not forgotten");
     fixed.expect(TrustLevel::LowerBound, &[R::SchemeMismatch], 0);
 }
 
@@ -358,7 +356,7 @@ fn stores_before_the_scheme_is_known_are_counted_not_bound() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &Batch::new(0).stored_with(None, &[1], &vllm::tokens(&[1]), BLOCK_SIZE, Some("CPU_PINNED"), &[]));
     rig.expect(TrustLevel::LowerBound, &[R::UnknownRoot], 0);
-    assert_eq!((rig.count(C::StoresSchemeUnknown), rig.home.scheme.get()), (1, None));
+    assert_eq!((rig.count(C::StoresSchemeUnknown), rig.space.scheme.get()), (1, None));
 }
 
 #[test]
@@ -422,13 +420,13 @@ fn more_blocks_than_the_device_has_are_not_believed() {
 }
 
 #[test]
-fn silence_is_said_once_and_taken_back_by_the_next_batch() {
+fn silence_lowers_trust_once_until_the_next_batch() {
     let mut rig = Rig::new(&Options::default());
     let tick = |rig: &mut Rig, uptime_ms| {
         rig.now.uptime_ms = uptime_ms;
         let now = rig.now;
         rig.streams[0].tick(1000, now);
-        rig.streams[0].show(&mut rig.home);
+        rig.streams[0].show(&mut rig.space);
     };
     tick(&mut rig, 5000);
     assert_eq!(rig.trust().reasons, [R::Joining].into_iter().collect(), "never heard is joining, not silent");
@@ -449,11 +447,11 @@ fn trust_falls_before_the_index_changes_and_rises_after() {
     let trust = rig.trust();
     assert_eq!((trust.level, trust.as_of_seq), (TrustLevel::LowerBound, Some(EventSeq(0))));
     assert_eq!(rig.device(&[1, 2, 3]), 0, "an event is visible when it has been applied");
-    rig.streams[0].show(&mut rig.home);
+    rig.streams[0].show(&mut rig.space);
     rig.expect(TrustLevel::LowerBound, &[R::Gap], 5);
     rig.take(0, 6, &Batch::new(6).cleared().stored(None, &[1], &[1]).payload());
     assert_eq!((rig.trust().level, rig.device(&[1])), (TrustLevel::LowerBound, 1));
-    rig.streams[0].show(&mut rig.home);
+    rig.streams[0].show(&mut rig.space);
     rig.expect(TrustLevel::Exact, &[], 6);
 }
 
@@ -471,12 +469,12 @@ fn a_message_over_the_bound_is_skipped_and_named() {
 fn frames_that_are_no_batch_are_counted() {
     let mut rig = Rig::new(&Options::default());
     let now = rig.now;
-    rig.streams[0].misframed(&mut rig.home, 1, now);
+    rig.streams[0].misframed(&mut rig.space, 1, now);
     assert_eq!(rig.count(C::MessagesMisframed), 1);
     rig.send(0, &chain(0));
     rig.expect(TrustLevel::Exact, &[], 0);
     let now = rig.now;
-    rig.streams[0].misframed(&mut rig.home, 1, now);
+    rig.streams[0].misframed(&mut rig.space, 1, now);
     rig.send(0, &chain(0));
     rig.expect(TrustLevel::Unproven, &[R::Misframed], 0);
     rig.send(1, &Batch::new(1));

@@ -1,53 +1,53 @@
-//! What other threads may see of a worker's ingest: trust, counters and gauges, without a lock.
+//! The view that other threads have of a worker's ingest: trust, counters and gauges, without a lock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::dump::AbortReason;
-use super::unruled::UnruledNames;
-use crate::event::{Oddity, Reason};
+use crate::event::{DecodeWarning, Reason, UnknownName};
 use crate::fleet::{SchemeCell, TrustCell};
 use crate::index::WorkerBlocks;
+use crate::limits::UNRULED_NAMES_WORKER_MAX;
 use crate::metrics::{CounterSet, WorkerCounter};
 
-/// One worker as its ingest thread shows it. Written by that thread alone, read by any.
+/// One worker as its ingest thread shows it. Only that thread writes it; any thread may read it.
 #[derive(Debug)]
 pub struct WorkerView {
     /// The same cell as in the worker's fleet record.
     pub trust: Arc<TrustCell>,
-    /// What happened to its stream.
+    /// Counters of its stream.
     pub counters: CounterSet<WorkerCounter>,
     /// Batches that could not be decoded, by [`Reason`].
     pub undecodable: Tally,
-    /// What decodable batches held that was passed over or could not be used, by [`Oddity`].
-    pub oddities: Tally,
-    /// Names that it uses and no rule covers.
-    pub unruled: UnruledNames,
-    /// Dumps and loads that came to no end, by [`AbortReason`].
+    /// Decode warnings of its batches, by [`DecodeWarning`].
+    pub warnings: Tally,
+    /// Names in its events that this version does not know.
+    pub unknown_names: UnknownNames,
+    /// Aborted dumps and loads, by [`AbortReason`].
     pub transfers_aborted: Tally,
-    /// How much the index holds for it.
+    /// The number of blocks that the index holds for it.
     pub gauges: WorkerGauges,
-    /// The scheme of the store that was refused last because its space has another.
+    /// The scheme of the last store that was refused because its space has another scheme.
     pub refused_scheme: SchemeCell,
 }
 
 impl WorkerView {
-    /// A view that has seen nothing yet, over the cell of the worker's fleet record.
+    /// An empty view over the trust cell of the worker's fleet record.
     #[must_use]
     pub fn new(trust: Arc<TrustCell>) -> Self {
         Self {
             trust,
             counters: CounterSet::default(),
             undecodable: Tally::new(Reason::ALL.len()),
-            oddities: Tally::new(Oddity::ALL.len()),
-            unruled: UnruledNames::default(),
+            warnings: Tally::new(DecodeWarning::ALL.len()),
+            unknown_names: UnknownNames::default(),
             transfers_aborted: Tally::new(AbortReason::ALL.len()),
             gauges: WorkerGauges::default(),
             refused_scheme: SchemeCell::default(),
         }
     }
 
-    /// Undecodable batches by reason, only the reasons that occurred.
+    /// The count of undecodable batches for each reason that occurred.
     pub fn undecodable_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         Reason::ALL
             .iter()
@@ -56,14 +56,14 @@ impl WorkerView {
     }
 
     /// Oddities by name, only those that occurred.
-    pub fn oddities_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        Oddity::ALL
+    pub fn warnings_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        DecodeWarning::ALL
             .iter()
-            .map(|oddity| (oddity.name(), self.oddities.get(*oddity as usize)))
+            .map(|warning| (warning.name(), self.warnings.get(*warning as usize)))
             .filter(|(_, times)| *times > 0)
     }
 
-    /// Dumps and loads that came to no end, by reason, only the reasons that occurred.
+    /// The count of aborted dumps and loads for each reason that occurred.
     pub fn transfers_aborted_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         AbortReason::ALL
             .iter()
@@ -72,7 +72,7 @@ impl WorkerView {
     }
 }
 
-/// Counts by the number of a reason.
+/// A count for each reason of a list, by the reason's number.
 #[derive(Debug)]
 pub struct Tally(Box<[AtomicU64]>);
 
@@ -81,7 +81,7 @@ impl Tally {
         Self((0..reasons).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Adds to a reason and answers with its count now.
+    /// Adds to the count of a reason and returns the new count.
     pub(crate) fn add(&self, reason: usize, times: u64) -> u64 {
         // Relaxed: a count orders nothing.
         self.0[reason].fetch_add(times, Ordering::Relaxed) + times
@@ -95,8 +95,8 @@ impl Tally {
     }
 }
 
-/// How much the index holds for one worker, as of the end of its last turn. Each number is whole by
-/// itself; two of them may be of neighbouring turns.
+/// The blocks of one worker in the index at the end of its last quantum. Each number is consistent by itself; two
+/// numbers may come from neighbouring quanta.
 #[derive(Debug, Default)]
 pub struct WorkerGauges {
     bound: AtomicU64,
@@ -107,10 +107,10 @@ pub struct WorkerGauges {
 }
 
 impl WorkerGauges {
-    /// Distinct blocks bound, in whatever tier.
+    /// Distinct bound blocks over all tiers.
     #[must_use]
     pub fn bound(&self) -> u64 {
-        // Relaxed, here and below: statistics, no other memory hangs on them.
+        // Relaxed, here and below: these are statistics, and no other memory depends on them.
         self.bound.load(Ordering::Relaxed)
     }
 
@@ -126,13 +126,13 @@ impl WorkerGauges {
         std::array::from_fn(|tier| self.by_tier[tier].load(Ordering::Relaxed))
     }
 
-    /// Whether its events wait because the index gave memory up that is not yet free: something reads on and on.
+    /// Whether its events wait because the index cannot free memory that it gave up: a reader reads on and on.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.choked.load(Ordering::Relaxed)
     }
 
-    /// Messages that wait while the worker is dumped or loaded.
+    /// Messages that wait while the worker is dumped, loaded or recovered.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
@@ -152,5 +152,78 @@ impl WorkerGauges {
         for (gauge, blocks) in self.by_tier.iter().zip(held.by_tier) {
             gauge.store(blocks, Ordering::Relaxed);
         }
+    }
+}
+
+/// Unknown names of one worker and their counts. One thread writes, any thread reads, without a lock: the name of an
+/// entry is written once.
+#[derive(Debug)]
+pub struct UnknownNames {
+    entries: Box<[Entry]>,
+    /// Occurrences of names that found no free entry.
+    others: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    name: OnceLock<(UnknownName, Box<str>)>,
+    times: AtomicU64,
+}
+
+impl Default for UnknownNames {
+    fn default() -> Self {
+        let entries = (0..UNRULED_NAMES_WORKER_MAX).map(|_| Entry::default()).collect();
+        Self { entries, others: AtomicU64::new(0) }
+    }
+}
+
+impl UnknownNames {
+    /// Counts a name. Returns whether it came for the first time.
+    pub(super) fn count(&self, of: UnknownName, name: &str, times: u64) -> bool {
+        for entry in &self.entries {
+            let is_new = entry.name.get().is_none();
+            let (kind, known) = entry.name.get_or_init(|| (of, name.into()));
+            if (*kind, &**known) == (of, name) {
+                // Relaxed, here and below: a count orders nothing.
+                entry.times.fetch_add(times, Ordering::Relaxed);
+                return is_new;
+            }
+        }
+        self.others.fetch_add(times, Ordering::Relaxed);
+        false
+    }
+
+    /// The kind, the name and the count of each listed name, in the order of their first occurrence.
+    pub fn iter(&self) -> impl Iterator<Item = (UnknownName, &str, u64)> {
+        let named = |entry: &'_ Entry| entry.times.load(Ordering::Relaxed);
+        self.entries.iter().map_while(move |entry| {
+            let (of, name) = entry.name.get()?;
+            Some((*of, &**name, named(entry)))
+        })
+    }
+
+    /// Occurrences of names that are not listed because the list was full.
+    #[must_use]
+    pub fn others(&self) -> u64 {
+        self.others.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_counted_each_and_the_rest_together() {
+        let names = UnknownNames::default();
+        assert!(names.count(UnknownName::Medium, "TAPE", 2));
+        assert!(!names.count(UnknownName::Medium, "TAPE", 1));
+        assert!(names.count(UnknownName::Tag, "TAPE", 1), "another kind of name");
+        for name in 2..UNRULED_NAMES_WORKER_MAX + 3 {
+            names.count(UnknownName::Tag, &name.to_string(), 1);
+        }
+        let listed: Vec<_> = names.iter().collect();
+        assert_eq!(listed[..2], [(UnknownName::Medium, "TAPE", 3), (UnknownName::Tag, "TAPE", 1)]);
+        assert_eq!((listed.len(), names.others()), (UNRULED_NAMES_WORKER_MAX, 3));
     }
 }

@@ -1,45 +1,48 @@
-//! How a journal file is framed. All numbers are little-endian.
+//! The format of a journal file, its writer and its reader. All numbers are little-endian.
 //!
 //! ```text
-//! head     magic: [u8; 8]   version: u32   head_bytes: u32   head: JSON   checksum: u64
+//! head     preamble: magic, version, head_bytes   head: JSON   checksum: u64
 //! record*  body_bytes: u32  checksum: u64  body: kind: u8, values
 //! ```
 //!
-//! The JSON says who wrote the file and which values a record has, in which order. The values themselves are numbers
-//! of a variable number of bytes. A checksum is the XXH3-64 of the body before or after it, its seed the record's place in the
-//! file, so that records cannot be lost, repeated or exchanged unseen. It guards against disks and accidents, not
-//! against an adversary.
+//! The preamble is a [`Preamble`]. The JSON says who wrote the file, and names the values of a record in their order.
+//! The values are numbers of a variable number of bytes ([`put`]). A checksum's seed is the record's position in the
+//! file, so that records cannot be lost, repeated or exchanged unnoticed; the seed of the head's checksum is the version.
 //!
-//! A file whose last record is cut off was being written when its writer died: all before it is good.
+//! If a file's last record is cut off, its writer died while it wrote; the records before it are good.
 
 use serde::{Deserialize, Serialize};
 
-use super::columns::{self, names};
-use crate::route::Rule;
+use super::columns::{self, Column, names, put, take};
+use super::record::{ListedCandidate, Outcome, Record, RemovedWorker};
+use crate::error::{Error, Kind, Result};
+use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
+use crate::ids::SpaceId;
+use crate::limits::{JOURNAL_NUMBER_MAX, PROMPT_TOKENS_MAX, SPACES_MAX, WORKERS_MAX};
+use crate::route::{Observation, Policy, RequestFacts, Rule, WorkerFacts};
 
-pub(super) const MAGIC: [u8; 8] = *b"KVRDJRNL";
-/// The version of the framing. It moves when the framing does; values may come and go without.
-pub(super) const VERSION: u32 = 1;
-pub(super) const PREAMBLE_BYTES: usize = 16;
-pub(super) const CHECKSUM_BYTES: usize = 8;
-pub(super) const RECORD_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
+const MAGIC: [u8; 8] = *b"KVRDJRNL";
+/// The version of the framing. It changes with the framing; values may come and go without.
+const VERSION: u32 = 1;
+const CHECKSUM_BYTES: usize = 8;
+const RECORD_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
 
-/// What a record says.
+/// The kinds of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum RecordKind {
+enum RecordKind {
     /// The policy of a space from here on.
     Policy = 1,
     /// A decision.
     Decision = 2,
-    /// Decisions of a core that are not here because too many waited to be written.
+    /// Decisions of one serving thread are missing, because its queue was full.
     Gap = 3,
-    /// The file ends as its writer meant it to.
+    /// The writer closed the file.
     End = 4,
 }
 
 impl RecordKind {
-    pub(super) const fn from_u8(value: u8) -> Option<Self> {
+    const fn from_u8(value: u8) -> Option<Self> {
         match value {
             1 => Some(Self::Policy),
             2 => Some(Self::Decision),
@@ -50,54 +53,49 @@ impl RecordKind {
     }
 }
 
-/// The checksum of a record; `place` counts the records of a file.
-pub(super) fn checksum(place: u64, body: &[u8]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(body, place)
-}
-
-/// A space as a journal names it; decisions have its place in the list.
+/// A space as a journal names it. Decisions refer to it by its position in the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceLabel {
     /// The model.
     pub model: String,
-    /// What else separates it; empty = the default namespace.
+    /// The namespace; empty = the default one.
     pub namespace: String,
-    /// Which pool it is: `both`, `prefill` or `decode`.
+    /// The pool: `both`, `prefill` or `decode`.
     pub role: String,
 }
 
-/// Who wrote a file.
+/// The daemon run that wrote a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// The release of the daemon.
     pub release: String,
-    /// Drawn when the daemon started.
+    /// A number that the daemon draws when it starts.
     pub instance_id: u64,
-    /// When it started, milliseconds since 1970.
+    /// The start of the daemon, milliseconds since 1970.
     pub started_unix_ms: u64,
     /// The share of decisions that were to be written, 0 to 1.
     pub sample: f64,
-    /// Its spaces.
+    /// The daemon's spaces.
     pub spaces: Vec<SpaceLabel>,
 }
 
 /// The names of the values, in the order in which they are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Columns {
-    pub(super) policy: Vec<String>,
-    pub(super) record: Vec<String>,
+    policy: Vec<String>,
+    record: Vec<String>,
     /// Files name it `asked`.
     #[serde(rename = "asked")]
-    pub(super) request: Vec<String>,
-    pub(super) worker: Vec<String>,
-    pub(super) listed: Vec<String>,
-    pub(super) removed: Vec<String>,
-    /// What the numbers of rules mean.
-    pub(super) rules: Vec<String>,
+    request: Vec<String>,
+    worker: Vec<String>,
+    listed: Vec<String>,
+    removed: Vec<String>,
+    /// The names of the rules, by their number.
+    rules: Vec<String>,
 }
 
 impl Columns {
-    /// Those of this release.
+    /// The columns of this release.
     pub(super) fn ours() -> Self {
         Self {
             policy: names(columns::POLICY),
@@ -111,9 +109,409 @@ impl Columns {
     }
 }
 
-/// The head of a file.
+/// The JSON at the head of a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Head {
-    pub(super) origin: Origin,
-    pub(super) columns: Columns,
+struct Head {
+    origin: Origin,
+    columns: Columns,
+}
+
+// ---- writing ----
+
+/// Appends the records of one file. Its output depends only on its arguments.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    /// The policy that was written last, by space.
+    policies: Vec<Option<Policy>>,
+    /// Records so far.
+    records: u64,
+}
+
+impl Encoder {
+    /// Begins a file: appends its head.
+    #[must_use]
+    pub fn begin(origin: &Origin, out: &mut Vec<u8>) -> Self {
+        let head = Head { origin: origin.clone(), columns: Columns::ours() };
+        let head = serde_json::to_vec(&head).unwrap_or_default();
+        let preamble = Preamble { magic: MAGIC, version: VERSION, extra: head.len() as u32 };
+        out.extend_from_slice(&preamble.to_bytes());
+        out.extend_from_slice(&head);
+        out.extend_from_slice(&checksum(u64::from(VERSION), &head).to_le_bytes());
+        Self::default()
+    }
+
+    /// Appends a decision. If the space's policy has changed, its policy precedes it.
+    pub fn decision(&mut self, core: u32, record: &Record, out: &mut Vec<u8>) {
+        let space = record.space.0 as usize;
+        if self.policies.len() <= space {
+            self.policies.resize(space + 1, None);
+        }
+        if self.policies[space] != Some(record.policy) {
+            self.policies[space] = Some(record.policy);
+            self.policy(record.space, &record.policy, out);
+        }
+        self.record(RecordKind::Decision, out, |out| {
+            put(u64::from(core), out);
+            put(u64::from(record.space.0), out);
+            row(columns::RECORD, record, out);
+            row(columns::REQUEST, &record.observation.request, out);
+            rows(columns::WORKER, record.observation.workers.iter(), out);
+            rows(columns::LISTED, record.outcome.listed.iter().copied(), out);
+            rows(columns::REMOVED, record.outcome.removed.iter().copied(), out);
+        });
+    }
+
+    fn policy(&mut self, space: SpaceId, policy: &Policy, out: &mut Vec<u8>) {
+        self.record(RecordKind::Policy, out, |out| {
+            put(u64::from(space.0), out);
+            row(columns::POLICY, policy, out);
+        });
+    }
+
+    /// Appends a gap: `lost` decisions of a serving thread are missing here.
+    pub fn gap(&mut self, core: u32, lost: u64, out: &mut Vec<u8>) {
+        self.record(RecordKind::Gap, out, |out| {
+            put(u64::from(core), out);
+            put(lost, out);
+        });
+    }
+
+    /// Appends the end of the file.
+    pub fn end(mut self, out: &mut Vec<u8>) {
+        let records = self.records;
+        self.record(RecordKind::End, out, |out| put(records, out));
+    }
+
+    fn record(&mut self, kind: RecordKind, out: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>)) {
+        let head = out.len();
+        out.resize(head + RECORD_HEAD_BYTES, 0);
+        out.push(kind as u8);
+        fill(out);
+        let body = head + RECORD_HEAD_BYTES;
+        let (bytes, sum) = ((out.len() - body) as u32, checksum(self.records, &out[body..]));
+        out[head..body - CHECKSUM_BYTES].copy_from_slice(&bytes.to_le_bytes());
+        out[body - CHECKSUM_BYTES..body].copy_from_slice(&sum.to_le_bytes());
+        self.records += 1;
+    }
+}
+
+fn row<T>(columns: &[Column<T>], row: &T, out: &mut Vec<u8>) {
+    columns.iter().for_each(|column| put((column.get)(row), out));
+}
+
+fn rows<T>(columns: &[Column<T>], all: impl ExactSizeIterator<Item = T>, out: &mut Vec<u8>) {
+    put(all.len() as u64, out);
+    all.for_each(|one| row(columns, &one, out));
+}
+
+// ---- reading ----
+
+/// What [`Reader::next`] found. A decision goes into the caller's buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalEntry {
+    /// A decision of a serving thread.
+    Decision {
+        /// The number of the serving thread.
+        core: u32,
+    },
+    /// Decisions of a serving thread are missing here.
+    Gap {
+        /// The number of the serving thread.
+        core: u32,
+        /// The number of missing decisions.
+        lost: u64,
+    },
+    /// The file has no more entries.
+    End(Ending),
+}
+
+/// How a file ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The writer closed it.
+    Closed,
+    /// After a whole record: the file is being written, or its writer was killed.
+    Open,
+    /// In the middle of a record: the writer died while it wrote, or the disk was full.
+    Torn {
+        /// The record's offset in the file, bytes.
+        at: u64,
+        /// The bytes that cannot be used.
+        bytes: u64,
+    },
+    /// With a record whose bytes have changed. The bytes after it cannot be trusted either.
+    Damaged {
+        /// The record's offset in the file, bytes.
+        at: u64,
+        /// The bytes that cannot be used.
+        bytes: u64,
+    },
+}
+
+/// For each column of a file, our column of the same name; `None` = this release does not know it and skips its values.
+type Order<T> = Vec<Option<&'static Column<T>>>;
+
+struct Layout {
+    policy: Order<Policy>,
+    record: Order<Record>,
+    request: Order<RequestFacts>,
+    worker: Order<WorkerFacts>,
+    listed: Order<ListedCandidate>,
+    removed: Order<RemovedWorker>,
+    /// For each rule of the file, its index in [`Rule::ALL`].
+    rules: Vec<u32>,
+}
+
+/// Reads one file. It accepts any bytes without panicking, and believes nothing before its checksum is verified.
+pub struct Reader<'a> {
+    file: &'a [u8],
+    at: usize,
+    origin: Origin,
+    layout: Layout,
+    unknown: Vec<String>,
+    missing: Vec<String>,
+    policies: Vec<Option<Policy>>,
+    records: u64,
+    ended: Option<Ending>,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads the head of `file`.
+    ///
+    /// # Errors
+    /// `Config` if the file is not a journal, has another version, or its head is damaged.
+    pub fn open(file: &'a [u8]) -> Result<Self> {
+        let (head, at) = head(file)?;
+        let (mut unknown, mut missing) = (Vec::new(), Vec::new());
+        let theirs = &head.columns;
+        let mut notes = (&mut unknown, &mut missing);
+        let layout = Layout {
+            policy: order("policy", columns::POLICY, &theirs.policy, &mut notes),
+            record: order("record", columns::RECORD, &theirs.record, &mut notes),
+            request: order("asked", columns::REQUEST, &theirs.request, &mut notes),
+            worker: order("worker", columns::WORKER, &theirs.worker, &mut notes),
+            listed: order("listed", columns::LISTED, &theirs.listed, &mut notes),
+            removed: order("removed", columns::REMOVED, &theirs.removed, &mut notes),
+            rules: rules(&theirs.rules)?,
+        };
+        let (origin, policies) = (head.origin, Vec::new());
+        Ok(Self { file, at, origin, layout, unknown, missing, policies, records: 0, ended: None })
+    }
+
+    /// The daemon run that wrote the file.
+    #[must_use]
+    pub const fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Values of the file that this release does not know. They are skipped.
+    #[must_use]
+    pub fn unknown_values(&self) -> &[String] {
+        &self.unknown
+    }
+
+    /// Values that the file lacks. They keep their defaults.
+    #[must_use]
+    pub fn missing_values(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// Reads the next entry; a decision overwrites `record`. After the end, every call returns the end again.
+    pub fn next(&mut self, record: &mut Record) -> JournalEntry {
+        loop {
+            if let Some(ending) = self.ended {
+                return JournalEntry::End(ending);
+            }
+            let begun = self.at;
+            let Some(body) = self.body() else { continue };
+            match self.read(body, record) {
+                Some(Some(JournalEntry::End(ending))) => self.ended = Some(ending),
+                Some(Some(entry)) => return entry,
+                Some(None) => {}
+                None => self.ended = Some(self.damaged(begun)),
+            }
+        }
+    }
+
+    const fn damaged(&self, at: usize) -> Ending {
+        Ending::Damaged { at: at as u64, bytes: (self.file.len() - at) as u64 }
+    }
+
+    /// The next record's body, with its checksum verified. Otherwise the file has ended.
+    fn body(&mut self) -> Option<&'a [u8]> {
+        let rest = &self.file[self.at..];
+        if rest.is_empty() {
+            self.ended = Some(Ending::Open);
+            return None;
+        }
+        let Some((body, sum)) = framed(rest) else {
+            self.ended = Some(Ending::Torn { at: self.at as u64, bytes: rest.len() as u64 });
+            return None;
+        };
+        if checksum(self.records, body) != sum {
+            // The end of the last record may not have reached the disk.
+            let is_last = rest.len() == RECORD_HEAD_BYTES + body.len();
+            let (at, bytes) = (self.at as u64, rest.len() as u64);
+            self.ended = Some(if is_last { Ending::Torn { at, bytes } } else { Ending::Damaged { at, bytes } });
+            return None;
+        }
+        self.at += RECORD_HEAD_BYTES + body.len();
+        self.records += 1;
+        Some(body)
+    }
+
+    /// Reads a record. `None` if its values are invalid; `Some(None)` if the caller need not know of it.
+    fn read(&mut self, body: &[u8], record: &mut Record) -> Option<Option<JournalEntry>> {
+        let (kind, mut rest) = body.split_first()?;
+        let rest = &mut rest;
+        let entry = match RecordKind::from_u8(*kind)? {
+            RecordKind::Policy => {
+                let space = take(rest).filter(|space| *space < SPACES_MAX as u64)? as usize;
+                let mut policy = Policy::default();
+                fill(&self.layout.policy, &mut policy, rest)?;
+                if self.policies.len() <= space {
+                    self.policies.resize(space + 1, None);
+                }
+                self.policies[space] = Some(policy);
+                None
+            }
+            RecordKind::Decision => {
+                let core = take(rest)?.try_into().ok()?;
+                let space = take(rest)? as usize;
+                // A policy precedes the decisions that it made.
+                record.policy = (*self.policies.get(space)?)?;
+                record.space = SpaceId(space as u32);
+                self.layout.decision(record, rest)?;
+                Some(JournalEntry::Decision { core })
+            }
+            RecordKind::Gap => Some(JournalEntry::Gap { core: take(rest)?.try_into().ok()?, lost: take(rest)? }),
+            RecordKind::End => {
+                let is_whole = take(rest)?.checked_add(1) == Some(self.records) && self.at == self.file.len();
+                is_whole.then_some(Some(JournalEntry::End(Ending::Closed)))?
+            }
+        };
+        rest.is_empty().then_some(entry)
+    }
+}
+
+impl Layout {
+    fn decision(&self, record: &mut Record, rest: &mut &[u8]) -> Option<()> {
+        let workers = std::mem::take(&mut record.observation.workers);
+        let (listed, removed) =
+            (std::mem::take(&mut record.outcome.listed), std::mem::take(&mut record.outcome.removed));
+        *record = Record {
+            space: record.space,
+            policy: record.policy,
+            observation: Observation { workers, ..Observation::default() },
+            outcome: Outcome { listed, removed, ..Outcome::default() },
+            ..Record::default()
+        };
+        fill(&self.record, record, rest)?;
+        fill(&self.request, &mut record.observation.request, rest)?;
+        let workers = &mut record.observation.workers;
+        workers.clear();
+        each(&self.worker, WorkerFacts::default(), |facts| workers.push(&facts), rest)?;
+        all(&self.listed, ListedCandidate::default(), &mut record.outcome.listed, rest)?;
+        all(&self.removed, RemovedWorker::default(), &mut record.outcome.removed, rest)?;
+        for removed in &mut record.outcome.removed {
+            removed.rule = *self.rules.get(removed.rule as usize)?;
+        }
+        let Observation { request, workers, .. } = &record.observation;
+        let is_valid_request = request.block_size > 0 && request.prompt_tokens <= PROMPT_TOKENS_MAX as u64;
+        (is_valid_request && workers.iter().all(|facts| is_valid(&facts))).then_some(())
+    }
+}
+
+/// Whether a worker's numbers are within their limits: sums over a fleet then stay exact.
+fn is_valid(facts: &WorkerFacts) -> bool {
+    let (load, overlap) = (&facts.load, &facts.overlap);
+    let loads = [load.prefill_tokens, load.decode_blocks, load.requests];
+    let blocks = [overlap.device, overlap.host, overlap.disk, overlap.external, facts.active_depth_blocks];
+    loads.iter().all(|number| *number <= JOURNAL_NUMBER_MAX)
+        && blocks.iter().all(|number| *number as usize <= PROMPT_TOKENS_MAX)
+}
+
+/// The body of the first record of `rest`, and the checksum that it should have; `None` if the record is cut off.
+fn framed(rest: &[u8]) -> Option<(&[u8], u64)> {
+    let (bytes, rest) = rest.split_first_chunk()?;
+    let (sum, rest) = rest.split_first_chunk()?;
+    Some((rest.get(..u32::from_le_bytes(*bytes) as usize)?, u64::from_le_bytes(*sum)))
+}
+
+fn refused(message: impl Into<String>, remedy: &str) -> Error {
+    Error::new(Kind::Config, message, remedy)
+}
+
+/// The head of a file, and the offset of its first record.
+fn head(file: &[u8]) -> Result<(Head, usize)> {
+    if !file.starts_with(&MAGIC) {
+        return Err(refused("it is not a journal", "name files of the directory that [journal] dir names"));
+    }
+    let damaged = || refused("its head is cut off or damaged", "leave it out");
+    let (preamble, rest) = file.split_first_chunk::<PREAMBLE_BYTES>().ok_or_else(damaged)?;
+    let Preamble { version, extra: head_bytes, .. } = Preamble::from_bytes(preamble);
+    if version != VERSION {
+        let message = format!("it has version {version}; this release reads version {VERSION}");
+        return Err(refused(message, "read it with the release that wrote it"));
+    }
+    let (json, rest) = rest.split_at_checked(head_bytes as usize).ok_or_else(damaged)?;
+    let sum = rest.first_chunk().ok_or_else(damaged)?;
+    if u64::from_le_bytes(*sum) != checksum(u64::from(VERSION), json) {
+        return Err(damaged());
+    }
+    let head = serde_json::from_slice(json).map_err(|error| damaged().caused_by(error))?;
+    Ok((head, PREAMBLE_BYTES + json.len() + CHECKSUM_BYTES))
+}
+
+/// Finds our column for each of theirs. Columns that only one side has are noted.
+fn order<T>(
+    row: &str,
+    ours: &'static [Column<T>],
+    theirs: &[String],
+    (unknown, missing): &mut (&mut Vec<String>, &mut Vec<String>),
+) -> Order<T> {
+    let known = |name: &String| ours.iter().find(|column| column.name == name);
+    unknown.extend(theirs.iter().filter(|name| known(name).is_none()).map(|name| format!("{row}.{name}")));
+    let is_there = |column: &&Column<T>| theirs.iter().any(|name| name == column.name);
+    missing.extend(ours.iter().filter(|column| !is_there(column)).map(|column| format!("{row}.{}", column.name)));
+    theirs.iter().map(known).collect()
+}
+
+fn rules(theirs: &[String]) -> Result<Vec<u32>> {
+    let number = |name: &String| {
+        let number = Rule::ALL.iter().position(|rule| rule.name() == name);
+        let unknown = || {
+            let message = format!("it names the rule `{name}`, which this release does not know");
+            refused(message, "read it with the release that wrote it")
+        };
+        number.map(|number| number as u32).ok_or_else(unknown)
+    };
+    theirs.iter().map(number).collect()
+}
+
+fn fill<T>(order: &Order<T>, row: &mut T, rest: &mut &[u8]) -> Option<()> {
+    for column in order {
+        let word = take(rest)?;
+        if let Some(column) = column {
+            (column.set)(row, word)?;
+        }
+    }
+    Some(())
+}
+
+/// Overwrites `rows` with the rows that follow. A value without a column in the file stays as in `default`.
+fn all<T: Copy>(order: &Order<T>, default: T, rows: &mut Vec<T>, rest: &mut &[u8]) -> Option<()> {
+    rows.clear();
+    each(order, default, |row| rows.push(row), rest)
+}
+
+/// As [`all`], with a callback for each row.
+fn each<T: Copy>(order: &Order<T>, default: T, mut take_row: impl FnMut(T), rest: &mut &[u8]) -> Option<()> {
+    let count = take(rest).filter(|count| *count <= WORKERS_MAX as u64)?;
+    for _ in 0..count {
+        let mut row = default;
+        fill(order, &mut row, rest)?;
+        take_row(row);
+    }
+    Some(())
 }

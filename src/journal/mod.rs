@@ -1,35 +1,28 @@
-//! WHAT was decided, and from what: a sample of decisions on the disk, each with everything it was made from, so that
-//! it can be judged again, by the same policy or another.
+//! The journal: files with a sample of the decisions, each with everything that it was made from. A recorded decision can
+//! be judged again, by the same policy or by another.
 //!
 //! ```text
-//! core: observation, policy, decision → Recorder → Ring → WriterThread → files → Reader → Replayed
+//! serving thread: observation, policy, decision → Recorder → DecisionQueue → WriterThread → files → Reader → Replayed
 //! ```
 //!
-//! A core copies a decision into a buffer and goes on; it never waits and makes no system call but one to wake a
-//! writer that has fallen half a ring behind. Where the ring is full the decision is lost, counted, and the next
-//! record of that core says how many are missing. The writer is one thread for all cores.
+//! A serving thread copies a decision into a buffer and goes on. It never waits, and makes at most one system call: it
+//! wakes the writer when its queue gets half full. A decision that finds its queue full is lost and counted; the next
+//! record of that thread says how many are missing. One writer serves all serving threads.
 //!
-//! What a record has is what [`judge`](crate::route::judge) reads: no prompt, no token, no hash. The order of the
-//! records of one core is that of its decisions; records of different cores stand in the order in which the writer came by.
+//! A record holds what [`judge`](crate::route::judge) reads: no prompt, no token, no hash. The records of one serving
+//! thread are in the order of its decisions. Records of different threads are in the order in which the writer took them.
 
 mod columns;
-mod decode;
-mod encode;
-mod files;
 mod format;
 mod record;
+mod recorder;
 mod replay;
-mod ring;
 #[cfg(test)]
 mod tests;
-mod word;
 mod writer;
 
-pub use decode::{Ending, Entry, Reader};
-pub use encode::Encoder;
-pub use files::{FilesPlan, list};
-pub use format::{Origin, SpaceLabel};
-pub use record::{Listed, Outcome, Record, Removed};
-pub use replay::{Again, Difference, Replayed};
-pub use ring::{Noted, Recorder, Ring, Shares, Waiting};
-pub use writer::{Judge, Writer, WriterPlan, WriterThread};
+pub use format::{Encoder, Ending, JournalEntry, Origin, Reader, SpaceLabel};
+pub use record::{ListedCandidate, Outcome, Record, RemovedWorker};
+pub use recorder::{DecisionQueue, Noted, Recorder, SampleShares};
+pub use replay::{Difference, ReplayJudge, Replayed};
+pub use writer::{FilesPlan, Judge, WriterPlan, WriterThread, list};

@@ -1,11 +1,11 @@
-//! One decision as it is kept: what it was made from, by which policy, and what came of it. Plain values.
+//! One decision as the journal keeps it: what it was made from, its policy and its outcome. Plain values.
 
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::route::{Decision, Observation, Policy, ReplyNotes, Rule};
 
-/// A candidate of a reply, and what its cost was made of; blocks unless said otherwise.
+/// A candidate of a reply, with the parts of its cost. In blocks, unless the name says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Listed {
+pub struct ListedCandidate {
     /// Its place in the fleet table.
     pub index: WorkerIndex,
     /// Tokens of the prompt that it need not compute.
@@ -14,54 +14,52 @@ pub struct Listed {
     pub prefill: f64,
     /// The decode term.
     pub decode: f64,
-    /// What decided.
+    /// The cost that the selection compared.
     pub cost: f64,
 }
 
-/// A worker that was out of the running.
+/// A worker that a rule excluded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// The rule that removed it: a place in [`Rule::ALL`].
+pub struct RemovedWorker {
+    /// The rule, as an index into [`Rule::ALL`].
     pub rule: u32,
-    /// Who it is.
+    /// The excluded worker.
     pub worker: Worker,
 }
 
-impl Removed {
-    /// The rule's name.
-    #[must_use]
-    pub fn rule_name(&self) -> &'static str {
+impl RemovedWorker {
+    pub(super) fn rule_name(&self) -> &'static str {
         Rule::ALL.get(self.rule as usize).map_or("unknown", |rule| rule.name())
     }
 }
 
-/// What came of a decision.
+/// The outcome of a decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What its draws followed from.
+    /// The seed of the decision's random draws.
     pub seed: u64,
-    /// How many were in the running.
+    /// Eligible workers.
     pub eligible: u32,
-    /// How many shared the lowest cost.
+    /// Workers that shared the lowest cost.
     pub ties: u32,
-    /// Remarks.
+    /// The notes of the reply.
     pub notes: ReplyNotes,
-    /// The error code of why nobody was in the running; `None` = somebody was.
-    pub nobody_code: Option<u32>,
-    /// The chosen one first, then the others that were listed.
-    pub listed: Vec<Listed>,
-    /// Who was out of the running.
-    pub removed: Vec<Removed>,
+    /// The error code that says why no worker was eligible; `None` = some were.
+    pub no_worker_code: Option<u32>,
+    /// The chosen worker first, then the other candidates of the reply.
+    pub listed: Vec<ListedCandidate>,
+    /// The excluded workers.
+    pub removed: Vec<RemovedWorker>,
 }
 
 impl Outcome {
-    /// Takes over what came of a decision.
-    pub fn take_over(&mut self, decision: &Decision) {
+    /// Overwrites this outcome with that of a decision.
+    pub fn copy_from(&mut self, decision: &Decision) {
         (self.seed, self.eligible, self.ties) = (decision.seed, decision.eligible, decision.ties);
         self.notes = decision.notes;
-        self.nobody_code = decision.no_worker.map(|kind| kind as u32);
+        self.no_worker_code = decision.no_worker.map(|kind| kind as u32);
         self.listed.clear();
-        self.listed.extend(decision.candidates.iter().map(|scored| Listed {
+        self.listed.extend(decision.candidates.iter().map(|scored| ListedCandidate {
             index: scored.index,
             cached_tokens: scored.terms.cached_tokens,
             prefill: scored.terms.prefill,
@@ -69,12 +67,13 @@ impl Outcome {
             cost: scored.terms.cost,
         }));
         self.removed.clear();
-        let place = |rule: Rule| Rule::ALL.iter().position(|other| *other == rule).unwrap_or(Rule::ALL.len());
+        let number = |rule: Rule| Rule::ALL.iter().position(|other| *other == rule).unwrap_or(Rule::ALL.len());
         let removed = decision.removed.iter();
-        self.removed.extend(removed.map(|(rule, worker)| Removed { rule: place(*rule) as u32, worker: *worker }));
+        self.removed
+            .extend(removed.map(|(rule, worker)| RemovedWorker { rule: number(*rule) as u32, worker: *worker }));
     }
 
-    /// The worker that was chosen; `None` = nobody was eligible.
+    /// The chosen worker; `None` = no worker was eligible.
     #[must_use]
     pub fn chosen(&self) -> Option<WorkerIndex> {
         self.listed.first().map(|listed| listed.index)
@@ -84,23 +83,24 @@ impl Outcome {
 /// One decision, in buffers that are used again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
-    /// When it was made, nanoseconds since the daemon started.
+    /// The time of the decision, nanoseconds since the daemon started.
     pub at_ns: u64,
-    /// Among the workers of which space.
+    /// The space whose workers were candidates.
     pub space: SpaceId,
     /// Whether the chosen worker was booked.
     pub booked: bool,
-    /// By which policy.
+    /// The policy that decided.
     pub policy: Policy,
-    /// What it was made from.
+    /// Everything that the decision was made from.
     pub observation: Observation,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
 impl Record {
-    /// Takes over a decision that was made from `observation`. Allocates nothing where the buffers are large enough.
-    pub fn take_over(
+    /// Overwrites this record with a decision that was made from `observation`. Allocates nothing if the buffers are
+    /// large enough.
+    pub fn copy_from(
         &mut self,
         (at_ns, space): (u64, SpaceId),
         policy: &Policy,
@@ -111,12 +111,12 @@ impl Record {
         let mut workers = std::mem::take(&mut self.observation.workers);
         workers.copy_from(&observation.workers);
         self.observation = Observation { workers, ..*observation };
-        // What is said of a pair follows from two decisions, not from judging this one.
+        // The notes about a pair follow from two decisions, so judging this one again would not set them.
         for note in [ReplyNotes::PREFILL_LOCAL, ReplyNotes::PREFILL_NOBODY] {
             if decision.notes.contains(note) {
                 self.observation.notes.insert(note);
             }
         }
-        self.outcome.take_over(decision);
+        self.outcome.copy_from(decision);
     }
 }

@@ -1,58 +1,60 @@
-//! A journal once more: every decision is judged again from what it was made from, and held to what came of it.
+//! Replay of a journal: judges every decision again from its recorded observation, and compares the outcomes.
 
-use super::decode::{Ending, Entry, Reader};
+use super::format::{Ending, JournalEntry, Reader};
 use super::record::{Outcome, Record};
 use crate::route::{Decision, Draws, judge};
 
-/// Differences that are told in words.
-const TOLD_MAX: usize = 8;
+/// Differences that are described in words.
+const DIFFERENCES_MAX: usize = 8;
 
-/// What came of judging again.
+/// The result of replaying journals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Decisions read.
     pub decisions: u64,
-    /// Those that are bit for bit the same.
+    /// Decisions with the same outcome, bit for bit.
     pub equal: u64,
-    /// Those that are not.
+    /// Decisions with another outcome.
     pub different: u64,
     /// Places where decisions are missing.
     pub gaps: u64,
-    /// The decisions that are missing there.
+    /// Decisions that are missing in those places.
     pub lost: u64,
-    /// The first differences.
+    /// The first differences, in words.
     pub differences: Vec<Difference>,
 }
 
-/// One decision that came out otherwise.
+/// One decision whose outcome differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Counts the decisions, from 0.
+    /// The decision's position among all decisions, from 0.
     pub decision: u64,
-    /// When it was made, nanoseconds since the daemon started.
+    /// The time of the decision, nanoseconds since the daemon started.
     pub at_ns: u64,
-    /// What differs: first what was recorded, then what came out.
+    /// The recorded value, then the value of the replay.
     pub what: String,
 }
 
 impl Replayed {
-    /// Judges every decision of a file again, and adds what comes of it; answers with how the file ends.
+    /// Judges every decision of a file again, and adds the results. Answers with how the file ends.
     pub fn read(&mut self, reader: &mut Reader<'_>) -> Ending {
-        let (mut record, mut again) = (Record::default(), Again::default());
+        let (mut record, mut judge) = (Record::default(), ReplayJudge::default());
         loop {
             match reader.next(&mut record) {
-                Entry::Decision { .. } => self.hold(&record, again.judge(&record)),
-                Entry::Gap { lost, .. } => (self.gaps, self.lost) = (self.gaps + 1, self.lost.saturating_add(lost)),
-                Entry::End(ending) => return ending,
+                JournalEntry::Decision { .. } => self.compare(&record, judge.judge(&record)),
+                JournalEntry::Gap { lost, .. } => {
+                    (self.gaps, self.lost) = (self.gaps + 1, self.lost.saturating_add(lost))
+                }
+                JournalEntry::End(ending) => return ending,
             }
         }
     }
 
-    fn hold(&mut self, record: &Record, again: &Outcome) {
-        match difference(&record.outcome, again) {
+    fn compare(&mut self, record: &Record, replayed: &Outcome) {
+        match difference(&record.outcome, replayed) {
             None => self.equal += 1,
             Some(what) => {
-                if self.differences.len() < TOLD_MAX {
+                if self.differences.len() < DIFFERENCES_MAX {
                     self.differences.push(Difference { decision: self.decisions, at_ns: record.at_ns, what });
                 }
                 self.different += 1;
@@ -62,50 +64,54 @@ impl Replayed {
     }
 }
 
-/// Judges records again; its buffers are reused.
+/// Judges recorded decisions again. Its buffers are reused.
 #[derive(Debug, Default)]
-pub struct Again {
+pub struct ReplayJudge {
     decision: Decision,
     outcome: Outcome,
 }
 
-impl Again {
-    /// What comes of a record's decision now.
+impl ReplayJudge {
+    /// The outcome of a record's decision by this release.
     pub fn judge(&mut self, record: &Record) -> &Outcome {
         judge(&record.policy, &record.observation, Draws::new(record.outcome.seed), &mut self.decision);
-        self.outcome.take_over(&self.decision);
+        self.outcome.copy_from(&self.decision);
         &self.outcome
     }
 }
 
-/// The first thing that is not bit for bit the same.
+/// Describes the first value that differs, even by one bit.
 fn difference(was: &Outcome, is: &Outcome) -> Option<String> {
-    let told =
+    let differs =
         |what: &str, was: &dyn std::fmt::Debug, is: &dyn std::fmt::Debug| Some(format!("{what}: {was:?}, now {is:?}"));
     if was.eligible != is.eligible {
-        return told("workers in the running", &was.eligible, &is.eligible);
+        return differs("eligible workers", &was.eligible, &is.eligible);
     }
     if was.removed != is.removed {
         let at = was.removed.iter().zip(&is.removed).take_while(|(was, is)| was == is).count();
         let name =
             |of: &Outcome| of.removed.get(at).map(|removed| format!("{} by {}", removed.worker, removed.rule_name()));
-        return told("out of the running", &name(was), &name(is));
+        return differs("excluded worker", &name(was), &name(is));
     }
     if was.ties != is.ties {
-        return told("workers of the lowest cost", &was.ties, &is.ties);
+        return differs("workers with the lowest cost", &was.ties, &is.ties);
     }
-    if was.nobody_code != is.nobody_code {
-        return told("the error that nobody is in the running", &was.nobody_code, &is.nobody_code);
+    if was.no_worker_code != is.no_worker_code {
+        return differs("the error code of a decision without a worker", &was.no_worker_code, &is.no_worker_code);
     }
     if was.notes != is.notes {
-        return told("notes", &was.notes, &is.notes);
+        return differs("notes", &was.notes, &is.notes);
     }
     if was.listed.len() != is.listed.len() {
-        return told("candidates", &was.listed.len(), &is.listed.len());
+        return differs("candidates", &was.listed.len(), &is.listed.len());
     }
-    for (place, (was, is)) in was.listed.iter().zip(&is.listed).enumerate() {
+    for (at, (was, is)) in was.listed.iter().zip(&is.listed).enumerate() {
         if was.index != is.index {
-            return told(&format!("candidate {place}, by place in the fleet"), &was.index.place(), &is.index.place());
+            return differs(
+                &format!("candidate {at}, by its place in the fleet table"),
+                &was.index.place(),
+                &is.index.place(),
+            );
         }
         let terms = [
             ("cached tokens", was.cached_tokens, is.cached_tokens),
@@ -113,9 +119,9 @@ fn difference(was: &Outcome, is: &Outcome) -> Option<String> {
             ("decode", was.decode, is.decode),
             ("cost", was.cost, is.cost),
         ];
-        // By their bits: a difference in the last one is a difference.
+        // Compared by their bits: a difference in the last bit counts.
         if let Some((name, was, is)) = terms.iter().find(|(_, was, is)| was.to_bits() != is.to_bits()) {
-            return told(&format!("{name} of candidate {place}"), was, is);
+            return differs(&format!("{name} of candidate {at}"), was, is);
         }
     }
     None

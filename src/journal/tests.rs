@@ -1,4 +1,4 @@
-//! Journals of simulated runs: written, read, judged again, cut off, damaged.
+//! Journals of simulated runs: written, read, replayed, cut off, damaged.
 
 mod simulation;
 
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use simulation::{Simulation, journal_of};
 
+use super::writer::Writer;
 use super::*;
 use crate::error::Kind;
 use crate::limits::JOURNAL_FILE_BYTES_MIN;
@@ -22,7 +23,7 @@ fn replayed(file: &[u8]) -> (Replayed, Ending) {
 }
 
 #[test]
-fn every_decision_of_a_run_is_judged_again_to_the_same_bits() {
+fn every_decision_of_a_run_is_replayed_to_the_same_bits() {
     for seed in 1..=4 {
         let (replayed, ending) = replayed(&journal_of(seed, DECISIONS));
         assert_eq!(ending, Ending::Closed);
@@ -31,13 +32,13 @@ fn every_decision_of_a_run_is_judged_again_to_the_same_bits() {
 }
 
 #[test]
-fn a_seed_says_all_bytes_of_a_run() {
+fn a_run_with_the_same_seed_writes_the_same_bytes() {
     assert_eq!(journal_of(7, DECISIONS), journal_of(7, DECISIONS));
     assert_ne!(journal_of(7, DECISIONS), journal_of(8, DECISIONS));
 }
 
 #[test]
-fn what_is_read_is_what_was_decided_on() {
+fn records_are_read_as_they_were_written() {
     let mut simulation = Simulation::new(3);
     let mut records = Vec::new();
     let mut file = Vec::new();
@@ -49,22 +50,22 @@ fn what_is_read_is_what_was_decided_on() {
     }
     encoder.end(&mut file);
     let mut reader = Reader::open(&file).unwrap();
-    assert!(reader.strange_values().is_empty() && reader.missing_values().is_empty());
+    assert!(reader.unknown_values().is_empty() && reader.missing_values().is_empty());
     let mut read = Record::default();
     for mut record in records {
-        assert_eq!(reader.next(&mut read), Entry::Decision { core: 2 });
+        assert_eq!(reader.next(&mut read), JournalEntry::Decision { core: 2 });
         for row in 0..record.observation.workers.len() {
             let forget = |facts: &mut WorkerFacts| (facts.trust.since_unix_ms, facts.trust.as_of_unix_ms) = (0, 0);
             record.observation.workers.update(row, forget);
         }
         assert_eq!(read, record);
     }
-    assert_eq!(reader.next(&mut read), Entry::End(Ending::Closed));
-    assert_eq!(reader.next(&mut read), Entry::End(Ending::Closed), "and no more");
+    assert_eq!(reader.next(&mut read), JournalEntry::End(Ending::Closed));
+    assert_eq!(reader.next(&mut read), JournalEntry::End(Ending::Closed), "and no more");
 }
 
 #[test]
-fn a_decision_that_comes_out_otherwise_is_told() {
+fn a_decision_with_another_outcome_is_reported() {
     let mut simulation = Simulation::new(3);
     let mut file = Vec::new();
     let mut encoder = Encoder::begin(&Origin::default(), &mut file);
@@ -78,12 +79,12 @@ fn a_decision_that_comes_out_otherwise_is_told() {
     }
     let (replayed, ending) = replayed(&file);
     assert_eq!((replayed.decisions, replayed.different, ending), (20, somebody, Ending::Open));
-    assert_eq!(replayed.differences.len(), 8, "the first ones are told");
+    assert_eq!(replayed.differences.len(), 8, "the first ones are described");
     assert!(replayed.differences.iter().all(|of| !of.what.is_empty()), "{replayed:?}");
 }
 
 #[test]
-fn a_file_that_is_cut_off_anywhere_keeps_all_before() {
+fn a_file_cut_off_anywhere_keeps_the_records_before_the_cut() {
     let file = journal_of(5, 6);
     let whole = replayed(&file).0;
     let mut decisions = 0;
@@ -113,7 +114,7 @@ fn a_changed_bit_is_never_believed() {
 }
 
 #[test]
-fn what_is_no_journal_is_refused_in_words() {
+fn a_file_that_is_not_a_journal_is_refused_in_words() {
     let mut other = journal_of(1, 1);
     other[8] = 99;
     let (cut, whole) = (&journal_of(1, 1)[..40], journal_of(1, 1));
@@ -146,20 +147,20 @@ impl Judge for Arc<parking_lot::Mutex<Counting>> {
 }
 
 #[test]
-fn a_writer_fills_file_after_file_and_marks_what_was_lost() {
+fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("journal");
-    let (ring, shares) = (Arc::new(Ring::new(8)), Arc::new(Shares::default()));
+    let (queue, shares) = (Arc::new(DecisionQueue::new(8)), Arc::new(SampleShares::default()));
     let (counters, judged) = (Arc::new(CounterSet::default()), Arc::new(parking_lot::Mutex::new(Counting(0))));
     let mut writer = Writer::new(WriterPlan {
         origin: Origin { instance_id: 5, sample: 1.0, ..Origin::default() },
         files: Some(FilesPlan { dir: dir.clone(), file_bytes_max: JOURNAL_FILE_BYTES_MIN, files_max: 100 }),
-        rings: vec![Arc::clone(&ring)],
+        queues: vec![Arc::clone(&queue)],
         judge: Box::new(Arc::clone(&judged)),
         counters: Arc::clone(&counters),
     })
     .unwrap();
-    let mut recorder = Recorder::new(ring, Arc::clone(&shares));
+    let mut recorder = Recorder::new(queue, Arc::clone(&shares));
     shares.set_journal(1.0);
     shares.set_shadow(1.0);
     let mut simulation = Simulation::new(11);
@@ -168,9 +169,9 @@ fn a_writer_fills_file_after_file_and_marks_what_was_lost() {
         let decision = simulation.decide();
         let policy = simulation.policy;
         match recorder.note((step, crate::ids::SpaceId(0)), &policy, simulation.observation(), &decision) {
-            Noted::Taken => taken += 1,
+            Noted::Queued => taken += 1,
             Noted::Lost => lost += 1,
-            Noted::Passed => panic!("a share of 1 is all"),
+            Noted::NotSampled => panic!("a share of 1 is all"),
         }
         // Slower than the decisions come.
         if step % 10 == 0 {
@@ -192,32 +193,32 @@ fn a_writer_fills_file_after_file_and_marks_what_was_lost() {
     let written = counters.get(JournalCounter::Bytes);
     assert_eq!(written, files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum::<u64>());
     assert_eq!((counters.get(JournalCounter::Records), counters.get(JournalCounter::Gaps)), (taken, all.gaps));
-    // Those lost after the last that was taken are known to the counter of the core alone.
+    // The decisions lost after the last queued one are in the counter only.
     assert!(all.lost <= lost && all.lost + 10 > lost, "{lost} lost: {all:?}");
 }
 
 #[test]
-fn a_disk_that_fails_costs_the_journal_and_nothing_else() {
+fn a_failing_disk_costs_journal_records_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("journal");
-    let (ring, shares) = (Arc::new(Ring::new(8)), Arc::new(Shares::default()));
+    let (queue, shares) = (Arc::new(DecisionQueue::new(8)), Arc::new(SampleShares::default()));
     let counters = Arc::new(CounterSet::default());
     let mut writer = Writer::new(WriterPlan {
         origin: Origin::default(),
         files: Some(FilesPlan { dir: dir.clone(), file_bytes_max: 1 << 20, files_max: 2 }),
-        rings: vec![Arc::clone(&ring)],
+        queues: vec![Arc::clone(&queue)],
         judge: Box::new(Arc::new(parking_lot::Mutex::new(Counting(0)))),
         counters: Arc::clone(&counters),
     })
     .unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
-    let mut recorder = Recorder::new(ring, Arc::clone(&shares));
+    let mut recorder = Recorder::new(queue, Arc::clone(&shares));
     shares.set_journal(1.0);
     let mut note = || {
         let decision = Decision::default();
         assert_eq!(
             recorder.note((0, crate::ids::SpaceId(0)), &Policy::default(), &Default::default(), &decision),
-            Noted::Taken
+            Noted::Queued
         );
     };
     note();
@@ -225,7 +226,7 @@ fn a_disk_that_fails_costs_the_journal_and_nothing_else() {
     writer.turn();
     assert_eq!((counters.get(JournalCounter::WritesFailed), counters.get(JournalCounter::Unwritten)), (1, 2));
     std::fs::create_dir(&dir).unwrap();
-    // It rests before it tries again.
+    // It pauses before it tries again.
     for _ in 0..crate::limits::JOURNAL_RETRY_TURNS {
         writer.turn();
     }

@@ -1,100 +1,192 @@
-//! The thread that takes what the cores noted: it writes it down, and has a shadow policy judge it. Pure but for its
-//! files: turns are called, time is the records' own.
+//! The thread that takes sampled decisions from the serving threads: it writes them to files, and passes them to the
+//! shadow policy.
 
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::encode::Encoder;
-use super::files::{Files, FilesPlan};
-use super::format::Origin;
+use super::format::{Encoder, Origin};
 use super::record::Record;
-use super::ring::{Ring, Waiting};
+use super::recorder::{DecisionQueue, QueuedDecision};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     JOURNAL_OFF_REST_MS, JOURNAL_RECORDS_PER_TURN_MAX, JOURNAL_REST_MS, JOURNAL_RETRY_TURNS, JOURNAL_WRITE_BYTES,
 };
 use crate::metrics::{CounterSet, JournalCounter};
+use crate::owned_directory::{self, OwnedDirectory};
 
-/// What judges decisions under another policy.
+const SUFFIX: &str = ".kvrj";
+
+/// The configuration of the journal's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilesPlan {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The size at which a file is closed and the next one begun.
+    pub file_bytes_max: u64,
+    /// The number of files to keep, including the one being written.
+    pub files_max: usize,
+}
+
+/// The journal's files: one is written, and the oldest are removed. Their mode is 0600: they hold no prompts, but they
+/// show which workers get how many requests.
+#[derive(Debug)]
+struct Files {
+    plan: FilesPlan,
+    /// The beginning of this run's file names. The names sort by when the daemon started.
+    run: String,
+    /// Counts the files of this run.
+    next: u64,
+    /// The file being written, with its bytes so far.
+    open: Option<(File, u64)>,
+    /// Dropped last, so that the lock outlives the open file.
+    directory: OwnedDirectory,
+}
+
+impl Files {
+    /// Makes the directory, if its parent is there, and locks it for this daemon: two daemons would remove each other's
+    /// files.
+    ///
+    /// # Errors
+    /// `System` if the directory cannot be made or locked, `Config` if another daemon holds it.
+    fn open(plan: FilesPlan, started_unix_ms: u64, instance_id: u64) -> Result<Self> {
+        const FIELD: &str = "journal.dir";
+        owned_directory::make(&plan.dir, FIELD)?;
+        let directory = OwnedDirectory::lock(&plan.dir, "journal", FIELD)?;
+        let run = format!("journal-{started_unix_ms:013}-{instance_id:016x}");
+        Ok(Self { plan, run, next: 0, open: None, directory })
+    }
+
+    const fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether `more` bytes would bring the open file to its size limit.
+    fn is_full(&self, more: usize) -> bool {
+        self.open.as_ref().is_some_and(|(_, bytes)| bytes + more as u64 >= self.plan.file_bytes_max)
+    }
+
+    /// Begins the next file; answers with how many old ones were removed.
+    fn begin(&mut self) -> io::Result<usize> {
+        let name = format!("{}-{:06}{SUFFIX}", self.run, self.next);
+        self.next += 1;
+        self.open = Some((self.directory.create_new(&name)?, 0));
+        self.remove_oldest()
+    }
+
+    fn remove_oldest(&self) -> io::Result<usize> {
+        let all = list(&self.plan.dir)?;
+        let surplus = all.len().saturating_sub(self.plan.files_max.max(1));
+        owned_directory::remove(&all[..surplus])
+    }
+
+    /// Writes to the open file. After a failure the file is closed as it is: the records before the failure can be read.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some((file, written)) = &mut self.open else { return Ok(()) };
+        let outcome = file.write_all(bytes);
+        *written += bytes.len() as u64;
+        if outcome.is_err() {
+            self.open = None;
+        }
+        outcome
+    }
+
+    /// Closes the open file after it has reached the disk.
+    fn end(&mut self) -> io::Result<()> {
+        self.open.take().map_or(Ok(()), |(file, _)| file.sync_all())
+    }
+}
+
+/// The journal files of a directory, the oldest first.
+///
+/// # Errors
+/// Those of reading the directory.
+pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    owned_directory::list(dir, |name| name.starts_with("journal-") && name.ends_with(SUFFIX))
+}
+
+/// Judges decisions under a shadow policy.
 pub trait Judge: Send {
-    /// Judges a decision; `record` is as it was afterwards.
+    /// Judges a decision. The journal then writes `record` as this call leaves it.
     fn judge(&mut self, record: &mut Record);
 }
 
-/// What a writer works on.
+/// What a writer needs.
 pub struct WriterPlan {
-    /// Who writes; the head of every file.
+    /// The daemon run, for the head of every file.
     pub origin: Origin,
-    /// Where to write; `None` = nothing is written, only judged.
+    /// The files; `None` = decisions are judged and not written.
     pub files: Option<FilesPlan>,
-    /// By core.
-    pub rings: Vec<Arc<Ring>>,
-    /// Who judges what is to be judged.
+    /// The queues, by serving thread.
+    pub queues: Vec<Arc<DecisionQueue>>,
+    /// The shadow policy's judge.
     pub judge: Box<dyn Judge>,
-    /// What is counted.
+    /// The journal's counters.
     pub counters: Arc<CounterSet<JournalCounter>>,
 }
 
-/// Takes from rings. Call its turns.
-pub struct Writer {
+/// The writer without its thread, which calls [`turn`](Self::turn).
+pub(super) struct Writer {
     plan: WriterPlan,
     files: Option<Files>,
     encoder: Encoder,
-    /// Encoded, not written.
+    /// Encoded records that are not written yet.
     bytes: Vec<u8>,
-    /// Turns until the disk is tried again.
-    rest: u32,
+    /// Turns until a disk that failed is tried again.
+    retry_turns: u32,
 }
 
 impl Writer {
-    /// Takes the directory. A file is begun with the first decision.
+    /// Takes the directory. The first file is begun with the first decision.
     ///
     /// # Errors
-    /// `System` if the directory cannot be had, `Config` if another daemon has it.
-    pub fn new(mut plan: WriterPlan) -> Result<Self> {
+    /// `System` if the directory cannot be made or locked, `Config` if another daemon holds it.
+    pub(super) fn new(mut plan: WriterPlan) -> Result<Self> {
         let open = |files| Files::open(files, plan.origin.started_unix_ms, plan.origin.instance_id);
         let files = plan.files.take().map(open).transpose()?;
-        Ok(Self { plan, files, encoder: Encoder::default(), bytes: Vec::new(), rest: 0 })
+        Ok(Self { plan, files, encoder: Encoder::default(), bytes: Vec::new(), retry_turns: 0 })
     }
 
-    /// Takes a bounded number of decisions from every core; whether there may be more.
-    pub fn turn(&mut self) -> bool {
-        self.rest = self.rest.saturating_sub(1);
+    /// Takes a bounded number of decisions from every queue. Whether more may wait.
+    pub(super) fn turn(&mut self) -> bool {
+        self.retry_turns = self.retry_turns.saturating_sub(1);
         let mut more = false;
-        for core in 0..self.plan.rings.len() {
-            let ring = Arc::clone(&self.plan.rings[core]);
-            let taken = std::iter::from_fn(|| ring.pop()).take(JOURNAL_RECORDS_PER_TURN_MAX);
-            let count = taken.map(|waiting| self.take(core as u32, &ring, waiting)).count();
+        for core in 0..self.plan.queues.len() {
+            let queue = Arc::clone(&self.plan.queues[core]);
+            let taken = std::iter::from_fn(|| queue.pop()).take(JOURNAL_RECORDS_PER_TURN_MAX);
+            let count = taken.map(|queued| self.take(core as u32, &queue, queued)).count();
             more |= count == JOURNAL_RECORDS_PER_TURN_MAX;
         }
         self.flush();
         more
     }
 
-    fn take(&mut self, core: u32, ring: &Ring, mut waiting: Box<Waiting>) {
-        if waiting.is_judged {
-            self.plan.judge.judge(&mut waiting.record);
+    fn take(&mut self, core: u32, queue: &DecisionQueue, mut queued: Box<QueuedDecision>) {
+        if queued.is_judged {
+            self.plan.judge.judge(&mut queued.record);
         }
-        if self.files.is_some() && (waiting.is_written || waiting.lost_before > 0) {
-            self.write(core, &waiting);
+        if self.files.is_some() && (queued.is_written || queued.lost_before > 0) {
+            self.write(core, &queued);
         }
-        ring.give_back(waiting);
+        queue.recycle(queued);
     }
 
-    fn write(&mut self, core: u32, waiting: &Waiting) {
+    fn write(&mut self, core: u32, queued: &QueuedDecision) {
         if !self.begin_file() {
             self.plan.counters.bump(JournalCounter::Unwritten);
             return;
         }
-        if waiting.lost_before > 0 {
+        if queued.lost_before > 0 {
             self.plan.counters.bump(JournalCounter::Gaps);
-            self.encoder.gap(core, waiting.lost_before, &mut self.bytes);
+            self.encoder.gap(core, queued.lost_before, &mut self.bytes);
         }
-        if waiting.is_written {
+        if queued.is_written {
             self.plan.counters.bump(JournalCounter::Records);
-            self.encoder.decision(core, &waiting.record, &mut self.bytes);
+            self.encoder.decision(core, &queued.record, &mut self.bytes);
         }
         if self.files.as_ref().is_some_and(|files| files.is_full(self.bytes.len())) {
             self.end_file();
@@ -103,13 +195,13 @@ impl Writer {
         }
     }
 
-    /// Whether there is a file to write to.
+    /// Begins a file if none is open. Whether one is open now.
     fn begin_file(&mut self) -> bool {
         let Some(files) = &mut self.files else { return false };
         if files.is_open() {
             return true;
         }
-        if self.rest > 0 {
+        if self.retry_turns > 0 {
             return false;
         }
         match files.begin() {
@@ -147,15 +239,16 @@ impl Writer {
         }
     }
 
-    /// A disk that fails is left alone for a while.
-    fn failed(&mut self, error: &std::io::Error) {
+    /// Counts and logs a failure of the disk, and pauses writing for some turns.
+    fn failed(&mut self, error: &io::Error) {
         self.plan.counters.bump(JournalCounter::WritesFailed);
-        self.rest = JOURNAL_RETRY_TURNS;
-        tracing::warn!(%error, remedy = "make room, or see to the permissions of [journal] dir", "the journal cannot be written");
+        self.retry_turns = JOURNAL_RETRY_TURNS;
+        let remedy = "free disk space, or correct the permissions of the directory that [journal] dir names";
+        tracing::warn!(%error, remedy, "the journal cannot be written; later decisions will be tried");
     }
 
-    /// Takes what is left, and ends the file.
-    pub fn finish(mut self) {
+    /// Takes all decisions that wait, and closes the file.
+    pub(super) fn finish(mut self) {
         while self.turn() {}
         if self.files.as_ref().is_some_and(Files::is_open) {
             self.end_file();
@@ -163,7 +256,7 @@ impl Writer {
     }
 }
 
-/// A writer with a thread of its own.
+/// The running writer.
 #[derive(Debug)]
 pub struct WriterThread {
     thread: JoinHandle<()>,
@@ -171,12 +264,13 @@ pub struct WriterThread {
 }
 
 impl WriterThread {
-    /// Starts writing. `is_off` says whether the cores note nothing: there is nothing to look for then.
+    /// Starts the thread. While `is_off` says that no decision is sampled, it polls the queues less often.
     ///
     /// # Errors
-    /// `System` if the directory or the thread cannot be had.
+    /// `System` if the directory cannot be made or locked or the thread cannot start, `Config` if another daemon holds
+    /// the directory.
     pub fn start(plan: WriterPlan, is_off: impl Fn() -> bool + Send + 'static) -> Result<Self> {
-        let rings = plan.rings.clone();
+        let queues = plan.queues.clone();
         let mut writer = Writer::new(plan)?;
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
@@ -193,31 +287,79 @@ impl WriterThread {
         let thread = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(|error| {
             Error::new(Kind::System, "cannot start the journal's writer", "raise the limit of threads").caused_by(error)
         })?;
-        rings.iter().for_each(|ring| ring.wakes(thread.thread().clone()));
+        queues.iter().for_each(|queue| queue.set_consumer(thread.thread().clone()));
         Ok(Self { thread, ending })
     }
 
-    /// Whether it runs; it ends by itself only by a fault.
+    /// Whether it runs. It ends by itself only after a panic.
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
 
-    /// Has it look at once.
+    /// Makes it poll the queues at once.
     pub fn wake(&self) {
         self.thread.thread().unpark();
     }
 
-    /// Ends it and waits until all that was noted is on the disk.
+    /// Stops the thread, after all queued decisions are on the disk.
     ///
     /// # Errors
-    /// `Internal` if it had panicked.
+    /// `Internal` if the thread had panicked.
     pub fn stop(self) -> Result<()> {
-        // Release: pairs with the Acquire of its loop.
+        // Release: pairs with the Acquire of the thread's loop.
         self.ending.store(true, Ordering::Release);
         self.thread.thread().unpark();
         let panicked =
             |_| Error::new(Kind::Internal, "the journal's writer panicked", "report it with the log around it");
         self.thread.join().map_err(panicked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn plan(dir: &Path) -> FilesPlan {
+        FilesPlan { dir: dir.to_owned(), file_bytes_max: 10, files_max: 2 }
+    }
+
+    #[test]
+    fn the_oldest_journal_files_are_removed_those_of_earlier_runs_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("j");
+        let mut before = Files::open(plan(&dir), 1, 0xff).unwrap();
+        before.begin().unwrap();
+        let second = Files::open(plan(&dir), 2, 1).unwrap_err();
+        assert!(second.message().contains("another daemon"), "{second}");
+        drop(before);
+        fs::write(dir.join("journal-notes.txt"), "mine").unwrap();
+        let mut files = Files::open(plan(&dir), 2, 1).unwrap();
+        assert_eq!(files.begin().unwrap(), 0);
+        files.write(b"123456789").unwrap();
+        assert!(files.is_full(1) && !files.is_full(0));
+        files.end().unwrap();
+        assert!(!files.is_open());
+        assert_eq!(files.begin().unwrap(), 1);
+        let names: Vec<_> = list(&dir).unwrap().into_iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+        assert_eq!(
+            names,
+            [
+                "journal-0000000000002-0000000000000001-000000.kvrj",
+                "journal-0000000000002-0000000000000001-000001.kvrj"
+            ]
+        );
+        assert!(dir.join("journal-notes.txt").exists());
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_locked_is_refused_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("file");
+        fs::write(&dir, "").unwrap();
+        let error = Files::open(plan(&dir), 1, 1).unwrap_err();
+        assert!(error.kind() == Kind::System && error.message().contains("file"), "{error}");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg kvrouted_loom" cargo test --lib --release lane::loom`
 //!
-//! The models run the real ring and the real protocol on the model checker's words. Each says as well that what it is
-//! about occurs: a model in which nobody ever sleeps would prove nothing. The mutants are the protocol without a fence,
+//! The models run the real ring and the real protocol on the model checker's words. Each also asserts that its subject
+//! occurs: a model in which no side ever sleeps would prove nothing. The mutants are the protocol without a fence,
 //! which must be caught.
 
 use std::sync::atomic::AtomicU64 as Counter;
@@ -58,7 +58,7 @@ impl World {
     }
 }
 
-/// Whether a reader that goes to sleep beside a writer would sleep though there is something and nobody rings. `announce`
+/// Whether a reader that goes to sleep beside a writer would sleep although there are words and no ring comes. `announce`
 /// and `is_to_ring` are the protocol or a mutant of it.
 fn sleep_beside_a_writer(announce: fn(&World), is_to_ring: fn(&World) -> bool) -> (usize, usize) {
     let (slept, lost) = (std::sync::Arc::new(Counter::new(0)), std::sync::Arc::new(Counter::new(0)));
@@ -82,7 +82,7 @@ fn sleep_beside_a_writer(announce: fn(&World), is_to_ring: fn(&World) -> bool) -
 }
 
 #[test]
-fn nobody_sleeps_for_what_is_there() {
+fn no_side_sleeps_for_words_that_are_there() {
     let (slept, lost) = sleep_beside_a_writer(
         |world| Awaited::DATA.announce(&world.waits),
         |world| Awaited::DATA.is_to_ring(&world.waits),
@@ -92,7 +92,7 @@ fn nobody_sleeps_for_what_is_there() {
 }
 
 #[test]
-fn without_either_fence_somebody_would() {
+fn without_either_fence_a_side_would() {
     let (_, lost) = sleep_beside_a_writer(
         |world| world.waits.set(1, Ordering::Relaxed),
         |world| Awaited::DATA.is_to_ring(&world.waits),
@@ -105,9 +105,9 @@ fn without_either_fence_somebody_would() {
     assert!(lost > 0, "who rings must fence");
 }
 
-/// A side sleeps for room while its other half sleeps for data: whoever rings for one has taken the word of both.
+/// A side sleeps for room while its other half sleeps for data. A ring for one takes the announcements of both.
 #[test]
-fn who_rings_for_one_rings_for_what_it_took_with_it() {
+fn a_ring_for_one_announcement_rings_for_all_that_it_took() {
     ::loom::model(|| {
         let world = World::new();
         let sleeper = Arc::clone(&world);

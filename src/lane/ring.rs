@@ -1,19 +1,19 @@
-//! A ring of words with one writer and one reader, neither of which believes the other.
+//! A ring of words with one writer and one reader, neither of which trusts the other.
 //!
-//! Each side keeps its own position, and what it last saw of the other's, in memory of its own. It never reads its own
-//! position back from shared memory. A position that it reads there is checked against both before it is used.
+//! Each side keeps its own position, and the other side's last valid position, in memory of its own. It never reads its own
+//! position back from shared memory. It checks a position that it reads there against both before it uses it.
 //!
-//! Positions count words since the lane was made. At 10 GiB a second a u64 of them lasts for centuries.
+//! Positions count words since the lane was made. At 10 GiB a second, a u64 lasts for centuries.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::fault::LaneFault;
-use super::word::Word;
+use thiserror::Error;
+
 use crate::limits::LANE_PUBLISHED_BYTES;
 
 /// Bytes of a word.
 pub(super) const WORD_BYTES: usize = 8;
-/// Words that are published at once: a reader that looks copies the first of a long frame while the rest is written.
+/// Words that are published at once: a reader can copy the first words of a long frame while the rest is written.
 const PUBLISHED_WORDS: usize = LANE_PUBLISHED_BYTES / WORD_BYTES;
 
 /// The shared part of a ring.
@@ -44,7 +44,7 @@ impl<W> Ring<'_, W> {
 
 fn copy_in<W: Word>(words: &[W], chunks: &[[u8; WORD_BYTES]]) {
     for (word, chunk) in words.iter().zip(chunks) {
-        // Relaxed: shown by the Release of PUBLISH.
+        // Relaxed: the Release of PUBLISH publishes it.
         word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
     }
 }
@@ -60,7 +60,7 @@ fn copy_out<W: Word>(words: &[W], chunks: &mut [[u8; WORD_BYTES]]) {
 #[derive(Debug, Default)]
 pub struct Producer {
     tail: u64,
-    /// The last head that was believed.
+    /// The last valid head.
     head: u64,
 }
 
@@ -68,9 +68,9 @@ impl Producer {
     /// Words that can be written now.
     ///
     /// # Errors
-    /// Where the reader's position cannot be.
+    /// The reader's position is invalid.
     pub fn room<W: Word>(&mut self, ring: &Ring<'_, W>) -> Result<usize, LaneFault> {
-        // Acquire: pairs with the Release of RECLAIM; what is written from here on comes after the reader's copies.
+        // Acquire: pairs with the Release of RECLAIM. Words written from here on come after the reader's copies.
         let head = ring.head.load(Ordering::Acquire);
         if head < self.head {
             return Err(LaneFault::HeadBackwards);
@@ -82,7 +82,7 @@ impl Producer {
         Ok((ring.capacity() - (self.tail - head)) as usize)
     }
 
-    /// Writes as many whole words of `bytes` as there is room for; gives the bytes that it took.
+    /// Writes as many whole words of `bytes` as there is room for. Answers with their bytes.
     ///
     /// # Errors
     /// As [`Producer::room`].
@@ -113,7 +113,7 @@ impl Producer {
 #[derive(Debug, Default)]
 pub struct Consumer {
     head: u64,
-    /// The last tail that was believed.
+    /// The last valid tail.
     tail: u64,
 }
 
@@ -121,9 +121,9 @@ impl Consumer {
     /// Words that can be read now.
     ///
     /// # Errors
-    /// Where the writer's position cannot be.
+    /// The writer's position is invalid.
     pub fn ready<W: Word>(&mut self, ring: &Ring<'_, W>) -> Result<usize, LaneFault> {
-        // Acquire: pairs with the Release of PUBLISH; the words before it are there.
+        // Acquire: pairs with the Release of PUBLISH. The words before it are there.
         let tail = ring.tail.load(Ordering::Acquire);
         if tail < self.tail {
             return Err(LaneFault::TailBackwards);
@@ -135,12 +135,11 @@ impl Consumer {
         Ok((tail - self.head) as usize)
     }
 
-    /// Copies up to `words_max` words, one ring at most, behind what `out` holds, and frees them; gives the bytes that it
-    /// copied. What comes meanwhile is copied too. Every word is read once: what the writer does to it afterwards changes
-    /// nothing here.
+    /// Appends up to `words_max` words, at most one ring, to `out`, and frees their room. Answers with their bytes. Words that
+    /// arrive meanwhile are copied too. Every word is read once: later writes to it change nothing here.
     ///
     /// # Errors
-    /// As [`Consumer::ready`], and only where nothing was copied: what was is given first, and the next call finds the fault.
+    /// As [`Consumer::ready`], and only if nothing was copied. Otherwise the next call finds the fault.
     pub fn pop<W: Word>(
         &mut self,
         ring: &Ring<'_, W>,
@@ -171,9 +170,77 @@ impl Consumer {
         }
     }
 
-    /// How many words were read since the lane was made.
+    /// The words read since the lane was made.
     #[must_use]
     pub const fn position(&self) -> u64 {
         self.head
     }
+}
+
+/// A word that two processes share: the operations of an atomic that a lane needs, so that the model checker can use its own
+/// atomics.
+pub trait Word {
+    /// As [`AtomicU64::load`].
+    fn load(&self, order: Ordering) -> u64;
+    /// As [`AtomicU64::store`].
+    fn store(&self, value: u64, order: Ordering);
+    /// As [`AtomicU64::swap`].
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// As [`AtomicU64::fetch_or`].
+    fn set(&self, bits: u64, order: Ordering);
+    /// As [`AtomicU64::fetch_and`] of the complement.
+    fn clear(&self, bits: u64, order: Ordering);
+    /// As [`fence`] of sequential consistency.
+    fn fence();
+}
+
+// Inlined everywhere: a call for each word makes a copy seven times as slow.
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    #[inline]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.swap(value, order)
+    }
+
+    #[inline]
+    fn set(&self, bits: u64, order: Ordering) {
+        self.fetch_or(bits, order);
+    }
+
+    #[inline]
+    fn clear(&self, bits: u64, order: Ordering) {
+        self.fetch_and(!bits, order);
+    }
+
+    #[inline]
+    fn fence() {
+        // SeqCst: every caller names what it pairs with.
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// An invalid position of the other side, which is not trusted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LaneFault {
+    /// The writer has taken back what it had published.
+    #[error("the writer's position went backwards")]
+    TailBackwards,
+    /// The writer says that it has written more than the ring holds.
+    #[error("the writer's position is beyond the ring")]
+    TailBeyond,
+    /// The reader has taken back what it had freed.
+    #[error("the reader's position went backwards")]
+    HeadBackwards,
+    /// The reader says that it has read what was not written.
+    #[error("the reader's position is beyond the writer's")]
+    HeadBeyond,
 }

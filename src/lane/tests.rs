@@ -1,4 +1,4 @@
-//! The rings alone: what goes in comes out, and a peer that lies is found out.
+//! The rings alone: bytes leave as they entered, and invalid positions are found.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ fn positions_that_cannot_be_are_named() {
 }
 
 #[test]
-fn what_was_copied_does_not_change_with_the_ring() {
+fn copied_words_do_not_change_with_the_ring() {
     let shared = Shared::new();
     let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
     producer.push(&shared.ring(), &[1; 16]).unwrap();
@@ -191,7 +191,7 @@ fn the_beginning_of_a_long_frame_is_read_while_the_rest_is_being_written() {
 }
 
 #[test]
-fn what_was_copied_before_a_fault_is_given_first() {
+fn words_copied_before_a_fault_are_returned_first() {
     // The memory is emptied between the first look at the tail and the second.
     let tail = Stepped { value: AtomicU64::new(3), after_load: Some(0), ..Stepped::default() };
     let (head, words) =
@@ -205,7 +205,7 @@ fn what_was_copied_before_a_fault_is_given_first() {
 }
 
 #[test]
-fn two_mappings_see_each_other_and_ring_only_for_who_sleeps() {
+fn two_mappings_see_each_other_and_ring_only_for_a_sleeping_side() {
     let (mut gateway, mut daemon) = ends();
     assert_eq!(gateway.send(&[3; 24]), Ok(Moved { bytes: 24, rings: false }));
     let mut out = vec![9];
@@ -264,7 +264,7 @@ fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
     let shared = made.share().unwrap();
     assert!(LaneMemory::map(&shared, larger).unwrap_err().to_string().contains("another size"));
     for bytes in [0, 4096, 1 << 20] {
-        assert!(rustix::fs::ftruncate(&shared, bytes).is_err(), "nobody can change its size");
+        assert!(rustix::fs::ftruncate(&shared, bytes).is_err(), "no process can change its size");
     }
     assert!(rustix::fs::fcntl_add_seals(&shared, rustix::fs::SealFlags::WRITE).is_err());
     let loose = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
@@ -310,7 +310,7 @@ fn by_path(path: &str) -> std::os::fd::OwnedFd {
 }
 
 #[test]
-fn a_bell_never_waits_and_says_when_nobody_is_there() {
+fn a_bell_never_waits_and_notices_a_closed_end() {
     let (ours, theirs) = bell_pair().unwrap();
     assert_eq!(hear(&ours), Heard::Quiet);
     // Far more than a socket holds, on one that would wait.

@@ -1,13 +1,12 @@
 //! A worker's load, as every serving thread reads it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
 use super::active::BLOCK_PARTS;
 use super::changes::{ChangeLog, ChangesSeen};
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 use crate::protocol::EngineLoad;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, SeqWord, spin};
 
 /// A worker's load by bookings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,17 +27,12 @@ pub struct Load {
 }
 
 /// One record, on two cache lines of its own: a decision reads the first, and the second only of workers whose prefills
-/// are modelled or who say something. A seqlock: odd while it is written.
-///
-/// | tag | write | read |
-/// |---|---|---|
-/// | OPEN | `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
-/// | DONE | `sequence` to even, Release | `sequence`, Acquire, before the fields |
+/// are modelled or who say something. The seqlock of [`SeqWord`].
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct LoadCell {
-    sequence: AtomicU64,
-    /// The worker that the cell belongs to: a [`WorkerIndex`], or `NOBODY`.
+    sequence: SeqWord,
+    /// The worker that the cell belongs to: a [`WorkerIndex`], or `NO_WORKER`.
     owner: AtomicU32,
     prefill_tokens: AtomicU64,
     decode_parts: AtomicU64,
@@ -56,7 +50,10 @@ struct LoadCell {
     engine_report: [AtomicU64; 4],
 }
 
-const _: () = assert!(std::mem::offset_of!(LoadCell, anchor_tokens) == 64 && size_of::<LoadCell>() == 128);
+const _: () = assert!(
+    cfg!(all(test, kvrouted_loom))
+        || std::mem::offset_of!(LoadCell, anchor_tokens) == 64 && size_of::<LoadCell>() == 128
+);
 
 /// The report time of a worker without a report.
 const NO_REPORT: u64 = u64::MAX;
@@ -80,7 +77,7 @@ impl LoadCell {
     fn new(owner: u32) -> Self {
         let zero = || AtomicU64::new(0);
         let cell = Self {
-            sequence: zero(),
+            sequence: SeqWord::new(),
             owner: AtomicU32::new(owner),
             prefill_tokens: zero(),
             decode_parts: zero(),
@@ -194,7 +191,7 @@ pub enum LoadStability {
 }
 
 /// No worker; beyond all places.
-const NOBODY: u32 = u32::MAX;
+const NO_WORKER: u32 = u32::MAX;
 
 /// The loads of all workers, by place. Written under the bookings' lock, read without one.
 #[derive(Debug)]
@@ -208,7 +205,7 @@ const READ_TRIES_MAX: usize = 64;
 
 impl LoadCells {
     pub(super) fn new(workers: usize) -> Self {
-        let cell = |place: usize| LoadCell::new(if place < workers { place as u32 } else { NOBODY });
+        let cell = |place: usize| LoadCell::new(if place < workers { place as u32 } else { NO_WORKER });
         Self { cells: (0..WORKERS_MAX.max(workers)).map(cell).collect(), changes: ChangeLog::new() }
     }
 
@@ -227,7 +224,7 @@ impl LoadCells {
     pub(super) fn take(&self, worker: WorkerIndex) -> bool {
         let taken = self.is_of(worker);
         if taken {
-            self.hand_over(worker, NOBODY);
+            self.hand_over(worker, NO_WORKER);
         }
         taken
     }
@@ -240,7 +237,7 @@ impl LoadCells {
         cell.owner.store(owner, Ordering::Relaxed);
         // Again, for a reader that read the cell between the change and its new owner.
         self.changes.note(worker.place() as u32);
-        debug_assert!(was == NOBODY || owner == NOBODY, "a place has one owner at a time");
+        debug_assert!(was == NO_WORKER || owner == NO_WORKER, "a place has one owner at a time");
     }
 
     /// The load as booked, with every prefill in progress in full; zero for a worker without a place.
@@ -294,15 +291,12 @@ impl LoadCells {
             return false;
         }
         for _ in 0..READ_TRIES_MAX {
-            // Acquire: pairs with DONE.
-            let before = cell.sequence.load(Ordering::Acquire);
+            let before = cell.sequence.load();
             read(cell, before);
-            // Acquire fence: pairs with OPEN; a field of a later write makes the later sequence visible.
-            fence(Ordering::Acquire);
-            if before.is_multiple_of(2) && cell.sequence.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && cell.sequence.is_unchanged(before) {
                 break;
             }
-            std::hint::spin_loop();
+            spin();
         }
         true
     }
@@ -310,16 +304,11 @@ impl LoadCells {
     /// Changes a worker's load. The caller holds the bookings' lock, so there is one writer.
     pub(super) fn change(&self, worker: WorkerIndex, change: impl FnOnce(&mut Record)) {
         let Some(cell) = self.cells.get(worker.place()).filter(|_| self.is_of(worker)) else { return };
-        // Relaxed: only writers change these, and the lock orders writers.
-        let sequence = cell.sequence.load(Ordering::Relaxed);
         let mut record = cell.load();
         change(&mut record);
-        cell.sequence.store(sequence + 1, Ordering::Relaxed);
-        // OPEN: no field may be seen changed before the odd sequence.
-        fence(Ordering::Release);
+        cell.sequence.begin_write();
         cell.store(&record);
-        // DONE.
-        cell.sequence.store(sequence + 2, Ordering::Release);
+        cell.sequence.end_write();
         self.changes.note(worker.place() as u32);
     }
 }

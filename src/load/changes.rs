@@ -116,8 +116,8 @@ mod loom {
                 let (shared, before) = (Arc::clone(&changes), changes.seen().0);
                 let reader = ::loom::thread::spawn(move || {
                     let (mut seen, mut places) = (ChangesSeen(before), Vec::new());
-                    let is_told = shared.copy(&mut seen, &mut places) && (self.still_logged)(&shared, before);
-                    is_told.then(|| (seen.0 - before, places))
+                    let is_read = shared.copy(&mut seen, &mut places) && (self.still_logged)(&shared, before);
+                    is_read.then(|| (seen.0 - before, places))
                 });
                 (1..=3).for_each(|place| (self.note)(&changes, place));
                 let told = reader.join().expect("it ended");
@@ -138,7 +138,7 @@ mod loom {
 
     #[test]
     #[should_panic(expected = "of later changes")]
-    fn without_a_second_look_it_is_told_later_changes() {
+    fn without_a_second_look_it_reads_later_changes() {
         Model { still_logged: |_, _| true, ..SOUND }.check();
     }
 
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(places.len() as u64, LOAD_CHANGES_KEPT - 1);
         (0..LOAD_CHANGES_KEPT).for_each(|_| changes.note(1));
         assert!(!changes.since(&mut seen, &mut places));
-        assert_eq!(seen, changes.seen(), "all are read again, and none of these is told later");
+        assert_eq!(seen, changes.seen(), "all are read again, and none of these is reported later");
     }
 
     #[test]

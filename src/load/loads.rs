@@ -223,7 +223,7 @@ impl Loads {
         let to = from.saturating_add(slots_max).min(ledger.bookings.slots());
         let of_worker = |slot: &u32| ledger.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
         let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
-        // The time does not matter: nobody reads the backlog of a removed worker.
+        // The time does not matter: no reader is left for the backlog of a removed worker.
         slots.iter().for_each(|slot| self.end(&mut ledger, *slot, 0));
         Leaving { ended: slots.len() as u64, next: (to < ledger.bookings.slots()).then_some(to) }
     }

@@ -181,7 +181,7 @@ impl Prefills {
         }
         let queue = &mut self.queues[worker.place()];
         if queue.worker != worker {
-            // Nobody reads the backlog of the worker that left; its prefills belong to no list.
+            // No reader is left for the backlog of a removed worker; its prefills belong to no list.
             *queue = WorkerPrefills { worker, ..WorkerPrefills::default() };
         }
         let place = PrefillSlot { prefill, before: queue.last, after: None };

@@ -144,7 +144,7 @@ fn a_large_session_expires_in_slices() {
         assert_eq!((loads.live(), scalars(&loads, W)), (left, (left as u64 * 100, left as u64 * 10, left as u64)));
     }
     let again = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 8).unwrap();
-    assert_ne!(again, session, "the token is free, whoever draws it");
+    assert_ne!(again, session, "any client may draw a free token");
 }
 
 #[test]

@@ -1,32 +1,33 @@
-//! One space's predictions: what was booked, until it is too old or too much.
+//! One space's predictions: the blocks of booked prompts, until they expire or there are too many.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 
-use super::blocks::{BLOCK_BYTES_MAX, Blocks, Place};
-use super::reader::{Member, PredictionReader, Roster, SHARD};
+use super::blocks::{BLOCK_BYTES_MAX, BlockAt, Blocks};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::hash::{self, SEED_BASE};
-use crate::ids::{EngineHash, GroupId, LocalHash, Seed, SequenceHash, SpaceId, Tier, Worker, WorkerIndex, WorkerSlot};
-use crate::index::{IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
+use crate::ids::{
+    EngineHash, GroupId, LocalHash, Seed, SequenceHash, ShardId, SpaceId, Tier, Worker, WorkerIndex, WorkerSlot,
+};
+use crate::index::{Depths, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
 use crate::metrics::{CounterSet, PredictorCounter};
 
-/// What bounds one space's predictions.
+/// The limits of one space's predictions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredictionLimits {
     /// A block that is not booked again for this long is dropped, milliseconds.
     pub ttl_ms: u64,
-    /// Blocks of a worker whose capacity is not known.
+    /// The most blocks of a worker whose capacity is not known.
     pub worker_blocks_max: u64,
-    /// Memory, bytes: one half for the index, one for what is known of each block's age.
+    /// Memory, bytes: one half for the index, one for the ages of the blocks.
     pub memory_bytes_max: u64,
-    /// Mixed into the index's hash tables.
+    /// Mixed into the hashes of the index's tables.
     pub secret: u64,
 }
 
-/// What is predicted for the workers of one space. Time is told to it and never goes back.
+/// The predictions for the workers of one space. Time is an argument; an earlier time than the last one is ignored.
 #[derive(Debug)]
 pub struct Predictions {
     limits: PredictionLimits,
@@ -34,79 +35,79 @@ pub struct Predictions {
     blocks: Blocks,
     writer: ShardWriter,
     reader: PredictionReader,
-    /// How many blocks each worker may have, by `WorkerSlot`.
+    /// The most blocks of each worker, by `WorkerSlot`.
     blocks_max: Vec<usize>,
     counters: Arc<CounterSet<PredictorCounter>>,
     names: Vec<SequenceHash>,
-    places: Vec<Place>,
-    /// Blocks on their way out of the index, of one worker.
+    held: Vec<BlockAt>,
+    /// Blocks of one worker to remove from the index.
     leaving: Vec<EngineHash>,
 }
 
-/// Tries of a store that the index's memory does not hold, with older blocks dropped in between.
+/// Tries of a store that exceeds the index's memory limit. Older blocks are dropped before each next try.
 const STORE_TRIES_MAX: usize = 4;
-/// Of all blocks, one in so many is dropped before another try.
+/// Before each next try, one in this many of all blocks is dropped.
 const MEMORY_EVICTED_PART: usize = 32;
 
 impl Predictions {
-    /// None yet.
+    /// No predictions yet.
     #[must_use]
     pub fn new(limits: PredictionLimits, counters: Arc<CounterSet<PredictorCounter>>) -> Self {
         let half = limits.memory_bytes_max / 2;
         let shard_limits = ShardLimits { memory_bytes_max: half, secret: limits.secret, ..ShardLimits::default() };
         let (writer, reader) = shard(SHARD, shard_limits);
-        let roster = Arc::new(ArcSwap::from_pointee(Roster::default()));
+        let workers = Arc::new(ArcSwap::from_pointee(PredictedWorkers::default()));
         Self {
             limits,
             now_ms: 0,
             blocks: Blocks::new(usize::try_from(half / BLOCK_BYTES_MAX).unwrap_or(usize::MAX)),
             writer,
-            reader: PredictionReader { index: IndexReader::new(vec![reader]), roster },
+            reader: PredictionReader { index: IndexReader::new(vec![reader]), workers },
             blocks_max: Vec::new(),
             counters,
             names: Vec::new(),
-            places: Vec::new(),
+            held: Vec::new(),
             leaving: Vec::new(),
         }
     }
 
-    /// What cores ask.
+    /// The reader for serving threads.
     #[must_use]
     pub fn reader(&self) -> PredictionReader {
         self.reader.clone()
     }
 
-    /// Predicts for the workers of `space` that publish no events and are not down, and for nobody else: what is
-    /// predicted for others is dropped.
+    /// Predicts for the workers of `space` that publish no events and are not down. Drops the predictions of all other
+    /// workers.
     pub fn follow(&mut self, table: &FleetTable, space: SpaceId) {
-        let before = self.reader.roster.load_full();
+        let before = self.reader.workers.load_full();
         let wanted = |record: &WorkerRecord| {
             record.space == space && record.events.is_none() && record.state != WorkerState::Down
         };
-        let mut roster = Roster(vec![None; table.workers.last().map_or(0, |last| last.index.place() + 1)]);
+        let mut workers = PredictedWorkers(vec![None; table.workers.last().map_or(0, |last| last.index.place() + 1)]);
         for record in table.workers.iter().filter(|record| wanted(record)) {
-            roster.0[record.index.place()] = before.member(record.index, record.worker).cloned();
+            workers.0[record.index.place()] = before.get(record.index, record.worker).cloned();
         }
-        let stays = |member: &Member| roster.0.iter().flatten().any(|other| other.slot == member.slot);
-        let leaving: Vec<_> = before.0.iter().flatten().filter(|member| !stays(member)).cloned().collect();
+        let stays = |worker: &PredictedWorker| workers.0.iter().flatten().any(|other| other.slot == worker.slot);
+        let leaving: Vec<_> = before.0.iter().flatten().filter(|worker| !stays(worker)).cloned().collect();
         for record in table.workers.iter().filter(|record| wanted(record)) {
-            let member = &mut roster.0[record.index.place()];
-            if member.is_none() {
-                *member = self.admit(record);
+            let worker = &mut workers.0[record.index.place()];
+            if worker.is_none() {
+                *worker = self.add(record);
             }
-            member.iter().for_each(|member| self.set_blocks_max(member.slot, record.capacity_blocks));
+            worker.iter().for_each(|worker| self.set_blocks_max(worker.slot, record.capacity_blocks));
         }
-        // Nobody reads a slot that nobody has any more.
-        self.reader.roster.store(Arc::new(roster));
-        leaving.iter().for_each(|member| self.dismiss(member));
+        // Published first, so that no lookup that begins later reads the slot of a removed worker.
+        self.reader.workers.store(Arc::new(workers));
+        leaving.iter().for_each(|worker| self.remove_worker(worker));
     }
 
-    fn admit(&mut self, record: &WorkerRecord) -> Option<Member> {
+    fn add(&mut self, record: &WorkerRecord) -> Option<PredictedWorker> {
         let Some(slot) = self.writer.add_worker() else {
             self.counters.bump(PredictorCounter::WorkersNotAdmitted);
             return None;
         };
-        Some(Member { index: record.index, worker: record.worker, slot, blocks: Arc::default() })
+        Some(PredictedWorker { index: record.index, worker: record.worker, slot, blocks: Arc::default() })
     }
 
     fn set_blocks_max(&mut self, slot: WorkerSlot, capacity_blocks: u64) {
@@ -118,60 +119,58 @@ impl Predictions {
         self.blocks_max[place] = usize::try_from(blocks_max).unwrap_or(usize::MAX);
     }
 
-    /// Drops everything of a worker. Its slot is free once the index has been swept.
-    fn dismiss(&mut self, member: &Member) {
-        self.counters.add(PredictorCounter::BlocksForgotten, self.blocks.of(member.slot) as u64);
-        self.writer.remove_worker(member.slot);
-        while let Some(place) = self.blocks.oldest_of(member.slot) {
-            self.blocks.take(place);
+    /// Drops all blocks of a worker, and its slot, which is free once the index has been swept.
+    fn remove_worker(&mut self, worker: &PredictedWorker) {
+        self.writer.remove_worker(worker.slot);
+        self.forget_blocks(worker.slot);
+    }
+
+    fn forget_blocks(&mut self, slot: WorkerSlot) {
+        self.counters.add(PredictorCounter::BlocksForgotten, self.blocks.of(slot) as u64);
+        while let Some(at) = self.blocks.oldest_of(slot) {
+            self.blocks.take(at);
         }
         self.blocks.shrink();
     }
 
-    /// Drops everything predicted for a worker, which stays one of those that are predicted for.
+    /// Drops all blocks of a worker, which goes on having predictions.
     pub fn forget(&mut self, index: WorkerIndex, worker: Worker) {
-        let roster = self.reader.roster.load_full();
-        let Some(member) = roster.member(index, worker) else { return };
-        self.counters.add(PredictorCounter::BlocksForgotten, self.blocks.of(member.slot) as u64);
-        self.writer.clear(member.slot, None);
-        while let Some(place) = self.blocks.oldest_of(member.slot) {
-            self.blocks.take(place);
-        }
-        self.blocks.shrink();
-        member.blocks.store(0, Ordering::Relaxed);
+        let workers = self.reader.workers.load_full();
+        let Some(found) = workers.get(index, worker) else { return };
+        self.writer.clear(found.slot, None);
+        self.forget_blocks(found.slot);
+        found.blocks.store(0, Ordering::Relaxed);
     }
 
-    /// A prompt with the blocks `locals` was booked on a worker: it holds them from now on, the first ones at least
-    /// if they are more than its bound.
+    /// Predicts that a worker holds the blocks `locals` of a prompt that was booked on it, up to the worker's limit.
     pub fn book(&mut self, index: WorkerIndex, worker: Worker, locals: &[LocalHash], now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
-        let roster = self.reader.roster.load_full();
-        let Some(member) = roster.member(index, worker) else {
+        let workers = self.reader.workers.load_full();
+        let Some(found) = workers.get(index, worker) else {
             self.counters.bump(PredictorCounter::BookingsOfOthers);
             return;
         };
-        let blocks_max = self.blocks_max[usize::from(member.slot.0)].min(self.blocks.max());
+        let blocks_max = self.blocks_max[usize::from(found.slot.0)].min(self.blocks.max());
         let locals = &locals[..locals.len().min(blocks_max)];
-        let (mut names, mut places) = (std::mem::take(&mut self.names), std::mem::take(&mut self.places));
+        let (mut names, mut held) = (std::mem::take(&mut self.names), std::mem::take(&mut self.held));
         hash::sequence_hashes(locals, &mut names);
-        self.blocks.follow(member.slot, &names, &mut places);
-        // Before room is made, so that it is not made of these.
-        self.blocks.renew(&places, self.now_ms);
-        let held = places.len();
-        let new = names.len() - held;
-        self.make_room(member.slot, blocks_max, new);
-        if new > 0 && self.store(member.slot, held, &names, locals) {
-            self.blocks.add(member.slot, &names[held..], self.now_ms);
-            // A block is younger than those below it.
-            self.blocks.renew(&places, self.now_ms);
+        self.blocks.find_leading(found.slot, &names, &mut held);
+        // Renewed before room is made, so that these blocks are not dropped.
+        self.blocks.renew(&held, self.now_ms);
+        let new = names.len() - held.len();
+        self.make_room(found.slot, blocks_max, new);
+        if new > 0 && self.store(found.slot, held.len(), &names, locals) {
+            self.blocks.add(found.slot, &names[held.len()..], self.now_ms);
+            // Renewed once more: a block must be younger than the blocks after it.
+            self.blocks.renew(&held, self.now_ms);
         }
         self.counters.bump(PredictorCounter::Bookings);
-        self.counters.add(PredictorCounter::BlocksRenewed, held as u64);
-        member.blocks.store(self.blocks.of(member.slot) as u64, Ordering::Relaxed);
-        (self.names, self.places) = (names, places);
+        self.counters.add(PredictorCounter::BlocksRenewed, held.len() as u64);
+        found.blocks.store(self.blocks.of(found.slot) as u64, Ordering::Relaxed);
+        (self.names, self.held) = (names, held);
     }
 
-    /// Drops the oldest blocks of a worker, and of all, until there is room for `new` more.
+    /// Drops the oldest blocks of a worker, and of all workers, until there is room for `new` more.
     fn make_room(&mut self, slot: WorkerSlot, worker_max: usize, new: usize) {
         let beyond = (self.blocks.of(slot) + new).saturating_sub(worker_max);
         self.drop_oldest(beyond, PredictorCounter::BlocksEvicted, |blocks| blocks.oldest_of(slot));
@@ -179,14 +178,14 @@ impl Predictions {
         self.drop_oldest(beyond, PredictorCounter::BlocksEvictedMemory, Blocks::oldest);
     }
 
-    /// Puts what a worker does not hold of a chain into the index; whether it fitted.
+    /// Adds the blocks of a chain after the first `held` to the index. Whether it had room.
     fn store(&mut self, slot: WorkerSlot, held: usize, names: &[SequenceHash], locals: &[LocalHash]) -> bool {
         let engine = |name: &SequenceHash| EngineHash(name.0);
         let mut hashes = std::mem::take(&mut self.leaving);
         hashes.clear();
         hashes.extend(names[held..].iter().map(engine));
         let parent = held.checked_sub(1).map(|last| engine(&names[last]));
-        // One for all: which LoRA and salt a prompt has is in its local hashes.
+        // One seed for all prompts: the LoRA adapter and the salt are in the local hashes already.
         let seed = Seed(SEED_BASE);
         let blocks = StoreBlocks {
             parent,
@@ -215,40 +214,40 @@ impl Predictions {
             None => self.counters.add(PredictorCounter::BlocksPredicted, (names.len() - held) as u64),
             Some(Refusal::MemoryBound) => self.counters.bump(PredictorCounter::BookingsMemoryBound),
             Some(refusal) => {
-                tracing::debug!(refusal = refusal.name(), "a prediction is refused by its index");
+                tracing::debug!(refusal = refusal.name(), "the index refused a prediction");
                 self.counters.bump(PredictorCounter::BookingsRefused);
             }
         }
         refused.is_none()
     }
 
-    /// Drops what is too old by `now_ms`, about `blocks_max` blocks at most; whether there is more.
+    /// Drops blocks that have expired by `now_ms`, about `blocks_max` at most. Whether more have expired.
     pub fn pass_time(&mut self, now_ms: u64, blocks_max: usize) -> bool {
         self.now_ms = self.now_ms.max(now_ms);
         let more = self.expire(blocks_max);
-        let roster = self.reader.roster.load_full();
-        self.note(&roster);
+        for worker in self.reader.workers.load().0.iter().flatten() {
+            worker.blocks.store(self.blocks.of(worker.slot) as u64, Ordering::Relaxed);
+        }
         more
     }
 
     fn expire(&mut self, blocks_max: usize) -> bool {
         let (now_ms, ttl_ms) = (self.now_ms, self.limits.ttl_ms);
-        let too_old = |blocks: &Blocks| {
-            blocks.oldest().filter(|place| blocks.renewed_at_ms(*place).saturating_add(ttl_ms) <= now_ms)
-        };
-        self.drop_oldest(blocks_max, PredictorCounter::BlocksExpired, too_old);
-        too_old(&self.blocks).is_some()
+        let expired =
+            |blocks: &Blocks| blocks.oldest().filter(|at| blocks.renewed_at_ms(*at).saturating_add(ttl_ms) <= now_ms);
+        self.drop_oldest(blocks_max, PredictorCounter::BlocksExpired, expired);
+        expired(&self.blocks).is_some()
     }
 
-    /// Drops up to `blocks_max` blocks, those that `next` names while it does.
-    fn drop_oldest(&mut self, blocks_max: usize, counter: PredictorCounter, next: impl Fn(&Blocks) -> Option<Place>) {
+    /// Drops the blocks that `next` returns, up to `blocks_max` of them.
+    fn drop_oldest(&mut self, blocks_max: usize, counter: PredictorCounter, next: impl Fn(&Blocks) -> Option<BlockAt>) {
         let mut leaving = std::mem::take(&mut self.leaving);
         leaving.clear();
         let (mut of, mut dropped) = (WorkerSlot(0), 0);
         while dropped < blocks_max
-            && let Some(place) = next(&self.blocks)
+            && let Some(at) = next(&self.blocks)
         {
-            let (slot, name) = self.blocks.take(place);
+            let (slot, name) = self.blocks.take(at);
             if slot != of {
                 self.remove(of, &leaving);
                 leaving.clear();
@@ -269,8 +268,8 @@ impl Predictions {
         }
     }
 
-    /// Ends a turn: what was given up is used again, and cleaned up by about `blocks` blocks' worth of work. Whether
-    /// there is more to do.
+    /// Publishes the changes, sweeps the index by about `blocks` blocks, and reclaims memory. Whether there is more to
+    /// sweep.
     pub fn tidy(&mut self, blocks: usize) -> bool {
         self.writer.publish();
         let more = self.writer.sweep(blocks);
@@ -280,34 +279,102 @@ impl Predictions {
         more
     }
 
-    /// Whether readers hold up the memory of what was dropped, so that nothing more should be booked for now.
+    /// Whether readers delay the reclaiming of dropped blocks so much that bookings must wait.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.writer.is_choked()
     }
 
-    /// Blocks predicted, over all workers.
+    /// The blocks predicted, over all workers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether nothing is predicted.
+    /// Whether no block is predicted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the predictions take, bytes.
+    /// The memory of the predictions, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.blocks.bytes() + self.writer.memory().bytes()
     }
+}
 
-    /// Shows what each worker has.
-    fn note(&self, roster: &Roster) {
-        for member in roster.0.iter().flatten() {
-            member.blocks.store(self.blocks.of(member.slot) as u64, Ordering::Relaxed);
-        }
+// ---- lookups ----
+
+/// The one shard of a space's predictions.
+const SHARD: ShardId = ShardId(0);
+
+/// A worker with predictions.
+#[derive(Clone, Debug)]
+struct PredictedWorker {
+    index: WorkerIndex,
+    worker: Worker,
+    slot: WorkerSlot,
+    /// Blocks predicted for it, for display. The predictor writes it. Relaxed everywhere: it orders nothing.
+    blocks: Arc<AtomicU64>,
+}
+
+/// The workers with predictions, by their place in the fleet table.
+#[derive(Debug, Default)]
+struct PredictedWorkers(Vec<Option<PredictedWorker>>);
+
+impl PredictedWorkers {
+    fn get(&self, index: WorkerIndex, worker: Worker) -> Option<&PredictedWorker> {
+        let is_it = |found: &&PredictedWorker| found.index == index && found.worker == worker;
+        self.0.get(index.place())?.as_ref().filter(is_it)
+    }
+}
+
+/// Looks up one space's predictions, for a serving thread. Clone it for every thread.
+#[derive(Clone, Debug)]
+pub struct PredictionReader {
+    index: IndexReader,
+    workers: Arc<ArcSwap<PredictedWorkers>>,
+}
+
+impl PredictionReader {
+    /// Looks up a prompt whose blocks have the hashes `locals`. It takes no lock, and allocates nothing once `depths` has
+    /// grown.
+    pub fn look_up<'a>(&self, locals: &[LocalHash], depths: &'a mut Depths) -> Predicted<'a> {
+        let workers = self.workers.load();
+        let contended = self.index.lookup(locals, depths).contended;
+        // A slot may have become another worker's meanwhile. Its former worker has left the list before that.
+        let moved = !Arc::ptr_eq(&workers, &self.workers.load());
+        Predicted { workers, depths, contended: contended || moved }
+    }
+
+    /// The number of blocks predicted for a worker now; `None` if it has no predictions.
+    #[must_use]
+    pub fn blocks_of(&self, index: WorkerIndex, worker: Worker) -> Option<u64> {
+        let workers = self.workers.load();
+        workers.get(index, worker).map(|found| found.blocks.load(Ordering::Relaxed))
+    }
+}
+
+/// The result of one lookup.
+#[derive(Debug)]
+pub struct Predicted<'a> {
+    workers: Guard<Arc<PredictedWorkers>>,
+    depths: &'a Depths,
+    contended: bool,
+}
+
+impl Predicted<'_> {
+    /// Whether the predictions, or their workers, changed too often during the lookup. The result is then no blocks.
+    #[must_use]
+    pub const fn is_contended(&self) -> bool {
+        self.contended
+    }
+
+    /// The leading blocks predicted for a worker; `None` if it has no predictions.
+    #[must_use]
+    pub fn blocks(&self, index: WorkerIndex, worker: Worker) -> Option<u32> {
+        let found = self.workers.get(index, worker)?;
+        Some(if self.contended { 0 } else { self.depths.device(SHARD, found.slot) })
     }
 }

@@ -1,27 +1,109 @@
-//! Every space's predictions, in one hand.
+//! The predictor: turns bookings into predictions, for every space.
 
 use std::sync::Arc;
+use std::thread::Thread;
 
-use super::hand_over::Booked;
-use super::predictions::{PredictionLimits, Predictions};
-use super::reader::PredictionReader;
+use super::predictions::{PredictionLimits, PredictionReader, Predictions};
 use crate::fleet::FleetTable;
-use crate::ids::SpaceId;
-use crate::limits::PREDICTED_BLOCKS_PER_TURN;
+use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
+use crate::limits::{
+    PREDICTED_BLOCKS_PER_TURN, PREDICTED_BOOKINGS_WAITING_MAX, PREDICTED_BUFFER_BLOCKS_KEPT,
+    PREDICTED_WAITING_BLOCKS_MAX,
+};
 use crate::metrics::{CounterSet, PredictorCounter};
+use crate::recycling_queue::{QueueBounds, Recycle, RecyclingQueue, Wake};
 
-/// The only hand that changes predictions. Time and tables are arguments.
+/// A prompt that was booked.
+#[derive(Debug, Default)]
+pub struct Booked {
+    /// The space of the request.
+    pub space: SpaceId,
+    /// The worker's place in the fleet table.
+    pub index: WorkerIndex,
+    /// The worker that runs the request.
+    pub worker: Worker,
+    /// The time of the booking, on the clock of bookings.
+    pub now_ms: u64,
+    /// The prompt's whole blocks.
+    pub locals: Vec<LocalHash>,
+}
+
+impl Recycle for Booked {
+    fn weight(&self) -> usize {
+        self.locals.len()
+    }
+
+    fn clear(&mut self) {
+        self.locals.clear();
+        self.locals.shrink_to(PREDICTED_BUFFER_BLOCKS_KEPT);
+    }
+}
+
+/// Bookings that wait for the predictor. Any thread may push; the predictor's thread pops.
+#[derive(Debug)]
+pub struct BookedQueue(RecyclingQueue<Booked>);
+
+impl Default for BookedQueue {
+    fn default() -> Self {
+        let bounds =
+            QueueBounds { items_max: PREDICTED_BOOKINGS_WAITING_MAX, weight_max: PREDICTED_WAITING_BLOCKS_MAX };
+        Self(RecyclingQueue::new(bounds, Wake::EachItem))
+    }
+}
+
+impl BookedQueue {
+    /// Queues the booking of a prompt with the blocks `locals`, and wakes the predictor. `false` if there is no room
+    /// for the booking or for its blocks: nothing is predicted from it.
+    #[must_use]
+    pub fn push(
+        &self,
+        space: SpaceId,
+        (index, worker): (WorkerIndex, Worker),
+        locals: &[LocalHash],
+        now_ms: u64,
+    ) -> bool {
+        let fill = |booked: &mut Booked| {
+            (booked.space, booked.index, booked.worker, booked.now_ms) = (space, index, worker, now_ms);
+            booked.locals.extend_from_slice(locals);
+        };
+        self.0.push(locals.len(), fill)
+    }
+
+    /// The booking that has waited longest. Pass it to [`recycle`](Self::recycle) afterwards.
+    #[must_use]
+    pub fn pop(&self) -> Option<Booked> {
+        self.0.pop()
+    }
+
+    /// Whether no booking waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes a popped booking back, so that its buffer is used again.
+    pub fn recycle(&self, booked: Booked) {
+        self.0.recycle(booked);
+    }
+
+    /// Sets the predictor's thread, which each push wakes from now on.
+    pub fn set_consumer(&self, predictor: Thread) {
+        self.0.set_consumer(predictor);
+    }
+}
+
+/// Changes the predictions of all spaces. Only its thread does; time and fleet tables are arguments.
 #[derive(Debug)]
 pub struct Predictor {
-    /// By `SpaceId`; `None` where nothing is predicted.
+    /// By `SpaceId`; `None` for a space without predictions.
     spaces: Vec<Option<Predictions>>,
-    /// The fleet's version that the predictions follow; 0 = none yet.
+    /// The version of the fleet table that [`follow`](Self::follow) saw last; 0 = none yet.
     fleet_version: u64,
     counters: Arc<CounterSet<PredictorCounter>>,
 }
 
 impl Predictor {
-    /// Predicts in the spaces that have limits, by `SpaceId`.
+    /// Makes predictions for the spaces that have limits, by `SpaceId`.
     #[must_use]
     pub fn new(limits: &[Option<PredictionLimits>]) -> Self {
         let counters = Arc::default();
@@ -30,19 +112,19 @@ impl Predictor {
         Self { spaces: limits.iter().map(of).collect(), fleet_version: 0, counters }
     }
 
-    /// What is counted.
+    /// The predictor's counters.
     #[must_use]
     pub fn counters(&self) -> Arc<CounterSet<PredictorCounter>> {
         Arc::clone(&self.counters)
     }
 
-    /// What cores ask, by `SpaceId`; `None` where nothing is predicted.
+    /// The readers for serving threads, by `SpaceId`; `None` for a space without predictions.
     #[must_use]
     pub fn readers(&self) -> Vec<Option<PredictionReader>> {
         self.spaces.iter().map(|space| space.as_ref().map(Predictions::reader)).collect()
     }
 
-    /// Takes over who there is, if that has changed.
+    /// Adds and removes workers as the fleet table says, if it has changed.
     pub fn follow(&mut self, table: &FleetTable) {
         if self.fleet_version == table.version {
             return;
@@ -53,7 +135,7 @@ impl Predictor {
         }
     }
 
-    /// Takes over a booking.
+    /// Predicts from a booking.
     pub fn book(&mut self, booked: &Booked) {
         match self.spaces.get_mut(booked.space.0 as usize) {
             Some(Some(space)) => space.book(booked.index, booked.worker, &booked.locals, booked.now_ms),
@@ -61,7 +143,7 @@ impl Predictor {
         }
     }
 
-    /// Does a slice of what time brings: drops what is too old, cleans up. Whether there is more to do.
+    /// Drops expired blocks and sweeps the indexes, up to a bounded number of blocks. Whether there is more to do.
     pub fn pass_time(&mut self, now_ms: u64) -> bool {
         let mut more = false;
         for space in self.spaces.iter_mut().flatten() {
@@ -71,7 +153,7 @@ impl Predictor {
         more
     }
 
-    /// Whether readers hold up so much memory that bookings have to wait.
+    /// Whether readers delay the reclaiming of so much memory that bookings must wait.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.spaces.iter().flatten().any(Predictions::is_choked)

@@ -1,4 +1,4 @@
-//! Predictions against a plain list of who was booked what and when.
+//! Predictions against a plain list of bookings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl World {
         self.predictions.book(record.index, record.worker, locals, now_ms);
     }
 
-    /// Blocks predicted for a worker; `None` if nothing is.
+    /// The leading blocks predicted for a worker; `None` if it has no predictions.
     fn predicted(&mut self, index: usize, locals: &[LocalHash]) -> Option<u32> {
         let record = &self.table.workers[index];
         self.predictions.reader().look_up(locals, &mut self.depths).blocks(record.index, record.worker)
@@ -75,7 +75,7 @@ fn chain(locals: impl IntoIterator<Item = u64>) -> Vec<LocalHash> {
     locals.into_iter().map(LocalHash).collect()
 }
 
-/// Every predicted block by its worker and its whole chain, with when and as how manieth it was renewed.
+/// Every predicted block by its worker and its whole chain, with the time and the number of its last renewal.
 #[derive(Debug, Default)]
 struct Model {
     blocks: BTreeMap<(usize, Vec<LocalHash>), (u64, u64)>,
@@ -131,7 +131,7 @@ enum Step {
         locals: Vec<LocalHash>,
         after_ms: u64,
     },
-    /// As a booking of a core whose clock was read earlier.
+    /// A booking of a thread that read its clock earlier.
     Late {
         worker: usize,
         locals: Vec<LocalHash>,
@@ -149,7 +149,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let worker = || 0..CAPACITIES.len();
-    // Few hashes, and the same one in a row, so that prompts share beginnings and repeat themselves.
+    // Few hashes, and repeated ones, so that prompts share prefixes and repeat blocks.
     let locals = || prop::collection::vec((1_u64..4).prop_map(LocalHash), 0..14);
     prop_oneof![
         8 => (worker(), locals(), 0_u64..30).prop_map(|(worker, locals, after_ms)| Step::Book { worker, locals, after_ms }),
@@ -208,7 +208,7 @@ fn play(steps: &[Step]) {
                     "worker {worker}, {locals:?} after {step:?}"
                 );
             }
-            // Shows the figures, and drops nothing.
+            // Updates the displayed numbers, and drops nothing.
             world.predictions.pass_time(0, 0);
             let noted = world.predictions.reader().blocks_of(record.index, record.worker);
             assert_eq!(noted, Some(model.of(worker) as u64));
@@ -219,13 +219,13 @@ fn play(steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
-    fn predictions_are_what_a_plain_list_says(steps in prop::collection::vec(step(), 1..40)) {
+    fn predictions_equal_a_plain_list(steps in prop::collection::vec(step(), 1..40)) {
         play(&steps);
     }
 }
 
 #[test]
-fn a_prompt_booked_again_lives_on_and_what_hangs_below_it_does_not() {
+fn a_prompt_booked_again_stays_and_longer_prompts_expire() {
     let mut world = World::new(&[0], limits(64 << 20));
     world.book(0, &chain(1..=6), 0);
     world.book(0, &chain(1..=4), 60);
@@ -240,7 +240,7 @@ fn a_prompt_booked_again_lives_on_and_what_hangs_below_it_does_not() {
 }
 
 #[test]
-fn a_worker_that_gets_events_or_another_ones_place_loses_its_predictions() {
+fn a_worker_that_gets_events_or_another_workers_place_loses_its_predictions() {
     let mut world = World::new(&[0, 0], limits(64 << 20));
     let prompt = chain(1..=5);
     world.book(0, &prompt, 0);
@@ -279,21 +279,21 @@ fn memory_stays_below_its_ceiling_whatever_is_booked() {
 }
 
 #[test]
-fn what_finds_no_room_in_the_hand_over_is_told() {
+fn a_full_queue_refuses_a_booking_and_says_so() {
     use crate::limits::{PREDICTED_BOOKINGS_WAITING_MAX, PREDICTED_WAITING_BLOCKS_MAX};
-    let whom = (WorkerIndex(0), Worker::new(1, 0));
-    let hand_over = HandOver::default();
+    let worker = (WorkerIndex(0), Worker::new(1, 0));
+    let bookings = BookedQueue::default();
     for _ in 0..PREDICTED_BOOKINGS_WAITING_MAX {
-        hand_over.push(SpaceId(0), whom, &chain([1]), 0).expect("room");
+        assert!(bookings.push(SpaceId(0), worker, &chain([1]), 0));
     }
-    assert_eq!(hand_over.push(SpaceId(0), whom, &chain([1]), 0), Err(NotTaken::Full));
-    while let Some(booked) = hand_over.pop() {
-        hand_over.give_back(booked);
+    assert!(!bookings.push(SpaceId(0), worker, &chain([1]), 0));
+    while let Some(booked) = bookings.pop() {
+        bookings.recycle(booked);
     }
-    assert!(hand_over.is_empty());
+    assert!(bookings.is_empty());
     let half = vec![LocalHash(1); PREDICTED_WAITING_BLOCKS_MAX / 2 + 1];
-    hand_over.push(SpaceId(0), whom, &half, 0).expect("room");
-    assert_eq!(hand_over.push(SpaceId(0), whom, &half, 0), Err(NotTaken::Full));
-    hand_over.give_back(hand_over.pop().expect("the first"));
-    hand_over.push(SpaceId(0), whom, &half, 0).expect("room again");
+    assert!(bookings.push(SpaceId(0), worker, &half, 0));
+    assert!(!bookings.push(SpaceId(0), worker, &half, 0));
+    bookings.recycle(bookings.pop().expect("the first"));
+    assert!(bookings.push(SpaceId(0), worker, &half, 0), "room again");
 }

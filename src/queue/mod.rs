@@ -247,8 +247,8 @@ impl<T> Queue<T> {
         self.take(ticket)
     }
 
-    /// Ends a dispatched request that was answered. Returns whether it was cancelled meanwhile, so that nobody waits
-    /// for the answer.
+    /// Ends a dispatched request that was answered. Returns whether it was cancelled meanwhile: then no
+    /// gateway waits for the answer.
     pub fn finish(&mut self, ticket: Ticket, now_ns: u64) -> bool {
         if let Some(last_ns) = self.served_last_ns.replace(now_ns) {
             // One eighth is new, so that a burst does not hide the pace.

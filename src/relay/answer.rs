@@ -1,20 +1,295 @@
-//! The answer to one question for lost batches, message by message: pure.
+//! Replays: the thread that answers requests for lost batches, over a ROUTER socket and with the engines' own frames.
 //!
-//! | what is asked for | the answer |
+//! [`Answer`] decides, message by message; it is pure.
+//!
+//! | requested | the answer |
 //! |---|---|
-//! | a batch that has not been sent | the end marker: who asks knows another stream |
-//! | a batch in the buffer | it, all that follow, the end marker |
-//! | an older one | a snapshot, the batches behind its watermark, the end marker |
+//! | a batch that was not sent yet | the end marker: the requester knows another stream |
+//! | a batch in the buffer | that batch, all that follow, the end marker |
+//! | an older batch | a snapshot, the batches after its watermark, the end marker |
 //!
-//! Where batches leave the buffer before they are sent, the answer goes on with the oldest that is there. Whoever asked
-//! sees the hole and asks again. Without a snapshot where one is needed there is no end marker either: nothing may be
-//! taken for a whole answer that is not.
+//! If batches leave the buffer before they are sent, the answer continues with the oldest batch that is there. The
+//! requester sees the gap and asks again. If a snapshot is needed and there is none, the end marker is not sent either:
+//! an incomplete answer must not look complete.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use super::buffer::ReplayBuffer;
-use super::snapshot::{Progress, TakenSnapshot};
-use crate::ids::EventSeq;
+use bytes::Bytes;
+use crossbeam::channel::{self, Receiver, TryRecvError};
+use parking_lot::Mutex;
+
+use super::publish::Kept;
+use super::publish::ReplayBuffer;
+use super::publish::count;
+use super::snapshot::{Failure, Progress, TakenSnapshot};
+use crate::event::flat::UNNUMBERED;
+use crate::ids::{EventSeq, Worker};
+use crate::ingest::{AbortReason, DumpPart, IngestHandle, RelayName};
+use crate::limits::{
+    RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWER_TURN_MESSAGES_MAX, RELAY_ANSWERS_MAX, RELAY_REST_MS,
+    RELAY_SNAPSHOT_KEPT_MS, RELAY_SNAPSHOT_REST_MS, RELAY_WAIT_MS,
+};
+use crate::metrics::{CounterSet, RelayCounter};
+use crate::zmtp::{self, PeerId, Sent, Server, ServerCounts};
+
+/// A requester, and the rest of its answer.
+struct Asker {
+    peer: PeerId,
+    answer: Answer,
+    moved_at_ms: u64,
+}
+
+/// The snapshot that answers use.
+struct Current {
+    snapshot: TakenSnapshot,
+    parts: Receiver<DumpPart>,
+    /// [`Kept::forgotten`] at the time of the request.
+    forgotten: u64,
+    used_at_ms: u64,
+}
+
+pub(super) struct Answering {
+    pub(super) server: Server,
+    pub(super) worker: Worker,
+    pub(super) name: RelayName,
+    pub(super) ingest: Arc<IngestHandle>,
+    pub(super) kept: Arc<Mutex<Kept>>,
+    pub(super) counters: Arc<CounterSet<RelayCounter>>,
+    pub(super) ends: Arc<AtomicBool>,
+    counted: ServerCounts,
+    /// Received messages that are not handled yet.
+    questions: Vec<(PeerId, zmtp::Message)>,
+    askers: Vec<Asker>,
+    current: Option<Current>,
+    snapshots: u64,
+    started: Instant,
+}
+
+impl Answering {
+    pub(super) fn new(
+        server: Server,
+        (worker, name): (Worker, RelayName),
+        ingest: Arc<IngestHandle>,
+        kept: Arc<Mutex<Kept>>,
+        counters: Arc<CounterSet<RelayCounter>>,
+        ends: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            server,
+            worker,
+            name,
+            ingest,
+            kept,
+            counters,
+            ends,
+            counted: ServerCounts::default(),
+            questions: Vec::new(),
+            askers: Vec::new(),
+            current: None,
+            snapshots: 0,
+            started: Instant::now(),
+        }
+    }
+
+    /// Answers requests until the relay ends or the event loop fails.
+    pub(super) fn run(&mut self) {
+        // Relaxed: nothing else depends on it.
+        while !self.ends.load(Ordering::Relaxed) {
+            let wait_ms = if self.askers.is_empty() { RELAY_WAIT_MS } else { RELAY_REST_MS };
+            if !self.questions(wait_ms) {
+                return;
+            }
+            let now_ms = self.now_ms();
+            self.take_parts(now_ms);
+            // While anything can be sent, it does not wait, but it reads requests in between.
+            while self.turn(now_ms) && !self.ends.load(Ordering::Relaxed) {
+                if !self.questions(0) {
+                    return;
+                }
+                self.take_parts(now_ms);
+            }
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Waits for requests, for a limited time, and takes all that are there. `false` = the event loop failed.
+    fn questions(&mut self, wait_ms: u64) -> bool {
+        let (mut questions, now_ms) = (std::mem::take(&mut self.questions), self.now_ms());
+        if let Err(error) = self.server.turn(Duration::from_millis(wait_ms), now_ms, &mut questions) {
+            tracing::error!(%error, "the event loop of replays failed; lost batches are not replayed any more");
+            return false;
+        }
+        count(&self.counters, &mut self.counted, self.server.counts());
+        for (peer, question) in questions.drain(..) {
+            let from = <[u8; 8]>::try_from(&question.last[..]).ok();
+            let (Some(from), true) = (from.map(u64::from_be_bytes), (1..=2).contains(&question.parts)) else {
+                self.counters.bump(RelayCounter::QuestionsMisframed);
+                continue;
+            };
+            self.counters.bump(RelayCounter::Questions);
+            if self.askers.len() >= RELAY_ANSWERS_MAX {
+                self.counters.bump(RelayCounter::QuestionsRefused);
+                let times = self.counters.get(RelayCounter::QuestionsRefused);
+                // A requester that asks without end must not fill the log.
+                if times.is_power_of_two() {
+                    tracing::warn!(
+                        answers = RELAY_ANSWERS_MAX,
+                        times,
+                        "too many replays at once; a further request is not answered"
+                    );
+                }
+                continue;
+            }
+            tracing::debug!(from, "replay requested");
+            // A new request of the same requester replaces its answer.
+            self.askers.retain(|asker| asker.peer != peer);
+            self.askers.push(Asker { peer, answer: Answer::new(EventSeq(from)), moved_at_ms: now_ms });
+        }
+        self.questions = questions;
+        true
+    }
+
+    /// Takes the parts of the snapshot's dump that have arrived.
+    fn take_parts(&mut self, now_ms: u64) {
+        let Some(current) = &mut self.current else { return };
+        while current.snapshot.progress() == Progress::Taking {
+            match current.parts.try_recv() {
+                Ok(part) => current.snapshot.take(&part, self.kept.lock().dumped_after),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    current.snapshot.fail(Failure::Aborted(AbortReason::PeerGone));
+                }
+            }
+            match current.snapshot.progress() {
+                Progress::Taking => {}
+                Progress::Whole => self.counters.bump(RelayCounter::Snapshots),
+                Progress::Failed(failure) => {
+                    self.counters.bump(RelayCounter::SnapshotsFailed);
+                    tracing::warn!(?failure, "no snapshot of the worker; a router that needs it asks again");
+                }
+            }
+        }
+        let kept_ms = match current.snapshot.progress() {
+            Progress::Taking => u64::MAX,
+            Progress::Whole => RELAY_SNAPSHOT_KEPT_MS,
+            Progress::Failed(_) => RELAY_SNAPSHOT_REST_MS,
+        };
+        if now_ms.saturating_sub(current.used_at_ms) > kept_ms {
+            self.current = None;
+        }
+    }
+
+    /// Sends some messages of every answer. `true` = more could be sent at once.
+    fn turn(&mut self, now_ms: u64) -> bool {
+        let mut askers = std::mem::take(&mut self.askers);
+        let mut moved = false;
+        askers.retain_mut(|asker| {
+            let (goes_on, sent) = self.serve(asker, now_ms);
+            moved |= sent;
+            goes_on
+        });
+        self.askers = askers;
+        moved
+    }
+
+    /// Whether the answer continues, and whether some of it was sent.
+    fn serve(&mut self, asker: &mut Asker, now_ms: u64) -> (bool, bool) {
+        for number in 0..RELAY_ANSWER_TURN_MESSAGES_MAX {
+            let message = match self.step(asker, now_ms) {
+                Step::Send(message) => message,
+                Step::NeedsSnapshot => {
+                    self.need_snapshot(now_ms);
+                    return (true, number > 0);
+                }
+                Step::GiveUp => {
+                    self.counters.bump(RelayCounter::AnswersWithoutSnapshot);
+                    return (false, number > 0);
+                }
+                Step::Over => {
+                    self.counters.bump(RelayCounter::Answers);
+                    return (false, number > 0);
+                }
+            };
+            match self.send(asker.peer, &message) {
+                Sent::Yes => {
+                    asker.answer.sent(&message);
+                    asker.moved_at_ms = now_ms;
+                }
+                Sent::Full if now_ms.saturating_sub(asker.moved_at_ms) > RELAY_ANSWER_STALL_MS_MAX => {
+                    self.counters.bump(RelayCounter::AnswersStalled);
+                    tracing::warn!("a router that requested a replay reads nothing; the replay is aborted");
+                    return (false, false);
+                }
+                Sent::Full => return (true, number > 0),
+                Sent::Gone => {
+                    self.counters.bump(RelayCounter::AnswersUnreachable);
+                    return (false, number > 0);
+                }
+            }
+        }
+        (true, true)
+    }
+
+    fn step(&mut self, asker: &mut Asker, now_ms: u64) -> Step {
+        let kept = self.kept.lock();
+        let snapshot = self.current.as_mut().and_then(|current| {
+            // A failed snapshot ends the answers that wait for it.
+            let failed = matches!(current.snapshot.progress(), Progress::Failed(_));
+            if !failed {
+                current.used_at_ms = now_ms;
+            }
+            let serves = failed || asker.answer.is_in_snapshot() || is_of_use(current, &kept);
+            serves.then_some(&current.snapshot)
+        });
+        asker.answer.step(&kept.buffer, snapshot)
+    }
+
+    /// Requests a snapshot, unless there is one that can be used or that is being sent.
+    fn need_snapshot(&mut self, now_ms: u64) {
+        let kept = self.kept.lock();
+        let is_there = self.current.as_ref().is_some_and(|current| is_of_use(current, &kept));
+        if is_there || self.askers.iter().any(|asker| asker.answer.is_in_snapshot()) {
+            return;
+        }
+        let forgotten = kept.forgotten;
+        drop(kept);
+        self.snapshots += 1;
+        let mut snapshot = TakenSnapshot::new(self.snapshots, self.name);
+        let parts = self.ingest.dump(self.worker).unwrap_or_else(|error| {
+            self.counters.bump(RelayCounter::SnapshotsFailed);
+            tracing::warn!(%error, "a snapshot of the worker cannot be requested");
+            snapshot.fail(Failure::Aborted(AbortReason::Busy));
+            channel::never()
+        });
+        self.current = Some(Current { snapshot, parts, forgotten, used_at_ms: now_ms });
+    }
+
+    fn send(&mut self, peer: PeerId, message: &Message) -> Sent {
+        let (seq, payload) = match message {
+            Message::Batch(seq, payload) => (*seq, Bytes::from_owner(Arc::clone(payload))),
+            Message::Part(payload) => (UNNUMBERED, Bytes::from_owner(Arc::clone(payload))),
+            Message::End => (UNNUMBERED, Bytes::new()),
+        };
+        let head = zmtp::head(&[b"", b"", &seq.0.to_be_bytes()], payload.len());
+        self.server.send(peer, [Bytes::from(head), payload])
+    }
+}
+
+/// Whether the batches after a snapshot are in the buffer and continue from it.
+fn is_of_use(current: &Current, kept: &Kept) -> bool {
+    let follows = match current.snapshot.progress() {
+        Progress::Failed(_) => false,
+        Progress::Taking | Progress::Whole => {
+            current.snapshot.watermark().is_none_or(|watermark| watermark.0 + 1 >= kept.buffer.first().0)
+        }
+    };
+    follows && current.forgotten == kept.forgotten
+}
 
 /// One message of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,20 +298,20 @@ pub enum Message {
     Batch(EventSeq, Arc<[u8]>),
     /// A part of a snapshot.
     Part(Arc<[u8]>),
-    /// There is no more.
+    /// The end marker.
     End,
 }
 
-/// What is to be done for an answer now.
+/// The next step of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send this, and tell [`Answer::sent`].
+    /// Send this, and then call [`Answer::sent`].
     Send(Message),
-    /// A snapshot is needed, and there is none that can be used, or no more of it yet.
+    /// A snapshot is needed, and none can be used, or its next part is not there yet.
     NeedsSnapshot,
-    /// The snapshot failed: there will be no more.
+    /// The snapshot failed: no further part will come.
     GiveUp,
-    /// All is sent.
+    /// The answer is complete.
     Over,
 }
 
@@ -48,20 +323,20 @@ enum State {
     Over,
 }
 
-/// One answer.
+/// The answer to one request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     state: State,
 }
 
 impl Answer {
-    /// The answer to a question for everything from a sequence on.
+    /// The answer to a request for everything from a sequence on.
     #[must_use]
     pub const fn new(from: EventSeq) -> Self {
         Self { state: State::Asked { from: from.0 } }
     }
 
-    /// What is to be done now.
+    /// The next step.
     #[must_use]
     pub fn step(&mut self, buffer: &ReplayBuffer, snapshot: Option<&TakenSnapshot>) -> Step {
         if let State::Asked { from } = self.state {
@@ -89,7 +364,7 @@ impl Answer {
         }
     }
 
-    /// A message was sent.
+    /// Notes that the message was sent.
     pub const fn sent(&mut self, message: &Message) {
         match (message, &mut self.state) {
             (Message::Batch(seq, _), State::Batches { next }) => *next = seq.0 + 1,
@@ -98,7 +373,7 @@ impl Answer {
         }
     }
 
-    /// Whether some parts of a snapshot were sent and not all: no other one can take its place.
+    /// Whether some parts of a snapshot were sent and not all. Another snapshot cannot replace it then.
     #[must_use]
     pub const fn is_in_snapshot(&self) -> bool {
         matches!(self.state, State::Snapshot { part: 1.. })
@@ -122,7 +397,7 @@ mod tests {
         buffer
     }
 
-    /// What is sent, `b3` a batch, `p` a part and `end` the marker; and what comes then.
+    /// The messages sent, `b3` a batch, `p` a part and `end` the marker; and the step after them.
     fn all(from: u64, buffer: &ReplayBuffer, snapshot: Option<&TakenSnapshot>) -> (Vec<String>, Step) {
         let (mut answer, mut sent) = (Answer::new(EventSeq(from)), Vec::new());
         loop {
@@ -170,7 +445,7 @@ mod tests {
         let whole = ["p", "p", "p", "b6", "end"].map(String::from).to_vec();
         assert_eq!(all(3, &kept, Some(&snapshot)), (whole, Step::Over));
         let late = ["p", "p", "p", "b9", "end"].map(String::from).to_vec();
-        assert_eq!(all(3, &buffer(9, 10), Some(&snapshot)), (late, Step::Over), "whoever asked sees the hole");
+        assert_eq!(all(3, &buffer(9, 10), Some(&snapshot)), (late, Step::Over), "the requester sees the gap");
     }
 
     #[test]

@@ -1,63 +1,67 @@
-//! A relay runs beside one engine: it takes the engine's events, keeps an index of its own, and says what it holds once
-//! more in our own format (`schemas/kv_events.fbs`): hashed, with what it believes of itself, and with everything that
-//! lets a router tell whether it has all of it.
+//! A relay runs beside one engine. It takes the engine's events, keeps an index of its own, and publishes the events again in
+//! our own format (`schemas/kv_events.fbs`): hashed, with their trust, and with everything that lets a router tell whether it
+//! has received all of them.
 //!
 //! ```text
-//! engine → ingest (as in the daemon) → republisher → outbound → PUB            → routers
-//!                                                  → buffer → ROUTER, on demand → routers
-//!                                    → dump → snapshot → ROUTER, on demand      → routers
+//! engine → ingest (as in the daemon) → republisher → Outbound → PUB            → routers
+//!                                                  → ReplayBuffer → ROUTER, on request → routers
+//!                                    → dump → TakenSnapshot → ROUTER, on request → routers
 //! ```
 //!
-//! * Every batch has the relay's generation, drawn at its start. A router that sees another one has seen a restart.
-//! * A heartbeat a second says the last sequence, so that a lost tail shows at once, and silence too.
-//! * Lost batches are asked for as engines are asked. What the buffer no longer has is sent as a snapshot, as of a
-//!   watermark, and then the batches behind it: so a router that comes late holds all that the relay holds.
+//! * Every batch carries the relay's generation, which is drawn at its start. A router that sees another generation has seen a
+//!   restart.
+//! * A heartbeat each second names the last sequence. A lost tail therefore shows at once, and so does silence.
+//! * A router requests lost batches as from an engine. Batches that have left the buffer are replaced by a snapshot, as of a
+//!   watermark, and the batches after it. A router that connects late thus gets everything that the relay holds.
 //!
-//! The ingest thread makes the stream and waits for nobody. A second thread sends it to all who subscribe. A third
-//! answers questions, a few at once, each as fast as whoever asked takes it. All that is kept is bounded: batches in
-//! number and bytes, one snapshot, peers, what each may send and what waits for it ([`crate::zmtp`]).
+//! The ingest thread makes the stream, and never waits. A second thread sends it to all subscribers. A third thread answers
+//! requests, a few at once, each as fast as its router reads. All memory is bounded: batches by number and bytes, one
+//! snapshot, the number of peers, and the bytes that each may send and that wait for it ([`crate::zmtp`]).
 
 mod answer;
-mod answering;
-mod buffer;
-mod exposition;
-mod outbound;
-mod publication;
-mod run;
+mod publish;
 mod snapshot;
 
-pub use answer::{Answer, Message, Step};
-pub use buffer::ReplayBuffer;
-pub use run::run;
-pub use snapshot::{Failure, Progress, TakenSnapshot};
-
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
 use rand::RngExt;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
 use crate::index::{self, ShardLimits};
-use crate::ingest::{self, IngestConfig, IngestHandle, Publisher, RelayName, Republisher, ShardPlan, WorkerView};
+use crate::ingest::{
+    self, IngestConfig, IngestHandle, Publisher, RelayName, Republisher, ShardPlan, WorkerView, exposition,
+};
 use crate::limits::{
     RELAY_ANSWER_BYTES_MAX, RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT,
-    RELAY_HEARTBEAT_MS, RELAY_REQUEST_BYTES_MAX, RELAY_REQUEST_PARTS_MAX, RELAY_SUBSCRIBER_BYTES_MAX,
-    RELAY_SUBSCRIBER_MESSAGES_MAX, WORKER_BLOCKS_MAX_DEFAULT, ZMQ_COMMAND_BYTES_MAX,
+    RELAY_HEARTBEAT_MS, RELAY_REPORT_EVERY_S, RELAY_REQUEST_BYTES_MAX, RELAY_REQUEST_PARTS_MAX,
+    RELAY_SUBSCRIBER_BYTES_MAX, RELAY_SUBSCRIBER_MESSAGES_MAX, THREADS_WATCH_EVERY_MS, WORKER_BLOCKS_MAX_DEFAULT,
+    ZMQ_COMMAND_BYTES_MAX,
 };
-use crate::metrics::{CounterSet, RelayCounter};
+use crate::metrics::{CounterName as _, CounterSet, PageCounter, RelayCounter};
+use crate::serve::{MetricsPort, MetricsThread};
 use crate::trust::Trust;
 use crate::zmtp::{Bounds, Role, Server, ServerPlan};
-use answering::Answering;
-use exposition::Sources;
-use outbound::{Outbound, Sending};
-use publication::{Kept, Publication};
+use answer::Answering;
+use publish::{Kept, Publication};
+use publish::{Outbound, Sending};
 
-/// What a peer of either port may send: a subscription or a question.
+pub use answer::{Answer, Message, Step};
+pub use publish::ReplayBuffer;
+pub use snapshot::{Failure, Progress, TakenSnapshot};
+
+/// The limits of what a peer of either port may send: a subscription or a request.
 const REQUESTS: Bounds = Bounds {
     message_bytes_max: RELAY_REQUEST_BYTES_MAX,
     parts_max: RELAY_REQUEST_PARTS_MAX,
@@ -76,45 +80,45 @@ const REPLAYING: ServerPlan = ServerPlan {
     waiting_messages_max: RELAY_ANSWER_MESSAGES_MAX,
 };
 
-/// What a relay is told once.
+/// The configuration of a relay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RelayPlan {
-    /// Where it publishes: a ZeroMQ endpoint to bind.
+    /// The ZeroMQ endpoint to bind for the stream.
     pub endpoint: String,
-    /// Where it replays.
+    /// The endpoint to bind for replays.
     pub replay: String,
-    /// The engine it is beside.
+    /// The engine's rank.
     pub worker: Worker,
-    /// Where that publishes.
+    /// The engine's endpoints.
     pub source: EventSource,
-    /// Its scheme, where the operator says it.
+    /// The hash scheme, if the operator states it.
     pub scheme: Option<Scheme>,
-    /// Whether its prompts may be salted.
+    /// Whether prompts may have cache salts.
     pub salts_possible: bool,
-    /// Whether a chain that is announced again is one more copy: nobody can ask the engine for full reports.
+    /// Whether a chain that is announced again counts as another copy: the engine cannot send full reports.
     pub counts_copies: bool,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks in the engine's device memory; 0 = not known.
     pub capacity_blocks: u64,
-    /// Blocks remembered of it over all tiers.
+    /// The most blocks to remember, over all tiers.
     pub blocks_max: u64,
-    /// Memory of its index, bytes; `u64::MAX` = no ceiling.
+    /// The memory limit of the index, bytes; `u64::MAX` = none.
     pub memory_bytes_max: u64,
-    /// Batches kept for replays.
+    /// The most batches to keep for replays.
     pub buffer_batches_max: usize,
-    /// Bytes of those batches.
+    /// The most bytes of those batches.
     pub buffer_bytes_max: usize,
-    /// How long it may be silent, milliseconds.
+    /// The longest silence of the engine before its trust falls, milliseconds.
     pub heartbeat_ms: u64,
-    /// How its events are taken in.
+    /// The ingest configuration.
     pub ingest: IngestConfig,
-    /// Port of the loopback interface for its metrics page; 0 = none.
+    /// The port of the metrics page on the loopback interface; 0 = no page.
     pub metrics_port: u16,
-    /// Names by which that page may be asked, beside IP addresses and `localhost`.
+    /// Host names that requests for that page may use, beside IP addresses and `localhost`.
     pub metrics_hosts: Vec<String>,
 }
 
 impl RelayPlan {
-    /// A relay of one engine with the defaults for everything else.
+    /// The plan for one engine, with defaults for everything else.
     #[must_use]
     pub fn new(endpoint: &str, replay: &str, source: EventSource) -> Self {
         Self {
@@ -138,12 +142,12 @@ impl RelayPlan {
     }
 }
 
-/// A running relay. Dropping it ends it.
+/// A running relay. Dropping this value ends it.
 #[derive(Debug)]
 pub struct Relay {
-    /// Where it publishes, as bound.
+    /// The bound endpoint of the stream.
     endpoint: String,
-    /// Where it replays, as bound.
+    /// The bound endpoint for replays.
     replay: String,
     sources: Sources,
     ingest: Arc<IngestHandle>,
@@ -152,11 +156,11 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Binds the sockets and starts to listen to the engine.
+    /// Binds the sockets and connects to the engine.
     ///
     /// # Errors
-    /// [`Kind::Config`] where an endpoint cannot be bound or the engine's cannot be used, [`Kind::System`] where there
-    /// are no sockets or threads left.
+    /// [`Kind::Config`] if an endpoint cannot be bound or the engine's cannot be used; [`Kind::System`] if no socket or thread is
+    /// left.
     pub fn start(plan: &RelayPlan) -> Result<Self> {
         let publishing = bind(&plan.endpoint, PUBLISHING)?;
         let replaying = bind(&plan.replay, REPLAYING)?;
@@ -167,7 +171,7 @@ impl Relay {
             dumped_after: None,
             forgotten: 0,
         }));
-        // The number is the router's to give; the rank is the engine's own.
+        // The router assigns the id; the rank is the engine's own.
         let generation = rand::rng().random_range(1..=u64::MAX);
         let name = RelayName { generation, worker_id: None, dp_rank: Some(DpRank(plan.worker.rank.0)) };
         let outbound = Arc::new(Outbound::new(publishing.waker()));
@@ -203,39 +207,39 @@ impl Relay {
             ends,
             threads: Vec::new(),
         };
-        // Dropping the relay ends those that have started.
+        // Dropping the relay ends the threads that have started.
         relay.threads.push(thread("relay-sends", move || sending.run())?);
         relay.threads.push(thread("relay-answers", move || answering.run())?);
         let (endpoint, replay) = (&relay.endpoint, &relay.replay);
-        tracing::info!(%endpoint, %replay, engine = %plan.source.endpoint, generation, "relay runs");
+        tracing::info!(%endpoint, %replay, engine = %plan.source.endpoint, generation, "the relay runs");
         Ok(relay)
     }
 
-    /// Where it publishes.
+    /// The bound endpoint of the stream.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Where it replays.
+    /// The bound endpoint for replays.
     #[must_use]
     pub fn replay(&self) -> &str {
         &self.replay
     }
 
-    /// What it knows of its engine.
+    /// The view of the engine's worker.
     #[must_use]
     pub fn view(&self) -> &WorkerView {
         &self.sources.view
     }
 
-    /// What it counts.
+    /// The relay's counters.
     #[must_use]
     pub fn counters(&self) -> &CounterSet<RelayCounter> {
         &self.sources.counters
     }
 
-    /// Whether its threads run; they end by themselves only by a fault, which they have logged.
+    /// Whether its threads run. They end by themselves only after a fault, which they have logged.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.ingest.is_running() && self.threads.iter().all(|thread| !thread.is_finished())
@@ -244,7 +248,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // Relaxed: nothing else hangs on it.
+        // Relaxed: nothing else depends on it.
         self.ends.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -255,14 +259,14 @@ impl Drop for Relay {
 }
 
 fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
-    // Nobody outside knows it, so nobody can choose prompts that collide in the tables.
+    // It is secret, so callers cannot choose prompts that collide in the tables.
     let limits = ShardLimits {
         memory_bytes_max: plan.memory_bytes_max,
         counts_copies: plan.counts_copies,
         secret: rand::rng().random(),
         ..ShardLimits::default()
     };
-    // Nobody asks this index; what it gives up needs no grace.
+    // This index has no readers, so freed memory needs no grace period.
     let (mut writer, _) = index::shard(ShardId(0), limits);
     let slot = writer
         .add_worker()
@@ -295,4 +299,90 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     std::thread::Builder::new().name(name.into()).spawn(run).map_err(|cause| {
         Error::new(Kind::System, "cannot start a thread of the relay", "check the limit of threads").caused_by(cause)
     })
+}
+
+/// Runs a relay until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The relay could not start, or one of its threads ended by itself.
+pub fn run(plan: &RelayPlan) -> Result<()> {
+    let system = |cause| Error::new(Kind::System, "cannot start the relay", "see the cause").caused_by(cause);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
+        let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts)?;
+        let relay = Relay::start(plan)?;
+        let metrics = port.map(|port| start_metrics(port, &relay)).transpose()?;
+        let ended = tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+            what = watch(&relay, metrics.as_ref()) => Err(ended(what)),
+        };
+        report(&relay);
+        metrics.map_or(Ok(()), MetricsThread::stop).and(ended)
+    })
+}
+
+fn start_metrics(port: MetricsPort, relay: &Relay) -> Result<MetricsThread> {
+    let sources = relay.sources.clone();
+    MetricsThread::start(Some(port), Arc::clone(&sources.pages), move |text| sources.render(text))
+}
+
+fn ended(what: &str) -> Error {
+    let what = format!("{what} ended by itself");
+    Error::new(Kind::Internal, what, "start the relay again, and report it with the log's last lines")
+}
+
+/// Watches the threads, and logs the counters at intervals. Returns the name of a thread that has ended by itself.
+async fn watch(relay: &Relay, metrics: Option<&MetricsThread>) -> &'static str {
+    let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
+    let ticks_per_report = RELAY_REPORT_EVERY_S * 1000 / THREADS_WATCH_EVERY_MS;
+    let mut ticks = 0_u64;
+    loop {
+        if !relay.is_running() {
+            return "a thread of the relay";
+        }
+        if metrics.is_some_and(|metrics| !metrics.is_running()) {
+            return "the metrics page";
+        }
+        every.tick().await;
+        ticks += 1;
+        if ticks.is_multiple_of(ticks_per_report) {
+            report(relay);
+        }
+    }
+}
+
+fn report(relay: &Relay) {
+    let count = |counter: &RelayCounter| (counter.name(), relay.counters().get(*counter));
+    let counted: Vec<_> = RelayCounter::ALL.iter().map(count).filter(|(_, times)| *times > 0).collect();
+    let (trust, blocks) = (relay.view().trust.load(), relay.view().gauges.bound());
+    tracing::info!(?counted, blocks, level = ?trust.level, reasons = ?trust.reasons, "relay");
+}
+
+/// The sources of a relay's metrics.
+#[derive(Clone, Debug)]
+struct Sources {
+    worker: Worker,
+    view: Arc<WorkerView>,
+    counters: Arc<CounterSet<RelayCounter>>,
+    pages: Arc<CounterSet<PageCounter>>,
+}
+
+impl Sources {
+    /// Writes the metrics as Prometheus text.
+    fn render(&self, text: &mut String) -> fmt::Result {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self.clone()));
+        prometheus_client::encoding::text::encode(text, &registry)
+    }
+}
+
+impl Collector for Sources {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        exposition::counters_of(&mut encoder, &self.counters)?;
+        exposition::counters_of(&mut encoder, &self.pages)?;
+        exposition::encode(&mut encoder, &[(self.worker, &self.view)])
+    }
 }

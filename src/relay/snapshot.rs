@@ -1,4 +1,4 @@
-//! A worker's whole view as messages: `schemas/kv_events.fbs`, `Snapshot`. Pure.
+//! A snapshot of a worker's blocks as messages: `schemas/kv_events.fbs`, `Snapshot`. Pure.
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use crate::index::StoreBlocks;
 use crate::ingest::{AbortReason, DumpPart, RelayName, Republished, stored_event};
 use crate::limits::RELAY_SNAPSHOT_BYTES_MAX;
 
-/// How far a snapshot has come.
+/// The progress of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More parts are to come.
+    /// More parts will come.
     Taking,
-    /// All of it is there.
+    /// It is complete.
     Whole,
-    /// There will be no more of it.
+    /// It failed; no further part will come.
     Failed(Failure),
 }
 
-/// Why a snapshot came to no end.
+/// Why a snapshot failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The dump it is taken from did not.
+    /// Its dump was aborted.
     Aborted(AbortReason),
-    /// It would be larger than it may be.
+    /// It would exceed its size limit.
     TooLarge,
 }
 
-/// A snapshot: messages in their order, of which more may be to come.
+/// A snapshot: its messages so far, in their order.
 #[derive(Debug)]
 pub struct TakenSnapshot {
     id: u64,
@@ -42,7 +42,7 @@ pub struct TakenSnapshot {
     progress: Progress,
 }
 
-/// What every part says.
+/// The facts that every part repeats.
 #[derive(Clone, Copy, Debug)]
 struct Said {
     last: Republished,
@@ -50,38 +50,38 @@ struct Said {
 }
 
 impl TakenSnapshot {
-    /// One of which nothing is there yet. `id` tells it from others of the same relay.
+    /// A snapshot without parts yet. `id` distinguishes it from others of the same relay.
     #[must_use]
     pub fn new(id: u64, name: RelayName) -> Self {
         let (parts, progress) = (Vec::new(), Progress::Taking);
         Self { id, name, said: None, encoder: Encoder::new(), parts, bytes: 0, chunks: 0, progress }
     }
 
-    /// The batch up to which it holds everything; `None` before its first part.
+    /// Its watermark: the last batch that it covers; `None` before its first part.
     #[must_use]
     pub fn watermark(&self) -> Option<EventSeq> {
         self.said.map(|said| said.last.seq)
     }
 
-    /// How far it has come.
+    /// Its progress.
     #[must_use]
     pub const fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// A part, if it is there already.
+    /// A part, if it has arrived.
     #[must_use]
     pub fn part(&self, number: usize) -> Option<&Arc<[u8]>> {
         self.parts.get(number)
     }
 
-    /// There will be no more of it.
+    /// Marks it as failed.
     pub fn fail(&mut self, failure: Failure) {
         self.parts = Vec::new();
         self.progress = Progress::Failed(failure);
     }
 
-    /// Takes the next part of a dump; `last` is what was sent before the dump began.
+    /// Adds the next part of a dump. `last` is the last batch before the dump began.
     pub fn take(&mut self, part: &DumpPart, last: Option<Republished>) {
         match part {
             DumpPart::Begin(begin) => {
@@ -144,7 +144,7 @@ impl TakenSnapshot {
     }
 }
 
-/// A group that a tier has.
+/// A KV group of a tier.
 fn without_blocks((tier, group): (crate::ids::Tier, crate::ids::GroupId)) -> StoreBlocks<'static> {
     let (hashes, locals): (&[EngineHash], &[LocalHash]) = (&[], &[]);
     StoreBlocks { parent: None, hashes, locals, tier, group, seed: Seed::default() }

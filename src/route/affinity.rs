@@ -18,7 +18,7 @@ use super::rules::Rule;
 use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
 use crate::protocol::{CostTerms, Mode};
 use crate::shares::share;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, SeqWord, spin};
 
 /// How strongly a session stays with its worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,7 +218,7 @@ pub struct AffinityTable {
 #[repr(align(64))]
 struct Bucket {
     /// Odd while a writer changes an entry.
-    sequence: AtomicU64,
+    sequence: SeqWord,
     entries: [Entry; WAYS],
     /// The user that bound each entry last.
     users: [AtomicU32; WAYS],
@@ -271,12 +271,9 @@ impl Bucket {
     /// All entries at one moment; `None` = writers changed the bucket during every try.
     fn read(&self) -> Option<[Binding; WAYS]> {
         for _ in 0..TRIES_MAX {
-            // Acquire: pairs with DONE.
-            let before = self.sequence.load(Ordering::Acquire);
+            let before = self.sequence.load();
             let entries = std::array::from_fn(|way| self.entries[way].read());
-            // Acquire fence: pairs with OPEN; an entry of a later write makes the later sequence visible.
-            fence(Ordering::Acquire);
-            if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && self.sequence.is_unchanged(before) {
                 return Some(entries);
             }
             spin();
@@ -284,29 +281,19 @@ impl Bucket {
         None
     }
 
-    /// Keeps other writers out until [`Bucket::close`]; `None` = another writer is in.
-    fn open(&self) -> Option<u64> {
+    /// Keeps other writers out until [`Bucket::close`]; `false` = another writer is in.
+    fn open(&self) -> bool {
         for _ in 0..TRIES_MAX {
-            let sequence = self.sequence.load(Ordering::Relaxed);
-            // Acquire: pairs with DONE, so that the previous writer's entries are visible.
-            let opened = sequence.is_multiple_of(2)
-                && self
-                    .sequence
-                    .compare_exchange_weak(sequence, sequence + 1, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok();
-            if opened {
-                // OPEN: no entry may be seen changed before the odd sequence.
-                fence(Ordering::Release);
-                return Some(sequence);
+            if self.sequence.try_begin_write() {
+                return true;
             }
             spin();
         }
-        None
+        false
     }
 
-    fn close(&self, opened: u64) {
-        // DONE.
-        self.sequence.store(opened + 2, Ordering::Release);
+    fn close(&self) {
+        self.sequence.end_write();
     }
 }
 
@@ -355,7 +342,9 @@ impl AffinityTable {
     ) -> BindOutcome {
         let (key, bucket) = self.place(space, session);
         let now = now_s.saturating_add(1);
-        let Some(opened) = bucket.open() else { return BindOutcome::Skipped };
+        if !bucket.open() {
+            return BindOutcome::Skipped;
+        }
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
         // Relaxed: only the writer that opened the bucket reads its users.
@@ -364,7 +353,7 @@ impl AffinityTable {
         let way = own.unwrap_or_else(|| self.way_to_evict((&entries, &users), holds, user));
         bucket.entries[way].write(&Binding { key, worker, used: now });
         bucket.users[way].store(user, Ordering::Relaxed);
-        bucket.close(opened);
+        bucket.close();
         if own.is_none() && holds(way) { BindOutcome::Evicted } else { BindOutcome::Done }
     }
 
@@ -445,7 +434,7 @@ mod tests {
         pinned.request.pin = Some(Worker::new(1, 0));
         pinned.workers.update(0, |facts| facts.is_pinned = false);
         assert_eq!(judged(&hard, &pinned), (1, AffinityOutcome::Pinned, 1));
-        assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &facts(&[3, 0])).0, 1, "nobody is preferred");
+        assert_eq!(judged(&policy(AffinityMode::Off, 1.0), &facts(&[3, 0])).0, 1, "no worker is preferred");
     }
 
     #[test]
@@ -583,7 +572,7 @@ mod table_tests {
         assert_eq!(table.bind(SPACE, &names[WAYS], (worker, 0), 51, 100), BindOutcome::Evicted);
         let is_bound = |name: &String| table.worker_of(SPACE, name, 51, 100).is_some();
         assert_eq!(names.iter().filter(|name| !is_bound(name)).collect::<Vec<_>>(), [&names[1]]);
-        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "what is over was nobody's");
+        assert_eq!(table.bind(SPACE, "late", (worker, 0), 200, 100), BindOutcome::Done, "it took an expired place");
     }
 
     #[test]

@@ -176,7 +176,7 @@ mod tests {
             assert!(policy(bypass).bypasses(&idle(), &busy(201)) && !policy(bypass).bypasses(&idle(), &busy(200)));
             let full = Half { load: Load { decode_blocks: 51, ..Load::default() }, capacity_blocks: 100, ..idle() };
             assert!(!policy(bypass).bypasses(&full, &busy(201)));
-            assert!(policy(bypass).bypasses(&Half { capacity_blocks: 0, ..full }, &busy(201)), "nobody knows");
+            assert!(policy(bypass).bypasses(&Half { capacity_blocks: 0, ..full }, &busy(201)), "capacity unknown");
         }
         assert!(!policy(Bypass::IslBounding).bypasses(&idle(), &busy(999)));
         assert!(policy(Bypass::IslOrLoad).bypasses(&Half { new_tokens: 1, ..idle() }, &idle()));

@@ -225,7 +225,7 @@ fn rules_remove_workers_and_name_themselves() {
     assert_eq!(removed, [("not_allowed", 1), ("draining", 2), ("down", 3)]);
     assert!(!world.decision.notes.contains(ReplyNotes::ALL_DOWN));
     world.decide(&RouteRequest { allow: Some(&[Worker::new(3, 0), Worker::new(2, 0)]), ..ask(&prompt) }).unwrap();
-    assert_eq!(world.order(), [3], "down is better than nobody; draining is an order");
+    assert_eq!(world.order(), [3], "a worker that is down is better than none; draining is an order");
     assert!(world.decision.notes.contains(ReplyNotes::ALL_DOWN));
     let removed: Vec<_> = world.decision.removed.iter().map(|(rule, worker)| (rule.name(), worker.id.0)).collect();
     assert_eq!(removed, [("not_allowed", 1), ("draining", 2), ("not_allowed", 4)]);
@@ -245,7 +245,7 @@ fn rules_remove_workers_and_name_themselves() {
     let view = View { round_robin_counters: &round_robin_counters, policy: &direct, ..view };
     overlaps(&view, &ask(&prompt), &mut world.scratch, &mut world.decision).unwrap();
     assert_eq!(world.order(), [1, 2, 3, 4], "without a pin");
-    assert_eq!(round_robin_counters[0].load(Ordering::Relaxed), 7, "whoever asks takes no turn");
+    assert_eq!(round_robin_counters[0].load(Ordering::Relaxed), 7, "a question does not advance the counter");
     world.decide(&RouteRequest { allow: Some(&[]), ..ask(&prompt) }).unwrap();
     assert_eq!((world.order().len(), world.decision.eligible, world.decision.ties), (0, 0, 0));
 }

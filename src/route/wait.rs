@@ -131,6 +131,6 @@ mod tests {
         let question = RouteRequest { book: None, ..booked() };
         assert_eq!(QUEUE.wait(&question, &observation, &decision, 7), None);
         assert_eq!(QueuePolicy::default().wait(&booked(), &observation, &decision, 7), None);
-        assert_eq!(QUEUE.wait(&booked(), &observation, &Decision::default(), 7), None, "nobody at all");
+        assert_eq!(QUEUE.wait(&booked(), &observation, &Decision::default(), 7), None, "no worker at all");
     }
 }

@@ -1,5 +1,5 @@
 //! What the schema compiler wrote, included once and exempt from the lints and formatting that hold
-//! elsewhere. `scripts/gen-schemas` writes the files; `tests/schemas.rs` fails when they are stale.
+//! elsewhere. `scripts/gen-schemas` writes the files; `tests/tidy/schemas.rs` fails when they are stale.
 
 #[cfg(feature = "daemon")]
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]

@@ -1,4 +1,4 @@
-//! The admin socket: the same frames on plain tokio, on the control thread, for administration.
+//! The admin socket: the frames of the routing protocol on the control thread, for administration.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -9,28 +9,26 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, Guard};
 use tokio::net::UnixListener;
 
-use super::acceptor::turn_away;
-use super::admission::Admission;
-use super::connection::{Connection, Peer, Phase, Respond};
-use super::engine::{Stream, drive};
-use super::epoll::EpollStream;
-use super::log_quota::LogQuota;
-use super::outlet::Outlet;
-use super::overdue::{Owed, overdue};
-use super::responder::{hello_again, hello_facts, require_hello};
-use super::service::HelloInfo;
+use super::accept::{Admission, turn_away};
+use super::connection::{Connection, Peer, Phase, Respond, drive};
+use super::deadlines::{PeerWait, timed_out};
+use super::io_backend::{EpollStream, Stream};
+use super::reply_writer::ReplyWriter;
+use super::responder::{Encoded, hello_again, hello_facts, require_hello};
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
+use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
+use crate::requests::HelloInfo;
 use crate::wire::{
     FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, ResetOrder, StatusPage,
     WorkerChange, decode_request,
 };
 
-/// What answers on the admin socket.
+/// Answers the requests of the admin socket.
 pub trait AdminService {
     /// The daemon's identity, for the hello reply.
     fn hello(&self) -> HelloInfo<'_>;
@@ -38,85 +36,100 @@ pub trait AdminService {
     /// The current fleet table, for the hello reply.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;
 
-    /// The page of at most `limit` workers that starts at `cursor`: 0 at first, then what the page before
-    /// gave as its `next_cursor`. A cursor beyond the end gives an empty last page.
+    /// The page of at most `limit` workers that starts at `cursor`: 0 for the first, then `next_cursor` of the page
+    /// before. A cursor beyond the end gives an empty last page.
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage;
 
-    /// Adds, removes or changes a worker; answers with how many. It is decided at once and done soon.
+    /// Adds, removes or changes a worker; returns the number of ranks that change. The decision is immediate, the
+    /// change follows soon.
     ///
     /// # Errors
-    /// Why not, by name.
+    /// The reason for the refusal.
     fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32>;
 
     /// Forgets the blocks of a worker, or of every worker, and removes their snapshots.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if it cannot be asked for now,
-    /// [`Kind::System`] if a snapshot cannot be removed.
+    /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if the ingest thread takes no command
+    /// now, [`Kind::System`] if a snapshot cannot be removed.
     fn reset(&self, order: ResetOrder) -> Result<ResetDone>;
 
     /// Sets, promotes or ends a shadow policy.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`] if a setting is refused, or there is no shadow policy to promote; nothing changes then.
+    /// [`Kind::InvalidArgument`] if a setting is invalid, or there is no shadow policy to promote; nothing changes
+    /// then.
     fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone>;
 }
 
 /// Answers the frames of admin connections.
-pub struct AdminResponder {
+struct AdminResponder {
     service: Rc<dyn AdminService>,
     scratch: RequestScratch,
     encoder: ReplyEncoder,
 }
 
 impl AdminResponder {
-    /// Answers by `service`.
-    #[must_use]
-    pub fn new(service: Rc<dyn AdminService>) -> Self {
+    fn new(service: Rc<dyn AdminService>) -> Self {
         Self { service, scratch: RequestScratch::default(), encoder: ReplyEncoder::default() }
     }
 
-    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    /// Answers one request. As in the routing socket's dispatcher, a request that no arm answers does not compile.
+    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
         let id = header.correlation_id;
         require_hello(peer, header)?;
         let request = decode_request(header.kind, body, &mut self.scratch)?;
         match request {
-            Request::Hello(_) if peer.phase != Phase::HelloAwaited => return Err(hello_again()),
             Request::Hello(hello) => {
+                if peer.phase != Phase::HelloAwaited {
+                    return Err(hello_again());
+                }
                 let version = hello.negotiate()?;
                 peer.phase = Phase::Open(None);
                 let facts = hello_facts(version, &self.service.hello(), ADMIN_FRAME_BODY_BYTES_MAX);
-                self.encoder.hello(id, &facts, &self.service.fleet(), out);
+                Ok(Encoded::reply(out, |out| self.encoder.hello(id, &facts, &self.service.fleet(), out)))
             }
             Request::Status { cursor, limit } => {
                 let limit = if limit == 0 { WORKERS_PAGE_MAX } else { (limit as usize).min(WORKERS_PAGE_MAX) };
-                self.encoder.status(id, &self.service.status_page(cursor, limit), out);
+                let page = self.service.status_page(cursor, limit);
+                Ok(Encoded::reply(out, |out| self.encoder.status(id, &page, out)))
             }
             Request::ChangeWorker(change) => {
                 let workers = self.service.change_worker(&change)?;
-                self.encoder.change_worker(id, workers, out);
+                Ok(Encoded::reply(out, |out| self.encoder.change_worker(id, workers, out)))
             }
             Request::Reset(order) => {
                 let done = self.service.reset(order)?;
-                self.encoder.reset(id, done, out);
+                Ok(Encoded::reply(out, |out| self.encoder.reset(id, done, out)))
             }
             Request::SetPolicy(order) => {
                 let done = self.service.set_policy(&order)?;
-                self.encoder.set_policy(id, done, out);
+                Ok(Encoded::reply(out, |out| self.encoder.set_policy(id, done, out)))
             }
-            _ => {
-                let remedy = "ask on the routing socket";
-                return Err(Error::new(Kind::Unsupported, "the admin socket answers administration only", remedy));
+            Request::Route(_)
+            | Request::Overlap(_)
+            | Request::PotentialLoads(_)
+            | Request::Workers { .. }
+            | Request::Watch { .. }
+            | Request::OpenLane(_)
+            | Request::PrefillComplete { .. }
+            | Request::OutputProgress { .. }
+            | Request::Served { .. }
+            | Request::ReportLoad { .. }
+            | Request::ReportFailure { .. }
+            | Request::Free(_) => {
+                let remedy = "send it to the routing socket";
+                Err(Error::new(Kind::Unsupported, "the admin socket answers administration only", remedy))
             }
         }
-        Ok(())
     }
 }
 
 impl Respond for AdminResponder {
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) {
-        if let Err(error) = self.answer(peer, header, body, out) {
-            self.refuse(header.correlation_id, &error, out);
+        match self.answer(peer, header, body, out) {
+            Ok(Encoded { .. }) => {}
+            Err(error) => self.refuse(header.correlation_id, &error, out),
         }
     }
 
@@ -136,11 +149,11 @@ pub struct AdminServer {
     responder: Rc<RefCell<AdminResponder>>,
     open: Rc<Cell<usize>>,
     admission: Arc<ArcSwap<Admission>>,
-    /// How long a peer may owe something; zero = for ever.
-    patience: Duration,
+    /// The longest wait for input of a peer, or for space for its replies; zero = for ever.
+    frame_timeout: Duration,
     counters: Arc<CounterSet<DaemonCounter>>,
     log_quota: Rc<LogQuota>,
-    // Last: the file goes once nobody listens.
+    // Last: the file goes after the listener.
     socket: BoundSocket,
 }
 
@@ -148,7 +161,7 @@ impl AdminServer {
     /// A server on `socket`. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// [`Kind::System`] if the socket cannot be waited on.
+    /// [`Kind::System`] if the runtime cannot watch the socket.
     pub fn new(
         socket: BoundSocket,
         service: Rc<dyn AdminService>,
@@ -161,23 +174,23 @@ impl AdminServer {
             responder,
             open: Rc::default(),
             admission: Arc::new(ArcSwap::from_pointee(Admission::by_mode("admin"))),
-            patience: Duration::ZERO,
+            frame_timeout: Duration::ZERO,
             counters,
             log_quota: Rc::default(),
             socket,
         })
     }
 
-    /// The same for those whom `admission` admits at the time, and who are not late by `frame_timeout_ms` with a frame,
-    /// with hello or with taking a reply; 0 = whenever they are done.
+    /// The same for the users that `admission` lists at the time of each connection. A peer has `frame_timeout_ms` for
+    /// hello, for the rest of a frame, and to take a reply; 0 = for ever.
     #[must_use]
     pub fn admitting(mut self, admission: Arc<ArcSwap<Admission>>, frame_timeout_ms: u64) -> Self {
         self.admission = admission;
-        self.patience = Duration::from_millis(frame_timeout_ms);
+        self.frame_timeout = Duration::from_millis(frame_timeout_ms);
         self
     }
 
-    /// Where it listens.
+    /// The path of its socket file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.socket.path()
@@ -212,7 +225,7 @@ impl AdminServer {
             return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsNotPermitted, uid);
         }
         if self.open.get() >= ADMIN_CONNECTIONS_MAX {
-            let remedy = "close those that are done";
+            let remedy = "close idle admin connections";
             let error = Error::new(Kind::Overloaded, "too many admin connections are open", remedy);
             return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsRefused, uid);
         }
@@ -225,7 +238,7 @@ impl AdminServer {
     fn fail(&self, error: &std::io::Error) {
         self.counters.bump(DaemonCounter::AdminConnectionsRefused);
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
-            tracing::warn!(%error, withheld, "an admin connection cannot be taken over");
+            tracing::warn!(%error, withheld, "cannot serve an admin connection");
         }
     }
 
@@ -240,22 +253,22 @@ impl AdminServer {
     /// Answers a connection in a task of its own.
     fn serve(&self, stream: EpollStream, uid: u32) {
         self.open.set(self.open.get() + 1);
-        let counted = CountedUntilDrop(Rc::clone(&self.open));
+        let counted = OpenConnectionGuard(Rc::clone(&self.open));
         let (responder, log_quota) = (Rc::clone(&self.responder), Rc::clone(&self.log_quota));
-        let (patience, counters) = (self.patience, Arc::clone(&self.counters));
+        let (frame_timeout, counters) = (self.frame_timeout, Arc::clone(&self.counters));
         tokio::task::spawn_local(async move {
             let _counted = counted;
             let connection = RefCell::new(Connection::new(uid, ADMIN_FRAME_BODY_BYTES_MAX));
-            let (owed, outlet) = (connection.borrow().owed(), Outlet::default());
-            // A read or write of this engine may be given up.
+            let (peer_wait, writer) = (connection.borrow().peer_wait(), ReplyWriter::default());
+            // A read or write on epoll may be dropped.
             let ended = tokio::select! {
-                ended = drive(&stream, &responder, &connection, &outlet, None) => ended,
-                owed = overdue(&owed, patience), if !patience.is_zero() => {
+                ended = drive(&stream, &responder, &connection, &writer, None) => ended,
+                peer_wait = timed_out(&peer_wait, frame_timeout), if !frame_timeout.is_zero() => {
                     counters.bump(DaemonCounter::AdminConnectionsOverdue);
                     if let Some(withheld) = log_quota.take(Instant::now()) {
-                        tracing::warn!(uid, ?owed, withheld, "an admin connection is closed: its peer is late");
+                        tracing::warn!(uid, ?peer_wait, withheld, "an admin connection is closed: its peer has timed out");
                     }
-                    return say_overdue(&stream, owed, patience, &mut responder.borrow_mut().encoder);
+                    return send_timeout_error(&stream, peer_wait, frame_timeout, &mut responder.borrow_mut().encoder);
                 }
             };
             if ended.is_peer_leaving() {
@@ -267,16 +280,17 @@ impl AdminServer {
     }
 }
 
-/// Tells a peer why it is left, unless a reply lies half written before it.
-fn say_overdue(stream: &EpollStream, owed: Owed, patience: Duration, encoder: &mut ReplyEncoder) {
-    if let Some(error) = owed.reproach(patience) {
+/// Sends a peer the timeout error, unless a half-written reply precedes it.
+fn send_timeout_error(stream: &EpollStream, peer_wait: PeerWait, frame_timeout: Duration, encoder: &mut ReplyEncoder) {
+    if let Some(error) = peer_wait.timeout_error(frame_timeout) {
         turn_away(stream, &error, encoder);
     }
 }
 
-struct CountedUntilDrop(Rc<Cell<usize>>);
+/// One of the open connections.
+struct OpenConnectionGuard(Rc<Cell<usize>>);
 
-impl Drop for CountedUntilDrop {
+impl Drop for OpenConnectionGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }

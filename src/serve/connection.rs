@@ -1,82 +1,87 @@
-//! A connection, whatever carries its bytes: frames in, replies out.
+//! A connection, whatever transport carries its bytes: frames in, replies out.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io;
 use std::rc::Rc;
 
-use super::frames::{FrameReader, Next};
-use super::lane::Handed;
-use super::overdue::Owed;
-use super::receive_room::{NoRoom, ReceiveRoom};
+use super::busy_poll::Poller;
+use super::deadlines::PeerWait;
+use super::io_backend::Stream;
+use super::lane::LaneDescriptors;
+use super::receive::{FrameReader, Next, OverBudget, ReceiveBudget};
+use super::reply_writer::ReplyWriter;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
-use crate::limits::{FRAMES_PER_TURN_MAX, REPLY_BYTES_PER_TURN_MAX, REQUEST_BYTES_PER_TURN_MAX, WORK_PER_TURN_MAX};
+use crate::limits::{
+    FRAMES_PER_TURN_MAX, READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_TURN_MAX,
+    REQUEST_BYTES_PER_TURN_MAX, WORK_PER_TURN_MAX,
+};
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
 
-/// Who is at the other end, and how far the dialogue has come.
+/// The process at the other end, and the state of the dialogue.
 #[derive(Debug)]
 pub struct Peer {
     /// The number of its connection on its core.
     pub connection: u64,
-    /// The user the peer's process ran as when it connected.
+    /// The user of the peer's process when it connected.
     pub uid: u32,
-    /// How far the dialogue has come.
+    /// The state of the dialogue.
     pub phase: Phase,
-    /// What carries its bytes.
-    pub carried: Carried,
-    /// What is to go with the last reply.
-    pub handed: Option<Handed>,
+    pub(crate) transport: TransportKind,
+    /// Descriptors to send with the last reply.
+    pub(crate) descriptors: Option<LaneDescriptors>,
 }
 
-/// What carries a connection's bytes.
+/// The transport of a connection's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
-    /// A socket.
+pub(crate) enum TransportKind {
     Socket,
-    /// A lane, which is part of a socket's connection.
+    /// A lane, which belongs to a socket's connection.
     Lane,
 }
 
-/// How far a connection's dialogue has come.
+/// The state of a connection's dialogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing but hello is answered.
+    /// Only hello is answered.
     HelloAwaited,
-    /// Said hello; on the routing socket, for this session.
+    /// Hello was said; on the routing socket, for this session.
     Open(Option<SessionId>),
 }
 
-/// What answers the frames of connections. Every call appends one reply to `out`, or none if it comes later.
+/// Answers the frames of connections. Every call appends one reply to `out`, or none if the reply comes later.
 pub trait Respond {
-    /// Answers a frame whose version is spoken here.
+    /// Answers a frame of a supported protocol version.
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>);
 
-    /// Answers a frame that is not looked into.
+    /// Refuses a frame without reading its body.
     fn refuse(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>);
 
-    /// The connection is gone.
+    /// The connection is closed.
     fn closed(&mut self, peer: &mut Peer);
 
-    /// How much work the answers since the last call were, in blocks of prompts. 0 = it is not reckoned.
+    /// The work of the answers since the last call, in blocks of prompts. 0 = not measured.
     fn take_work(&mut self) -> u64 {
         0
     }
 
-    /// A turn is over only because of how much work it was.
-    fn turn_ended_by_work(&mut self) {}
+    /// A quantum has ended only because of its work.
+    fn quantum_ended_by_work(&mut self) {}
 }
 
-/// What a connection wants next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Every whole frame is answered: write what there is, then read.
+    /// Every whole frame is answered: write the replies, then read.
     Continue,
-    /// The turn is over: write what there is, let the other connections have theirs, then call
+    /// The quantum is over: write the replies, let the other connections have theirs, then call
     /// [`Connection::on_bytes`] again before reading.
     Yield,
-    /// Write what there is, then close: the next frame cannot be found.
+    /// Write the replies, then close: the next frame cannot be found.
     Close {
-        /// What was wrong with the header.
+        /// The header's fault.
         reason: HeaderFault,
     },
 }
@@ -86,27 +91,26 @@ pub enum Flow {
 pub struct Connection {
     frames: FrameReader,
     peer: Peer,
-    turn: Turn,
-    /// Frames answered.
+    quantum: Quantum,
     frames_done: u64,
-    owed: Rc<Cell<Owed>>,
+    peer_wait: Rc<Cell<PeerWait>>,
 }
 
-/// What a connection has had since it last gave way to others.
+/// The use of the current fairness quantum.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct Quantum {
     frames: u32,
     request_bytes: usize,
     reply_bytes: usize,
     work: u64,
 }
 
-impl Turn {
+impl Quantum {
     const fn is_over(self) -> bool {
         self.is_full() || self.work >= WORK_PER_TURN_MAX
     }
 
-    /// Whether it is over whatever work it was.
+    /// Whether it is over regardless of its work.
     const fn is_full(self) -> bool {
         self.frames >= FRAMES_PER_TURN_MAX
             || self.request_bytes >= REQUEST_BYTES_PER_TURN_MAX
@@ -118,49 +122,49 @@ impl Connection {
     /// A connection of user `uid` that answers bodies of up to `body_bytes_max` bytes.
     #[must_use]
     pub fn new(uid: u32, body_bytes_max: u32) -> Self {
-        let (phase, carried) = (Phase::HelloAwaited, Carried::Socket);
-        let peer = Peer { connection: 0, uid, phase, carried, handed: None };
-        let (frames, owed) = (FrameReader::new(body_bytes_max, Rc::default(), uid), Rc::default());
-        Self { frames, peer, turn: Turn::default(), frames_done: 0, owed }
+        let (phase, transport) = (Phase::HelloAwaited, TransportKind::Socket);
+        let peer = Peer { connection: 0, uid, phase, transport, descriptors: None };
+        let (frames, peer_wait) = (FrameReader::new(body_bytes_max, Rc::default(), uid), Rc::default());
+        Self { frames, peer, quantum: Quantum::default(), frames_done: 0, peer_wait }
     }
 
-    /// The same with a receive buffer that shares `room` with those of others.
+    /// The same with a receive buffer within a budget that connections share.
     #[must_use]
-    pub fn within(mut self, room: &Rc<ReceiveRoom>) -> Self {
-        self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(room), self.peer.uid);
+    pub(super) fn within(mut self, budget: &Rc<ReceiveBudget>) -> Self {
+        self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(budget), self.peer.uid);
         self
     }
 
     /// The same as number `connection` of its core.
     #[must_use]
-    pub const fn numbered(mut self, connection: u64) -> Self {
+    pub(super) const fn numbered(mut self, connection: u64) -> Self {
         self.peer.connection = connection;
         self
     }
 
-    /// What the peer owes, as of the last call.
+    /// What the connection waits for, as of the last call.
     #[must_use]
-    pub fn owed(&self) -> Rc<Cell<Owed>> {
-        Rc::clone(&self.owed)
+    pub(super) fn peer_wait(&self) -> Rc<Cell<PeerWait>> {
+        Rc::clone(&self.peer_wait)
     }
 
     /// The lane of a connection, as number `connection` of its core.
     pub(super) fn of_lane(owner: &Peer, connection: u64, body_bytes_max: u32) -> Self {
-        let peer = Peer { connection, carried: Carried::Lane, handed: None, ..*owner };
+        let peer = Peer { connection, transport: TransportKind::Lane, descriptors: None, ..*owner };
         Self { peer, ..Self::new(0, body_bytes_max) }
     }
 
-    /// What is to go with the replies that were answered last.
-    pub fn take_handed(&mut self) -> Option<Handed> {
-        self.peer.handed.take()
+    /// The descriptors to send with the last replies.
+    pub(super) fn take_descriptors(&mut self) -> Option<LaneDescriptors> {
+        self.peer.descriptors.take()
     }
 
-    /// The receive buffer, to be read into behind what it holds; there is room.
+    /// The receive buffer, to read into behind its contents. It has space.
     pub fn take_buffer(&mut self) -> Vec<u8> {
-        self.owed.set(match self.peer.phase {
-            _ if self.frames.is_mid_frame() => Owed::Frame(self.frames_done),
-            Phase::HelloAwaited => Owed::Hello,
-            Phase::Open(_) => Owed::Nothing,
+        self.peer_wait.set(match self.peer.phase {
+            _ if self.frames.is_mid_frame() => PeerWait::Frame(self.frames_done),
+            Phase::HelloAwaited => PeerWait::Hello,
+            Phase::Open(_) => PeerWait::Nothing,
         });
         self.frames.take()
     }
@@ -176,21 +180,21 @@ impl Connection {
         self.frames.is_mid_frame()
     }
 
-    /// Answers every whole frame in the buffer, until it is the others' turn.
+    /// Answers the whole frames in the buffer, until the quantum is over.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
         let flow = self.answer_frames(responder, out);
-        self.owed.set(if out.is_empty() { Owed::Nothing } else { Owed::Room(self.frames_done) });
+        self.peer_wait.set(if out.is_empty() { PeerWait::Nothing } else { PeerWait::ReplySpace(self.frames_done) });
         flow
     }
 
     fn answer_frames<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
         loop {
-            // What is handed over goes with the reply that was answered last.
-            if self.turn.is_over() || self.peer.handed.is_some() {
-                if self.turn.is_over() && !self.turn.is_full() {
-                    responder.turn_ended_by_work();
+            // Descriptors go with the last reply before them.
+            if self.quantum.is_over() || self.peer.descriptors.is_some() {
+                if self.quantum.is_over() && !self.quantum.is_full() {
+                    responder.quantum_ended_by_work();
                 }
-                self.turn = Turn::default();
+                self.quantum = Quantum::default();
                 return Flow::Yield;
             }
             let written = out.len();
@@ -201,7 +205,7 @@ impl Connection {
                     body.len()
                 }
                 Next::Frame(header, body) => {
-                    let error = unsupported_version(&format!("the frame is of protocol version {}", header.version));
+                    let error = unsupported_version(&format!("the frame has protocol version {}", header.version));
                     responder.refuse(header.correlation_id, &error, out);
                     body.len()
                 }
@@ -210,41 +214,139 @@ impl Connection {
                     responder.refuse(header.correlation_id, &error, out);
                     0
                 }
-                Next::NoRoom(header, why) => {
-                    responder.refuse(header.correlation_id, &no_room(why), out);
+                Next::OverBudget(header, why) => {
+                    responder.refuse(header.correlation_id, &over_budget(why), out);
                     0
                 }
                 Next::Incomplete => return Flow::Continue,
                 Next::Untrusted(reason) => return Flow::Close { reason },
             };
-            self.turn.frames += 1;
-            self.turn.request_bytes += request_bytes;
-            self.turn.reply_bytes += out.len() - written;
-            self.turn.work += responder.take_work();
+            self.quantum.frames += 1;
+            self.quantum.request_bytes += request_bytes;
+            self.quantum.reply_bytes += out.len() - written;
+            self.quantum.work += responder.take_work();
             self.frames_done += 1;
         }
     }
 
-    /// Tells `responder` that the connection is gone. Call it once, last.
+    /// Tells `responder` that the connection is closed. Call it once, last.
     pub fn on_closed<R: Respond>(&mut self, responder: &mut R) {
         responder.closed(&mut self.peer);
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// The peer, or a drain, ended it.
+    Eof {
+        /// Part of a frame came, and the rest did not.
+        mid_frame: bool,
+    },
+    /// A header could not be trusted.
+    Untrusted(HeaderFault),
+    /// The socket failed.
+    Failed(io::Error),
+    /// It was closed because the peer left its replies unread.
+    Unread,
+}
+
+impl Ended {
+    /// Whether the peer merely left: at the end of a frame, or without reading its replies.
+    pub(super) fn is_peer_leaving(&self) -> bool {
+        match self {
+            Self::Eof { mid_frame } => !mid_frame,
+            Self::Untrusted(_) | Self::Unread => false,
+            Self::Failed(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Eof { mid_frame: false } => f.write_str("the peer ended it"),
+            Self::Eof { mid_frame: true } => f.write_str("it ended in the middle of a frame"),
+            Self::Untrusted(reason) => write!(f, "its frame header cannot be trusted: {reason}"),
+            Self::Failed(error) => write!(f, "its socket failed: {error}"),
+            Self::Unread => f.write_str("its peer left its replies unread"),
+        }
+    }
+}
+
+/// Reads, answers and writes until the connection ends. One write sends all replies of a quantum; while a write waits,
+/// nothing more is read. Pending replies go through the same `writer`. Where the core busy-polls, a `poller` reads, and
+/// every read counts as its work.
+pub(super) async fn drive<S: Stream, R: Respond>(
+    stream: &S,
+    responder: &RefCell<R>,
+    connection: &RefCell<Connection>,
+    writer: &ReplyWriter,
+    poller: Option<&Poller>,
+) -> Ended {
+    let mut out = Vec::new();
+    let mut reads_in_quantum = 0;
+    loop {
+        let buffer = connection.borrow_mut().take_buffer();
+        let (read, buffer) = match poller {
+            Some(poller) => poller.read(stream, buffer).await,
+            None => stream.read(buffer).await,
+        };
+        connection.borrow_mut().give_back(buffer);
+        match read {
+            Ok(0) => return Ended::Eof { mid_frame: connection.borrow().is_mid_frame() },
+            Ok(_) => poller.into_iter().for_each(Poller::on_work),
+            Err(error) => return Ended::Failed(error),
+        }
+        loop {
+            let flow = connection.borrow_mut().on_bytes(&mut *responder.borrow_mut(), &mut out);
+            if !out.is_empty() {
+                let descriptors = connection.borrow_mut().take_descriptors();
+                let (written, buffer) = match &descriptors {
+                    None => writer.write_all(stream, out).await,
+                    Some(descriptors) => writer.write_with_descriptors(stream, out, descriptors).await,
+                };
+                out = buffer;
+                out.clear();
+                out.shrink_to(REPLY_BUFFER_BYTES_KEPT);
+                if let Err(error) = written {
+                    return Ended::Failed(error);
+                }
+            }
+            match flow {
+                Flow::Continue => break,
+                Flow::Yield => {
+                    reads_in_quantum = 0;
+                    tokio::task::yield_now().await;
+                }
+                Flow::Close { reason } => return Ended::Untrusted(reason),
+            }
+        }
+        reads_in_quantum += 1;
+        if reads_in_quantum == READS_PER_TURN_MAX {
+            // A peer that always has more to read must not keep the core from the others.
+            reads_in_quantum = 0;
+            tokio::task::yield_now().await;
+        }
     }
 }
 
 fn oversized(header: &FrameHeader, max: u32) -> Error {
     Error::new(
         Kind::Oversized,
-        format!("a body of {} bytes, the limit is {max}", header.body_bytes),
+        format!("the body has {} bytes, the limit is {max}", header.body_bytes),
         "send a shorter prompt, or send it as local hashes, or raise frame_body_bytes_max in the configuration",
     )
 }
 
-fn no_room(why: NoRoom) -> Error {
+fn over_budget(why: OverBudget) -> Error {
     let what = match why {
-        NoRoom::All => "too many large frames are on their way at once",
-        NoRoom::User => "large frames of this user take as much room as serve.user_share_percent allows",
+        OverBudget::Total => "too many large frames are being received at once",
+        OverBudget::User => "the large frames of this user take as much memory as serve.user_share_percent allows",
     };
-    let remedy = "ask again, keep fewer large requests in flight, or send prompts as local hashes";
+    let remedy = "retry, keep fewer large requests in flight, or send prompts as local hashes";
     Error::new(Kind::Overloaded, what, remedy)
 }
 
@@ -256,15 +358,15 @@ mod tests {
     use crate::limits::FRAME_HEADER_BYTES;
     use crate::wire::FrameKind;
 
-    /// Answers every frame with as many bytes as it is told, the id first.
+    /// Answers every frame with a reply of `reply_bytes` bytes, the id first.
     #[derive(Default)]
     struct Echo {
         reply_bytes: usize,
         refused: usize,
-        /// What each answer is.
+        /// The work of each answer.
         work: u64,
         undone: u64,
-        turns_by_work: usize,
+        quanta_by_work: usize,
     }
 
     impl Echo {
@@ -290,8 +392,8 @@ mod tests {
             std::mem::take(&mut self.undone)
         }
 
-        fn turn_ended_by_work(&mut self) {
-            self.turns_by_work += 1;
+        fn quantum_ended_by_work(&mut self) {
+            self.quanta_by_work += 1;
         }
     }
 
@@ -301,13 +403,13 @@ mod tests {
         connection.give_back(buffer);
     }
 
-    /// Takes turns until everything is answered; how many replies each had.
-    fn turns(connection: &mut Connection, echo: &mut Echo) -> Vec<usize> {
-        let (mut turns, mut ids) = (Vec::new(), Vec::new());
+    /// Runs quanta until everything is answered; the number of replies of each.
+    fn quanta(connection: &mut Connection, echo: &mut Echo) -> Vec<usize> {
+        let (mut quanta, mut ids) = (Vec::new(), Vec::new());
         loop {
             let mut out = Vec::new();
             let flow = connection.on_bytes(echo, &mut out);
-            turns.push(out.len() / echo.reply_bytes);
+            quanta.push(out.len() / echo.reply_bytes);
             ids.extend(out.chunks(echo.reply_bytes).map(|reply| reply[0]));
             match flow {
                 Flow::Yield => {}
@@ -315,8 +417,8 @@ mod tests {
                 Flow::Close { reason } => panic!("{reason}"),
             }
         }
-        assert_eq!(ids, (0..ids.len()).map(|id| id as u8).collect::<Vec<_>>(), "in order, none twice");
-        turns
+        assert_eq!(ids, (0..ids.len()).map(|id| id as u8).collect::<Vec<_>>(), "in order, each once");
+        quanta
     }
 
     fn frames(count: u64, body_bytes: usize) -> Vec<u8> {
@@ -328,40 +430,40 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_so_many_frames_or_bytes_of_requests_or_of_replies() {
+    fn a_quantum_bounds_frames_request_bytes_and_reply_bytes() {
         let new = || Connection::new(0, 1 << 20);
         let frames_max = u64::from(FRAMES_PER_TURN_MAX);
         let (mut connection, mut echo) = (new(), Echo::of(1));
         receive(&mut connection, &frames(frames_max * 2 + 1, 0));
-        assert_eq!(turns(&mut connection, &mut echo), [frames_max as usize, frames_max as usize, 1]);
+        assert_eq!(quanta(&mut connection, &mut echo), [frames_max as usize, frames_max as usize, 1]);
         let (mut connection, mut echo) = (new(), Echo::of(1));
         receive(&mut connection, &frames(7, REQUEST_BYTES_PER_TURN_MAX / 2 - 8));
-        assert_eq!(turns(&mut connection, &mut echo), [3, 3, 1], "the one that reaches the bound is the last");
+        assert_eq!(quanta(&mut connection, &mut echo), [3, 3, 1], "the frame that reaches the limit is the last");
         let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX / 2));
         receive(&mut connection, &frames(5, 0));
-        assert_eq!(turns(&mut connection, &mut echo), [2, 2, 1]);
+        assert_eq!(quanta(&mut connection, &mut echo), [2, 2, 1]);
         let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX * 4));
         receive(&mut connection, &frames(2, 0));
-        assert_eq!(turns(&mut connection, &mut echo), [1, 1, 0], "the largest is answered, too");
+        assert_eq!(quanta(&mut connection, &mut echo), [1, 1, 0], "the largest reply is written, too");
     }
 
     #[test]
-    fn a_turn_is_so_much_work_however_few_its_bytes() {
+    fn a_quantum_bounds_work_however_few_its_bytes() {
         let (mut connection, mut echo) =
             (Connection::new(0, 1 << 20), Echo { work: WORK_PER_TURN_MAX / 3, ..Echo::of(1) });
         receive(&mut connection, &frames(9, 0));
-        assert_eq!(turns(&mut connection, &mut echo), [4, 4, 1], "the one that reaches the bound is the last");
-        assert_eq!(echo.turns_by_work, 2);
-        // A turn that is over by its frames is not over by its work.
+        assert_eq!(quanta(&mut connection, &mut echo), [4, 4, 1], "the frame that reaches the limit is the last");
+        assert_eq!(echo.quanta_by_work, 2);
+        // A quantum that is over by its frames is not over by its work.
         let (mut connection, mut echo) = (Connection::new(0, 1 << 20), Echo::of(1));
         echo.work = WORK_PER_TURN_MAX / u64::from(FRAMES_PER_TURN_MAX);
         receive(&mut connection, &frames(u64::from(FRAMES_PER_TURN_MAX) + 1, 0));
-        assert_eq!(turns(&mut connection, &mut echo).len(), 2);
-        assert_eq!(echo.turns_by_work, 0);
+        assert_eq!(quanta(&mut connection, &mut echo).len(), 2);
+        assert_eq!(echo.quanta_by_work, 0);
     }
 
     #[test]
-    fn a_turn_goes_on_over_reads() {
+    fn a_quantum_spans_several_reads() {
         let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
         let mut out = Vec::new();
         for _ in 1..FRAMES_PER_TURN_MAX {
@@ -390,25 +492,25 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_owes_is_known() {
+    fn a_connection_notes_what_it_waits_for() {
         let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
-        let (owed, mut out) = (connection.owed(), Vec::new());
+        let (peer_wait, mut out) = (connection.peer_wait(), Vec::new());
         receive(&mut connection, &[]);
-        assert_eq!(owed.get(), Owed::Hello);
+        assert_eq!(peer_wait.get(), PeerWait::Hello);
         connection.peer.phase = Phase::Open(None);
         let frame = FrameHeader::new(FrameKind::Route, 0, CorrelationId(1)).encode();
         receive(&mut connection, &[&frame[..], &frame[..3]].concat());
-        assert_eq!(owed.get(), Owed::Nothing);
+        assert_eq!(peer_wait.get(), PeerWait::Nothing);
         assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
-        assert_eq!(owed.get(), Owed::Room(1));
+        assert_eq!(peer_wait.get(), PeerWait::ReplySpace(1));
         out.clear();
         for byte in &frame[3..] {
             receive(&mut connection, &[*byte]);
-            assert_eq!(owed.get(), Owed::Frame(1));
+            assert_eq!(peer_wait.get(), PeerWait::Frame(1));
         }
         assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
         receive(&mut connection, &[]);
-        assert_eq!(owed.get(), Owed::Nothing);
+        assert_eq!(peer_wait.get(), PeerWait::Nothing);
     }
 
     proptest! {

@@ -1,78 +1,76 @@
-//! A core thread: one runtime, one service, its own connections, and a mailbox as the only way in.
+//! A core: one serving thread with its runtime, its service and its connections. Its [`Mailbox`] is the only way in.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam::queue::ArrayQueue;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
-use super::connection::{Connection, Respond as _};
-use super::engine::{Ended, Stream, drive};
-use super::lane::{Carrier, attend};
-use super::late::Late;
-use super::log_quota::LogQuota;
-use super::looks::{Looker, Looks};
-use super::mailbox::{CoreHandle, Mailbox, Message};
-use super::outlet::{Outlet, Pushed};
-use super::overdue::{Owed, close_overdue};
-use super::probe::Engine;
-use super::receive_room::ReceiveRoom;
+use super::busy_poll::{BusyPoll, PollShares, Poller};
+use super::connection::{Connection, Ended, drive};
+use super::deadlines::{PeerWait, enforce_read_deadlines, enforce_unread_limit};
+use super::io_backend::{EpollStream, IoBackend, Stream, UringStream, block_on_epoll, block_on_uring};
+use super::lane::{Lanes, Transport, serve_lanes};
+use super::receive::ReceiveBudget;
+use super::reply_writer::{Pushed, ReplyWriter};
 use super::responder::RoutingResponder;
-use super::service::Service;
-use super::spin::Spin;
-use super::unread::cut_unread;
-use super::users::UserPlace;
-use super::watching::tell_of_changes;
-use super::{epoll, uring};
+use super::watch::push_changes;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, UNREAD_MS_MAX_DEFAULT};
+use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, MAILBOX_MESSAGES_MAX, UNREAD_MS_MAX_DEFAULT};
+use crate::log_quota::LogQuota;
 use crate::metrics::{CoreCounter, CounterSet};
+use crate::requests::{QueueInbox, QueueMessage, Service};
+use crate::shares::UserReservation;
 
-/// How a core is to run.
-#[derive(Clone, Copy, Debug)]
+/// The settings of a core.
+#[derive(Clone, Debug)]
 pub struct CoreOptions {
-    /// Its number, from 0; its thread is called `kvrouted-core-N`.
+    /// The core's number, from 0. Its thread is called `kvrouted-core-N`.
     pub index: usize,
-    /// The processor it is bound to; `None` = the scheduler decides.
+    /// The processor that it is bound to; `None` = the scheduler decides.
     pub pin: Option<core_affinity::CoreId>,
-    /// What its connections run on.
-    pub engine: Engine,
-    /// Largest body it answers.
+    /// What its sockets run on.
+    pub io_backend: IoBackend,
+    /// The largest body that it answers.
     pub frame_body_bytes_max: u32,
-    /// How long it looks for work before it sleeps, microseconds; 0 = not at all. Only on [`Engine::Epoll`].
+    /// The longest time that it busy-polls before it sleeps, microseconds; 0 = not at all. Only on
+    /// [`IoBackend::Epoll`].
     pub spin_us_max: u32,
-    /// How long a peer may leave its replies unread, milliseconds; 0 = for ever.
+    /// The longest time that a peer may leave its replies unread, milliseconds; 0 = for ever.
     pub unread_ms_max: u64,
-    /// How long a frame that has begun, or hello, may take, milliseconds; 0 = for ever.
+    /// The longest time that the rest of a frame, or hello, may take, milliseconds; 0 = for ever.
     pub frame_timeout_ms: u64,
-    /// How much of the memory for large frames those of one user may take, percent.
+    /// The share of the memory for large frames that one user may take, percent.
     pub user_share_percent: u8,
+    /// The daemon's shm lanes; `None` = its connections open none.
+    pub lanes: Option<Arc<Lanes>>,
 }
 
 impl CoreOptions {
-    /// Core number `index` as it is unless something else is configured: not pinned, sleeping at once.
+    /// Core number `index` with defaults: not pinned, without busy-polling.
     #[must_use]
-    pub const fn new(index: usize, engine: Engine) -> Self {
+    pub const fn new(index: usize, io_backend: IoBackend) -> Self {
         Self {
             index,
             pin: None,
-            engine,
+            io_backend,
             frame_body_bytes_max: FRAME_BODY_BYTES_MAX_DEFAULT,
             spin_us_max: 0,
             unread_ms_max: UNREAD_MS_MAX_DEFAULT,
             frame_timeout_ms: 0,
             user_share_percent: 100,
+            lanes: None,
         }
     }
 }
 
-/// A running core thread.
+/// A running core.
 pub struct Core {
     index: usize,
     handle: CoreHandle,
@@ -80,20 +78,21 @@ pub struct Core {
 }
 
 impl Core {
-    /// Starts a core: `make` builds its service on the new thread. Returns once it can take connections.
+    /// Starts a core: `make` builds its service on the new thread. Returns once the core can take connections.
     ///
     /// # Errors
-    /// What `make` failed with; [`Kind::System`] if the thread or its runtime cannot be had.
+    /// The error of `make`; [`Kind::System`] if the thread or its runtime cannot be started.
     pub fn start<S, F>(options: CoreOptions, counters: Arc<CounterSet<CoreCounter>>, make: F) -> Result<Self>
     where
         S: Service + 'static,
         F: FnOnce() -> Result<S> + Send + 'static,
     {
+        let index = options.index;
         let mailbox = Arc::new(Mailbox::new());
         let handle = CoreHandle { mailbox: Arc::clone(&mailbox) };
         let (send, started) = mpsc::sync_channel(1);
         let report = move |outcome| {
-            // The receiver waits for exactly this.
+            // The receiver waits for this message.
             let _ = send.send(outcome);
         };
         let body = move || {
@@ -104,14 +103,13 @@ impl Core {
                 Err(error) => report(Err(error)),
             }
         };
-        let thread =
-            thread::Builder::new().name(format!("kvrouted-core-{}", options.index)).spawn(body).map_err(|error| {
-                Error::new(Kind::System, "cannot start a core thread", "raise the limit of processes").caused_by(error)
-            })?;
+        let thread = thread::Builder::new().name(format!("kvrouted-core-{index}")).spawn(body).map_err(|error| {
+            Error::new(Kind::System, "cannot start a serving thread", "raise the limit of processes").caused_by(error)
+        })?;
         match started.recv() {
-            Ok(Ok(())) => Ok(Self { index: options.index, handle, thread }),
+            Ok(Ok(())) => Ok(Self { index, handle, thread }),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(ended_by_panic(options.index)),
+            Err(_) => Err(ended_by_panic(index)),
         }
     }
 
@@ -136,7 +134,11 @@ impl Core {
 }
 
 fn ended_by_panic(index: usize) -> Error {
-    Error::new(Kind::Internal, format!("core {index} ended by a panic"), "report it with the log's last lines")
+    Error::new(
+        Kind::Internal,
+        format!("serving thread {index} ended by a panic"),
+        "report it with the log's last lines",
+    )
 }
 
 struct AliveUntilDrop(Arc<Mailbox>);
@@ -151,11 +153,15 @@ fn pin(options: &CoreOptions) {
     if let Some(processor) = options.pin
         && !core_affinity::set_for_current(processor)
     {
-        tracing::warn!(core = options.index, processor = processor.id, "cannot pin the core; it runs unpinned");
+        tracing::warn!(
+            core = options.index,
+            processor = processor.id,
+            "cannot pin the serving thread; it runs unpinned"
+        );
     }
 }
 
-/// The thread's life once its service is there.
+/// Runs the thread once its service is built.
 fn serve<S: Service + 'static>(
     options: CoreOptions,
     mailbox: Arc<Mailbox>,
@@ -164,53 +170,51 @@ fn serve<S: Service + 'static>(
     report: impl FnOnce(Result<()>),
 ) {
     let responder = RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max);
-    let responder = RefCell::new(responder.on_core(options.index, &mailbox.late));
-    match options.engine {
-        Engine::Uring => uring::block_on(report, run::<uring::UringStream, S>(options, mailbox, counters, responder)),
-        Engine::Epoll => epoll::block_on(report, run::<epoll::EpollStream, S>(options, mailbox, counters, responder)),
+    let responder = RefCell::new(responder.on_core(options.index, &mailbox.inbox, options.lanes.clone()));
+    match options.io_backend {
+        IoBackend::Uring => block_on_uring(report, run::<UringStream, S>(options, mailbox, counters, responder)),
+        IoBackend::Epoll => block_on_epoll(report, run::<EpollStream, S>(options, mailbox, counters, responder)),
     }
 }
 
-/// What the tasks of one core share.
-pub(super) struct Shared<T, S: Service> {
+/// The state that the tasks of one core share.
+pub(super) struct CoreState<T, S: Service> {
     pub(super) options: CoreOptions,
     mailbox: Arc<Mailbox>,
     pub(super) counters: Arc<CounterSet<CoreCounter>>,
     pub(super) responder: RefCell<RoutingResponder<S>>,
-    /// Open connections by a number that is never used again.
-    pub(super) open: RefCell<FxHashMap<u64, Rc<Link<T>>>>,
+    /// Open connections and lanes, by a number that is never reused.
+    pub(super) open: RefCell<FxHashMap<u64, Rc<ConnectionHandle<T>>>>,
     ended: Notify,
-    pub(super) receive_room: Rc<ReceiveRoom>,
+    pub(super) receive_budget: Rc<ReceiveBudget>,
     pub(super) log_quota: LogQuota,
-    /// What it looks at instead of sleeping.
-    pub(super) looks: Rc<Looks>,
+    pub(super) poll_shares: Rc<PollShares>,
     /// The number of the next connection or lane.
     next_id: Cell<u64>,
 }
 
-/// An open connection: its socket, and what is written to it.
-pub(super) struct Link<T> {
-    pub(super) stream: Carrier<T>,
-    pub(super) outlet: Outlet,
-    /// It is closed because its peer leaves replies unread.
+/// An open connection: its stream, and the writer of its replies.
+pub(super) struct ConnectionHandle<T> {
+    pub(super) stream: Transport<T>,
+    pub(super) writer: ReplyWriter,
+    /// Whether it is closed because its peer leaves replies unread.
     is_unread: Cell<bool>,
-    /// What its peer owes.
-    pub(super) owed: Rc<Cell<Owed>>,
+    pub(super) peer_wait: Rc<Cell<PeerWait>>,
 }
 
-impl<T: Stream> Link<T> {
-    pub(super) fn new(stream: Carrier<T>, owed: Rc<Cell<Owed>>) -> Self {
-        Self { stream, outlet: Outlet::default(), is_unread: Cell::new(false), owed }
+impl<T: Stream> ConnectionHandle<T> {
+    pub(super) fn new(stream: Transport<T>, peer_wait: Rc<Cell<PeerWait>>) -> Self {
+        Self { stream, writer: ReplyWriter::default(), is_unread: Cell::new(false), peer_wait }
     }
 
     pub(super) fn is_unread(&self) -> bool {
         self.is_unread.get()
     }
 
-    /// Closes it: its peer leaves replies unread. Whoever reads from it or writes to it is told so by the socket.
+    /// Closes it because its peer leaves replies unread. Its reader and its writer see that by the socket.
     pub(super) fn cut_unread(&self) {
         self.is_unread.set(true);
-        // An error says that the peer has gone by itself.
+        // An error means that the peer has gone by itself.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -223,127 +227,138 @@ async fn run<T: Stream, S: Service + 'static>(
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
     let CoreOptions { frame_body_bytes_max, user_share_percent, .. } = options;
-    let receive_room = Rc::new(ReceiveRoom::new(frame_body_bytes_max, user_share_percent, Arc::clone(&counters)));
-    let spin = Rc::new(Spin::new(options.spin_us_max, Arc::clone(&counters)));
-    let (looks, next_id) = (Looks::new(&spin, options.spin_us_max), Cell::new(0));
-    let core: Rc<Shared<T, S>> =
-        Rc::new(Shared { options, mailbox, counters, responder, open, ended, receive_room, log_quota, looks, next_id });
-    let beside = [
-        tokio::task::spawn_local(tell_of_changes(Rc::clone(&core))),
-        tokio::task::spawn_local(cut_unread(Rc::clone(&core))),
-        tokio::task::spawn_local(close_overdue(Rc::clone(&core))),
-        tokio::task::spawn_local(attend(Rc::clone(&core))),
-        tokio::task::spawn_local(async move { spin.run().await }),
+    let receive_budget = Rc::new(ReceiveBudget::new(frame_body_bytes_max, user_share_percent, Arc::clone(&counters)));
+    let busy_poll = Rc::new(BusyPoll::new(options.spin_us_max, Arc::clone(&counters)));
+    let (poll_shares, next_id) = (PollShares::new(&busy_poll, options.spin_us_max), Cell::new(0));
+    let core: Rc<CoreState<T, S>> = Rc::new(CoreState {
+        options,
+        mailbox,
+        counters,
+        responder,
+        open,
+        ended,
+        receive_budget,
+        log_quota,
+        poll_shares,
+        next_id,
+    });
+    let tasks = [
+        tokio::task::spawn_local(push_changes(Rc::clone(&core))),
+        tokio::task::spawn_local(enforce_unread_limit(Rc::clone(&core))),
+        tokio::task::spawn_local(enforce_read_deadlines(Rc::clone(&core))),
+        tokio::task::spawn_local(serve_lanes(Rc::clone(&core))),
+        tokio::task::spawn_local(async move { busy_poll.run().await }),
     ];
     let deadline = loop {
         match core.mailbox.next().await {
-            Message::Connection { stream, uid, place } => core.admit(stream, uid, place),
-            Message::Late(late) => core.late(late),
+            Message::Connection { stream, uid, reservation } => core.start_connection(stream, uid, reservation),
+            Message::Queue(message) => core.on_queue_message(message),
             Message::Drain { deadline } => break deadline,
         }
     };
     core.drain(deadline).await;
-    beside.iter().for_each(tokio::task::JoinHandle::abort);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-impl<T: Stream, S: Service + 'static> Shared<T, S> {
-    /// A number for a connection or lane, never used again.
+impl<T: Stream, S: Service + 'static> CoreState<T, S> {
+    /// A number for a connection or lane, never reused.
     pub(super) fn take_id(&self) -> u64 {
         self.next_id.replace(self.next_id.get() + 1)
     }
 
-    /// Whoever waits for connections and lanes to end looks again.
-    pub(super) fn one_ended(&self) {
+    /// Wakes the drain, which waits for connections and lanes to end.
+    pub(super) fn notify_ended(&self) {
         self.ended.notify_one();
     }
 
     fn connection(&self, id: u64, uid: u32) -> Connection {
-        Connection::new(uid, self.options.frame_body_bytes_max).within(&self.receive_room).numbered(id)
+        Connection::new(uid, self.options.frame_body_bytes_max).within(&self.receive_budget).numbered(id)
     }
 
     /// Starts the one task that reads, answers and writes a connection.
-    fn admit(self: &Rc<Self>, stream: UnixStream, uid: u32, place: UserPlace) {
+    fn start_connection(self: &Rc<Self>, stream: UnixStream, uid: u32, reservation: UserReservation) {
         let id = self.take_id();
         self.counters.bump(CoreCounter::Connections);
         let connection = RefCell::new(self.connection(id, uid));
-        let owed = connection.borrow().owed();
-        let open = OpenConnection { core: Rc::clone(self), id, connection, _place: place };
-        let link = match Carrier::from_std(stream) {
-            Ok(stream) => Rc::new(Link::new(stream, owed)),
+        let peer_wait = connection.borrow().peer_wait();
+        let open = ConnectionGuard { core: Rc::clone(self), id, connection, _reservation: reservation };
+        let handle = match Transport::from_std(stream) {
+            Ok(stream) => Rc::new(ConnectionHandle::new(stream, peer_wait)),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
-                    tracing::warn!(core = self.options.index, uid, %error, withheld, "a connection cannot be taken over");
+                    tracing::warn!(core = self.options.index, uid, %error, withheld, "cannot serve a connection");
                 }
                 return;
             }
         };
-        self.open.borrow_mut().insert(id, Rc::clone(&link));
+        self.open.borrow_mut().insert(id, Rc::clone(&handle));
         tokio::task::spawn_local(async move {
-            let Link { stream, outlet, is_unread, .. } = &*link;
-            let looker = Looker::new(&open.core.looks, id);
-            let ended = drive(stream, &open.core.responder, &open.connection, outlet, Some(&looker)).await;
+            let ConnectionHandle { stream, writer, is_unread, .. } = &*handle;
+            let poller = Poller::new(&open.core.poll_shares, id);
+            let ended = drive(stream, &open.core.responder, &open.connection, writer, Some(&poller)).await;
             let ended = if is_unread.get() { Ended::Unread } else { ended };
             open.core.count_end(uid, &ended);
             open.core.end_lane_of(open.id).await;
-            outlet.flushed().await;
-            // What the peer has not read stays readable; it just sees the end at once. An error says that
-            // the peer is gone, which is what is wanted.
+            writer.flushed().await;
+            // The peer can still read what it has not read; it only sees the end at once. An error means that the peer
+            // has gone, as intended.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         });
     }
 
-    /// Passes on what another thread, or a turn before, has put before this core.
-    fn late(self: &Rc<Self>, late: Late) {
-        match late {
-            // Tasks of their own: if deciding panics, the core goes on.
-            Late::Serve => {
+    /// Handles a message about queued requests.
+    fn on_queue_message(self: &Rc<Self>, message: QueueMessage) {
+        match message {
+            // A task of its own: if a decision panics, the core goes on.
+            QueueMessage::Dispatch => {
                 let core = Rc::clone(self);
                 tokio::task::spawn_local(async move {
                     let mut responder = core.responder.borrow_mut();
-                    responder.serve_waiting(None);
-                    // No connection's turn.
-                    responder.take_work();
+                    responder.requests.dispatch_queued(None);
+                    // This work belongs to no connection's quantum.
+                    responder.requests.take_work();
                 });
             }
-            Late::Look => {
+            QueueMessage::Recheck => {
                 let core = Rc::clone(self);
                 tokio::task::spawn_local(async move {
                     let mut responder = core.responder.borrow_mut();
-                    responder.look_for_room();
-                    responder.take_work();
+                    responder.requests.recheck_queue();
+                    responder.requests.take_work();
                 });
             }
-            Late::Reply { connection, ticket, frame, session, booked } => {
-                self.responder.borrow_mut().unpark(connection, ticket);
-                let link = self.open.borrow().get(&connection).map(Rc::clone);
-                match link {
-                    Some(link) => {
+            QueueMessage::Reply(reply) => {
+                self.responder.borrow_mut().requests.forget_queued(&reply);
+                let handle = self.open.borrow().get(&reply.connection).map(Rc::clone);
+                match handle {
+                    Some(handle) => {
                         self.counters.bump(CoreCounter::Requests);
-                        self.deliver(link, &frame);
+                        let frame = self.responder.borrow_mut().encode_pending(&reply);
+                        self.deliver(handle, &frame);
                     }
-                    None => self.responder.borrow_mut().undo(session, booked),
+                    None => self.responder.borrow_mut().requests.free_undelivered(reply.session, reply.booked()),
                 }
             }
         }
     }
 
-    /// Writes a reply that comes late.
-    pub(super) fn deliver(self: &Rc<Self>, link: Rc<Link<T>>, frame: &[u8]) {
-        match link.outlet.push(frame) {
+    /// Writes a pending reply.
+    pub(super) fn deliver(self: &Rc<Self>, handle: Rc<ConnectionHandle<T>>, frame: &[u8]) {
+        match handle.writer.push(frame) {
             Pushed::Queued => {}
-            Pushed::ToFlush => {
+            Pushed::NeedsFlush => {
                 tokio::task::spawn_local(async move {
-                    let Link { stream, outlet, .. } = &*link;
-                    if outlet.flush(stream).await.is_err() {
-                        // Whoever reads from it is told so.
+                    let ConnectionHandle { stream, writer, .. } = &*handle;
+                    if writer.flush(stream).await.is_err() {
+                        // The connection's reader sees it.
                         let _ = stream.shutdown(std::net::Shutdown::Both);
                     }
                 });
             }
-            Pushed::TooMuch => {
-                self.responder.borrow().count_unread();
-                link.cut_unread();
+            Pushed::OverLimit => {
+                self.responder.borrow().requests.count_unread();
+                handle.cut_unread();
             }
         }
     }
@@ -363,11 +378,11 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
         }
     }
 
-    /// Ends every connection: what the kernel holds already is still read and answered.
+    /// Ends every connection. Requests that the kernel holds already are still read and answered.
     async fn drain(self: &Rc<Self>, deadline: Instant) {
         let core = self.options.index;
-        tracing::info!(core, connections = self.open.borrow().len(), "the core drains");
-        self.drain_waiting(deadline).await;
+        tracing::info!(core, connections = self.open.borrow().len(), "the serving thread drains");
+        self.drain_queue(deadline).await;
         self.responder.borrow_mut().lanes.draining = true;
         self.shutdown_all(std::net::Shutdown::Read);
         if !self.all_ended(deadline).await {
@@ -385,26 +400,26 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
             std::iter::from_fn(|| self.mailbox.queue.pop()).filter(|m| matches!(m, Message::Connection { .. })).count();
         if late > 0 {
             self.mailbox.connections.fetch_sub(late, Ordering::Relaxed);
-            tracing::warn!(core, connections = late, "connections that came after the drain are dropped");
+            tracing::warn!(core, connections = late, "connections that came after the drain began are dropped");
         }
     }
 
-    /// Tells those who wait that nobody does any more, and passes on the replies of other cores that come before that.
-    async fn drain_waiting(self: &Rc<Self>, deadline: Instant) {
-        self.responder.borrow().drain_waiting();
-        while self.responder.borrow().has_parked() {
-            match tokio::time::timeout_at(deadline.into(), self.mailbox.next_late()).await {
-                Ok(late) => self.late(late),
+    /// Closes the queue, and delivers the replies to the core's queued requests.
+    async fn drain_queue(self: &Rc<Self>, deadline: Instant) {
+        self.responder.borrow().requests.drain_queue();
+        while self.responder.borrow().requests.has_queued() {
+            match tokio::time::timeout_at(deadline.into(), self.mailbox.next_queue_message()).await {
+                Ok(message) => self.on_queue_message(message),
                 Err(_) => return,
             }
         }
     }
 
     fn shutdown_all(&self, how: std::net::Shutdown) {
-        for link in self.open.borrow().values() {
-            if let Err(error) = link.stream.shutdown(how) {
+        for handle in self.open.borrow().values() {
+            if let Err(error) = handle.stream.shutdown(how) {
                 // The peer went first; its task is about to see that.
-                tracing::debug!(core = self.options.index, %error, "a connection was gone already");
+                tracing::debug!(core = self.options.index, %error, "a connection has gone already");
             }
         }
     }
@@ -419,16 +434,16 @@ impl<T: Stream, S: Service + 'static> Shared<T, S> {
     }
 }
 
-/// A connection's entry in its core, undone when its task ends, however it ends.
-struct OpenConnection<T: Stream, S: Service + 'static> {
-    core: Rc<Shared<T, S>>,
+/// A connection's entry in its core. It is removed when the connection's task ends, by a panic too.
+struct ConnectionGuard<T: Stream, S: Service + 'static> {
+    core: Rc<CoreState<T, S>>,
     id: u64,
     connection: RefCell<Connection>,
-    /// Of its user's connections.
-    _place: UserPlace,
+    /// One connection of its user's quota.
+    _reservation: UserReservation,
 }
 
-impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {
+impl<T: Stream, S: Service + 'static> Drop for ConnectionGuard<T, S> {
     fn drop(&mut self) {
         let core = &self.core;
         if thread::panicking() {
@@ -445,5 +460,115 @@ impl<T: Stream, S: Service + 'static> Drop for OpenConnection<T, S> {
         core.counters.bump(CoreCounter::ConnectionsClosed);
         core.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
         core.ended.notify_one();
+    }
+}
+
+/// A message of another thread to a core.
+enum Message {
+    Connection { stream: UnixStream, uid: u32, reservation: UserReservation },
+    Drain { deadline: Instant },
+    Queue(QueueMessage),
+}
+
+/// The part of a core that other threads may use.
+struct Mailbox {
+    queue: ArrayQueue<Message>,
+    /// Messages about queued requests. Its `arrived` wakes the core for `queue` too.
+    inbox: Arc<QueueInbox>,
+    /// Connections handed over and not yet ended. Relaxed everywhere: it only guides the acceptor's choice.
+    connections: AtomicUsize,
+    /// Cleared, for good, when the thread no longer takes messages.
+    alive: AtomicBool,
+}
+
+impl Mailbox {
+    fn new() -> Self {
+        Self {
+            // One place more than connections may take, so that a drain always finds one.
+            queue: ArrayQueue::new(MAILBOX_MESSAGES_MAX + 1),
+            inbox: Arc::default(),
+            connections: AtomicUsize::new(0),
+            alive: AtomicBool::new(true),
+        }
+    }
+
+    /// The next message.
+    async fn next(&self) -> Message {
+        loop {
+            if let Some(message) = self.queue.pop() {
+                return message;
+            }
+            if let Some(message) = self.inbox.pop() {
+                return Message::Queue(message);
+            }
+            // A message that arrives now leaves a permit: `notified` returns at once.
+            self.inbox.arrived.notified().await;
+        }
+    }
+
+    /// The next message about queued requests; other messages stay.
+    async fn next_queue_message(&self) -> QueueMessage {
+        loop {
+            if let Some(message) = self.inbox.pop() {
+                return message;
+            }
+            self.inbox.arrived.notified().await;
+        }
+    }
+}
+
+/// The sending side of a core's mailbox.
+#[derive(Clone)]
+pub struct CoreHandle {
+    mailbox: Arc<Mailbox>,
+}
+
+impl CoreHandle {
+    /// Its connections, those on their way to it included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.mailbox.connections.load(Ordering::Relaxed)
+    }
+
+    /// Whether it still takes connections.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // Relaxed: a core that is just ending drops the connections that still reach it.
+        self.mailbox.alive.load(Ordering::Relaxed)
+    }
+
+    /// Hands over a connection of user `uid`, with its part of the user's quota. Only one thread may call it.
+    ///
+    /// # Errors
+    /// Gives the stream back if the mailbox is full.
+    pub(super) fn hand_over(
+        &self,
+        stream: UnixStream,
+        uid: u32,
+        reservation: UserReservation,
+    ) -> Result<(), UnixStream> {
+        if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
+            return Err(stream);
+        }
+        self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
+        match self.mailbox.queue.push(Message::Connection { stream, uid, reservation }) {
+            Ok(()) => self.mailbox.inbox.arrived.notify_one(),
+            Err(Message::Connection { stream, .. }) => {
+                self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
+                return Err(stream);
+            }
+            // The queue gives back the message that was pushed.
+            Err(Message::Drain { .. } | Message::Queue(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks the core to end: it answers what it has received, and cuts at `deadline` what is still open. Stop the
+    /// acceptor first. A second call changes nothing.
+    pub fn drain(&self, deadline: Instant) {
+        if self.mailbox.queue.push(Message::Drain { deadline }).is_err() {
+            tracing::warn!("the serving thread drains already");
+        }
+        self.mailbox.inbox.arrived.notify_one();
     }
 }

@@ -1,16 +1,17 @@
-//! `/metrics`: one page for all who wait for it, made and served by a thread of its own.
+//! `/metrics`: one page for all scrapes that wait for it, made and served by a thread of its own.
 //!
 //! ```text
 //! metrics port ─┐
-//!               ├─▶ MetricsPages ─ asks ─▶ thread: Maker ─ page by reference ─▶ everybody who asked
+//!               ├─▶ MetricsPages ─ requests ─▶ thread: PageMaker ─ page by reference ─▶ every waiting scrape
 //! HTTP port ────┘
 //! ```
 //!
-//! A page of a large fleet takes long to make and megabytes to hold. So scrapes that come together share one, a page is
-//! served for a while before the next is made, and a bound on the pages in memory holds however slowly they are read.
+//! A page of a large fleet takes long to make and megabytes to hold. So scrapes that come together share one, and a
+//! page is served for a while before the next is made. The number of pages in memory is bounded, however slowly they
+//! are read.
 //!
-//! The port itself is on the loopback interface and off unless it is configured. Every user of the machine can reach it,
-//! whoever may use the sockets, so connections are few and do not stay.
+//! The port is on the loopback interface, and off unless it is configured. Every user of the machine can reach it, also
+//! those that may not use the sockets. So its connections are few and short.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,8 +30,8 @@ use axum::routing::get;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::http::listener::{Patience, Terms, serve};
-use super::http::pages;
+use super::http::browser_guard;
+use super::http::connections::{ConnectionLimits, TimeLimits, serve};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
@@ -38,9 +39,9 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, PageCounter};
 
-/// What OpenMetrics text is called.
+/// The content type of OpenMetrics text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// When a scraper that got no page is told to come again, seconds.
+/// The retry time for a scrape without a page, seconds.
 const RETRY_AFTER_S: &str = "1";
 
 /// The metrics port, bound.
@@ -51,7 +52,7 @@ pub struct MetricsPort {
 }
 
 impl MetricsPort {
-    /// Binds a port of the loopback interface, which may also be asked by the names in `hosts`; 0 = there is to be none.
+    /// Binds a port of the loopback interface, which also answers to the names in `hosts`; 0 = no port.
     ///
     /// # Errors
     /// [`Kind::System`] if the port is taken or may not be bound.
@@ -70,7 +71,7 @@ impl MetricsPort {
     }
 }
 
-/// Makes pages and serves the metrics port, if there is one.
+/// The thread that makes pages and serves the metrics port, if there is one.
 #[derive(Debug)]
 pub struct MetricsThread {
     end: watch::Sender<bool>,
@@ -79,10 +80,10 @@ pub struct MetricsThread {
 }
 
 impl MetricsThread {
-    /// Starts it. `render` writes a page, behind the bytes that are in the text already.
+    /// Starts it. `render` appends a page to the text.
     ///
     /// # Errors
-    /// [`Kind::System`] if the thread or its runtime cannot be had.
+    /// [`Kind::System`] if the thread or its runtime cannot be started.
     pub fn start(
         port: Option<MetricsPort>,
         counters: Arc<CounterSet<PageCounter>>,
@@ -92,10 +93,10 @@ impl MetricsThread {
         let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
         let (end, ending) = watch::channel(false);
         let (send, started) = std_mpsc::sync_channel(1);
-        let maker = Maker { render, newest: None, alive: Arc::default(), counters };
+        let maker = PageMaker { render, newest: None, alive: Arc::default(), counters };
         let scraped = pages.clone();
         let body = move || match runtime(port) {
-            // The receiver waits for exactly this.
+            // The receiver waits for this message.
             Err(error) => drop(send.send(Err(error))),
             Ok((runtime, port)) => {
                 drop(send.send(Ok(())));
@@ -103,7 +104,7 @@ impl MetricsThread {
             }
         };
         let unavailable = |cause: std::io::Error| {
-            let message = "cannot start the thread of the metrics page";
+            let message = "cannot start the thread of the metrics port";
             Error::new(Kind::System, message, "raise the limit of processes").caused_by(cause)
         };
         let thread = thread::Builder::new().name("kvrouted-metrics".into()).spawn(body).map_err(unavailable)?;
@@ -111,39 +112,39 @@ impl MetricsThread {
         Ok(Self { end, thread, pages })
     }
 
-    /// Where pages are had.
+    /// The source of pages for other ports.
     #[must_use]
     pub fn pages(&self) -> &MetricsPages {
         &self.pages
     }
 
-    /// Whether it still serves.
+    /// Whether the thread still runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
 
-    /// Ends it: a page that is being read is cut after a moment.
+    /// Ends it. A page that is being read is cut after a moment.
     ///
     /// # Errors
     /// [`Kind::Internal`] if it panicked.
     pub fn stop(self) -> Result<()> {
-        // Gone only with the thread.
+        // The receiver goes only with the thread.
         let _ = self.end.send(true);
         self.thread.join().map_err(|_| panicked())
     }
 }
 
 fn panicked() -> Error {
-    Error::new(Kind::Internal, "the metrics page ended by a panic", "report it with the log's last lines")
+    Error::new(Kind::Internal, "the thread of the metrics port ended by a panic", "report it with the log's last lines")
 }
 
-/// The port as its runtime serves it, and its names.
+/// The port in its runtime, and its names.
 type Listening = (tokio::net::TcpListener, Vec<String>);
 
 fn runtime(port: Option<MetricsPort>) -> Result<(tokio::runtime::Runtime, Option<Listening>)> {
     let failed = |cause: std::io::Error| {
-        Error::new(Kind::System, "cannot serve the metrics page", "see the cause").caused_by(cause)
+        Error::new(Kind::System, "cannot serve the metrics port", "see the cause").caused_by(cause)
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let listening = {
@@ -156,7 +157,7 @@ fn runtime(port: Option<MetricsPort>) -> Result<(tokio::runtime::Runtime, Option
 
 async fn run<R: Fn(&mut String) -> fmt::Result>(
     port: Option<Listening>,
-    mut maker: Maker<R>,
+    mut maker: PageMaker<R>,
     mut asked: mpsc::Receiver<oneshot::Sender<Page>>,
     pages: MetricsPages,
     mut ending: watch::Receiver<bool>,
@@ -166,8 +167,8 @@ async fn run<R: Fn(&mut String) -> fmt::Result>(
         match port {
             Some((listener, hosts)) => {
                 let whole = Some(Duration::from_millis(METRICS_CONNECTION_MS_MAX));
-                let terms = Terms {
-                    patience: Patience { whole, ..Patience::default() },
+                let terms = ConnectionLimits {
+                    times: TimeLimits { whole, ..TimeLimits::default() },
                     connections_max: METRICS_CONNECTIONS_MAX,
                     reserved: (0, Router::new()),
                 };
@@ -190,10 +191,10 @@ fn router(pages: MetricsPages, hosts: Vec<String>) -> Router {
         .with_state(pages)
 }
 
-/// Refuses web pages, and hosts that could be anybody's.
+/// Refuses web pages, and unknown host names.
 async fn refuse(State(port): State<Arc<(MetricsPages, Vec<String>)>>, request: Request, next: Next) -> Response {
     let (pages, hosts) = &*port;
-    match pages::refusal(&request, hosts, "metrics") {
+    match browser_guard::refusal(&request, hosts, "metrics") {
         None => next.run(request).await,
         Some(refused) => {
             pages.counters.bump(PageCounter::ScrapesRefused);
@@ -202,17 +203,17 @@ async fn refuse(State(port): State<Arc<(MetricsPages, Vec<String>)>>, request: R
     }
 }
 
-/// What a scrape gets.
+/// The answer to a scrape.
 #[derive(Clone, Debug)]
 enum Page {
     Text(Bytes),
-    /// As many pages are being read as there may be.
-    Crowded,
-    /// It could not be written.
+    /// The pages that are being read are as many as the limit.
+    TooManyReaders,
+    /// The page could not be written.
     Failed,
 }
 
-/// Where metrics pages are had, from any thread.
+/// The source of metrics pages, for any thread.
 #[derive(Clone, Debug)]
 pub struct MetricsPages {
     ask: mpsc::Sender<oneshot::Sender<Page>>,
@@ -220,18 +221,18 @@ pub struct MetricsPages {
 }
 
 impl MetricsPages {
-    /// The response to a scrape, once there is a page. Nothing is made on the calling thread.
+    /// The response to a scrape, once there is a page. The calling thread makes none.
     pub(super) async fn response(&self) -> Response {
         self.counters.bump(PageCounter::Scrapes);
         let (send, page) = oneshot::channel();
         let page = match self.ask.try_send(send) {
             Ok(()) => page.await.unwrap_or(Page::Failed),
-            Err(mpsc::error::TrySendError::Full(_)) => Page::Crowded,
+            Err(mpsc::error::TrySendError::Full(_)) => Page::TooManyReaders,
             Err(mpsc::error::TrySendError::Closed(_)) => Page::Failed,
         };
         match page {
             Page::Text(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-            Page::Crowded => {
+            Page::TooManyReaders => {
                 self.counters.bump(PageCounter::ScrapesCrowded);
                 (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, RETRY_AFTER_S)]).into_response()
             }
@@ -240,7 +241,7 @@ impl MetricsPages {
     }
 }
 
-/// The text of a page, counted until nobody reads it any more.
+/// The text of a page, counted while it is being read.
 struct Counted {
     text: String,
     alive: Arc<AtomicUsize>,
@@ -254,22 +255,22 @@ impl AsRef<[u8]> for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // Relaxed, as the load in `Maker::page`: the number is all there is, and the text is reached by reference.
+        // Relaxed, as the load in `PageMaker::page`: only the number matters, and the text is reached by reference.
         self.alive.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Makes pages.
-struct Maker<R> {
+struct PageMaker<R> {
     render: R,
-    /// The last page, and until when it is served without a look at how things are.
+    /// The last page, and the time until which it is served without making another.
     newest: Option<(Bytes, Instant)>,
     alive: Arc<AtomicUsize>,
     counters: Arc<CounterSet<PageCounter>>,
 }
 
-impl<R: Fn(&mut String) -> fmt::Result> Maker<R> {
-    /// Answers everybody who asks, for ever.
+impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
+    /// Answers every scrape, for ever.
     async fn serve(&mut self, asked: &mut mpsc::Receiver<oneshot::Sender<Page>>) {
         loop {
             let kept = Duration::from_millis(METRICS_PAGE_KEPT_MS);
@@ -285,20 +286,20 @@ impl<R: Fn(&mut String) -> fmt::Result> Maker<R> {
                     }
                     let page = self.page();
                     for scrape in waiting {
-                        // Whoever asked may have gone.
+                        // The scrape may have gone.
                         let _ = scrape.send(page.clone());
                     }
                 }
-                // The senders are gone with their ports.
+                // The senders go with their ports.
                 Ok(None) => return,
                 Err(_) => self.newest = None,
             }
-            // The port's connections have their turn, however many ask.
+            // The port's connections are served in between, whatever the number of scrapes.
             tokio::task::yield_now().await;
         }
     }
 
-    /// The page for all who wait now.
+    /// The page for all scrapes that wait now.
     fn page(&mut self) -> Page {
         let began = Instant::now();
         if let Some((text, until)) = &self.newest
@@ -309,18 +310,18 @@ impl<R: Fn(&mut String) -> fmt::Result> Maker<R> {
         // Relaxed: see `Counted`. Only this thread adds.
         if self.alive.load(Ordering::Relaxed) >= METRICS_PAGES_MAX {
             match self.newest.take() {
-                // Somebody reads it, as all older ones. It is the last one until one of them ends.
+                // It is being read, like all older pages. It stays the last one until one of them ends.
                 Some((text, until)) if !text.is_unique() => {
                     self.newest = Some((text.clone(), until));
                     self.counters.bump(PageCounter::PagesStale);
                     return Page::Text(text);
                 }
                 Some(_) => {}
-                None => return Page::Crowded,
+                None => return Page::TooManyReaders,
             }
         }
         let bytes_before = self.newest.as_ref().map_or(0, |(text, _)| text.len());
-        // The next page is about as long as the last: to grow is to copy.
+        // The next page is about as long as the last: growing means copying.
         let mut text = String::with_capacity(bytes_before + bytes_before / 8);
         if (self.render)(&mut text).is_err() {
             return Page::Failed;
@@ -342,8 +343,8 @@ mod tests {
 
     use super::*;
 
-    fn maker(render: impl Fn(&mut String) -> fmt::Result) -> Maker<impl Fn(&mut String) -> fmt::Result> {
-        Maker { render, newest: None, alive: Arc::default(), counters: Arc::default() }
+    fn maker(render: impl Fn(&mut String) -> fmt::Result) -> PageMaker<impl Fn(&mut String) -> fmt::Result> {
+        PageMaker { render, newest: None, alive: Arc::default(), counters: Arc::default() }
     }
 
     fn text(page: Page) -> Bytes {
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_read_are_few_and_the_newest_is_served_meanwhile() {
+    fn pages_in_memory_are_bounded_and_the_newest_is_served_meanwhile() {
         let mut maker = maker(|text| {
             text.push('x');
             Ok(())
@@ -370,20 +371,20 @@ mod tests {
         let counted = [PageCounter::Pages, PageCounter::PagesStale].map(|counter| maker.counters.get(counter));
         assert_eq!(counted, [METRICS_PAGES_MAX as u64; 2]);
         maker.newest = None;
-        assert!(matches!(maker.page(), Page::Crowded));
+        assert!(matches!(maker.page(), Page::TooManyReaders));
         held.clear();
         assert_eq!(text(maker.page()), "x");
         assert_eq!(maker.alive.load(Ordering::Relaxed), 1);
     }
 
     #[test]
-    fn what_cannot_be_written_is_no_page() {
+    fn a_failed_render_is_no_page() {
         let mut maker = maker(|_| Err(fmt::Error));
         assert!(matches!(maker.page(), Page::Failed));
         assert_eq!(maker.alive.load(Ordering::Relaxed), 0);
     }
 
-    /// Asks on a connection of its own, and reads to the end.
+    /// Scrapes on a connection of its own, and reads to the end.
     async fn scrape(address: SocketAddr) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
@@ -393,13 +394,13 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn sixty_scrapes_at_once_share_pages_and_take_no_turn_of_the_thread_that_started_them() {
+    async fn sixty_scrapes_at_once_share_pages_and_do_not_block_the_thread_that_sends_them() {
         const SCRAPES: u64 = 60;
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let counters = Arc::<CounterSet<PageCounter>>::default();
-        // The first page is made for as long as this thread says.
+        // This thread decides when the first page is done.
         let (release, released) = std_mpsc::channel::<()>();
         let (making, made) = std_mpsc::channel();
         let render = move |text: &mut String| {
@@ -411,23 +412,23 @@ mod tests {
         };
         let port = MetricsPort { listener, hosts: Vec::new() };
         let thread = MetricsThread::start(Some(port), Arc::clone(&counters), render).unwrap();
-        // All but one ask as the HTTP port does, whose thread is this one.
+        // All but one scrape come as from the HTTP port, whose thread is this one.
         let pages = thread.pages().clone();
         let asking = |pages: MetricsPages| async move { pages.response().await.status() };
         let asked: Vec<_> = (1..SCRAPES).map(|_| tokio::spawn(asking(pages.clone()))).collect();
         let scraped = tokio::spawn(scrape(address));
-        let mut turns = 0;
+        let mut rounds = 0;
         let maker = loop {
-            turns += 1;
+            rounds += 1;
             tokio::task::yield_now().await;
-            if turns > 1000
+            if rounds > 1000
                 && counters.get(PageCounter::Scrapes) >= SCRAPES - 1
                 && let Ok(maker) = made.try_recv()
             {
                 break maker;
             }
         };
-        assert_ne!(maker, thread::current().id(), "this thread had {turns} turns while a page was made by another");
+        assert_ne!(maker, thread::current().id(), "this thread ran {rounds} times while another made a page");
         drop(release);
         for asked in asked {
             assert_eq!(asked.await.unwrap(), StatusCode::OK);
@@ -435,13 +436,13 @@ mod tests {
         let page = scraped.await.unwrap();
         assert!(page.starts_with("HTTP/1.0 200 OK\r\n") && page.ends_with("# EOF\n"), "{page}");
         assert_eq!(counters.get(PageCounter::Scrapes), SCRAPES);
-        // One, or few where this machine stops for longer than a page is served.
+        // One page, or a few where the machine stops for longer than a page is served.
         assert!(counters.get(PageCounter::Pages) <= 3, "{} pages", counters.get(PageCounter::Pages));
         thread.stop().unwrap();
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_connection_that_says_nothing_gives_its_place_to_one_that_asks() {
+    async fn a_silent_connection_gives_its_place_to_one_that_scrapes() {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();

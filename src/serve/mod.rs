@@ -1,74 +1,67 @@
-//! HOW gateways ask: sockets, threads and the io engines under them.
+//! The sockets that gateways and administrators use, and the threads that serve them.
 //!
 //! ```text
-//! Acceptor (control thread) ─ mailbox ─▶ Core thread ─ Stream (io_uring | epoll) ─▶ Connection ─▶ RoutingResponder ─▶ Service
-//! HttpPort (its own thread) ─ JSON ─ frames in memory ───────────────────────────────────────▶ RoutingResponder ─▶ Service
-//! AdminServer (control thread) ───────────────────────── Stream (epoll) ──────────▶ Connection ─▶ AdminResponder ──▶ AdminService
+//! Acceptor (control thread) ─ mailbox ─▶ Core thread ─ Stream (epoll | io_uring | lane) ─▶ Connection ─▶ RoutingResponder ─▶ RequestHandler
+//! HttpPort (its own thread) ─ JSON ──────────────────────────────────────────────────────────────────────────────────────▶ RequestHandler
+//! AdminServer (control thread) ────────────────────── Stream (epoll) ────────────────────▶ Connection ─▶ AdminResponder ──▶ AdminService
 //! ```
 //!
-//! A request that finds every worker busy is left in the [`WaitingRoom`], which all cores share; its reply comes back by the
-//! mailbox of its connection's core.
+//! A [`Connection`] turns bytes into frames and frames into replies, and knows nothing of I/O backends. The room
+//! [`requests`](crate::requests) does what requests ask for, and knows nothing of bytes. Between them the responder
+//! dispatches each request.
 //!
-//! A [`Connection`] turns bytes into frames and frames into replies and knows nothing of engines; a
-//! [`Service`] answers and knows nothing of bytes.
+//! A request that finds every worker busy waits in the [`RequestQueue`](crate::requests::RequestQueue), which all cores
+//! share. Its reply comes back by the mailbox of its connection's core.
 //!
-//! # Turns
+//! # Fairness
 //!
-//! The connections of a core take turns, whose bounds are in [`limits`](crate::limits): so many requests, bytes of requests,
-//! bytes of replies, or work. When a turn is over its replies are written and every other connection with something to do has one.
-//! A request so waits for at most one turn of each other connection of its core, and for its own connection's requests
-//! before it. Within a turn nothing is preempted: the longest is that of the requests that take longest to decide, and a
-//! reply of the whole fleet, as to a watch, fills a turn of its own where the fleet is large.
+//! The connections of a core are served in turn. Each has a *fairness quantum*, whose limits are in
+//! [`limits`](crate::limits): a number of requests, bytes of requests, bytes of replies, or work. At the end of a quantum
+//! its replies are written, and every other connection with something to do has its quantum. So a request waits for at
+//! most one quantum of each other connection of its core, and for the earlier requests of its own connection. Nothing
+//! interrupts a quantum: the longest is that of the requests that take longest to decide. A reply with the whole fleet,
+//! as to a watch, fills a quantum where the fleet is large.
 //!
-//! A core that has nothing to do sleeps, or looks for work for a while where that pays: see `spin`, and `looks` for what it
-//! looks at and for how long before the others have their turn.
+//! A core that has nothing to do sleeps, or busy-polls for a while where that pays: see `busy_poll`.
+//!
+//! # Where to look
+//!
+//! | file | subject |
+//! |---|---|
+//! | `accept` | the users that may connect, the choice of a core |
+//! | `core` | a serving thread, its mailbox, its drain |
+//! | `io_backend` | epoll and io_uring |
+//! | `connection`, `receive`, `reply_writer` | a connection: its frames, its receive buffer, its writes |
+//! | `deadlines` | connections that are too slow |
+//! | `responder` | the dispatcher of the routing socket |
+//! | `watch` | connections that follow the fleet |
+//! | `busy_poll` | polling instead of sleeping |
+//! | `lane` | shm lanes |
+//! | `admin`, `metrics_page`, `http` | the other ways in |
 
-mod acceptor;
+mod accept;
 mod admin;
-mod admission;
-mod awaited;
+mod busy_poll;
 mod connection;
 mod core;
-mod engine;
-mod epoll;
-mod frames;
+mod deadlines;
 mod http;
+mod io_backend;
 mod lane;
-mod late;
-mod log_quota;
-mod looks;
-mod mailbox;
 mod metrics_page;
-mod outlet;
-mod overdue;
-mod parking;
-mod probe;
-mod receive_room;
+mod receive;
+mod reply_writer;
 mod responder;
-mod room;
-mod service;
 mod socket_file;
-mod spin;
-mod unread;
-mod uring;
-mod users;
-mod watching;
+mod watch;
 
-pub use acceptor::Acceptor;
-pub use admin::{AdminResponder, AdminServer, AdminService};
-pub use admission::{Admission, Admissions};
-pub use connection::{Carried, Connection, Flow, Peer, Phase, Respond};
-pub use core::{Core, CoreOptions};
-pub use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerOrder};
-pub use lane::{Handed, Lanes};
-pub(crate) use log_quota::LogQuota;
-pub use mailbox::CoreHandle;
+pub use accept::{Acceptor, Admission, Admissions};
+pub use admin::{AdminServer, AdminService};
+pub use connection::{Connection, Flow, Peer, Phase, Respond};
+pub use core::{Core, CoreHandle, CoreOptions};
+pub(crate) use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerChangeOrder};
+pub use io_backend::{IoBackend, IoChoice, choose_io_backend, probe_uring};
+pub use lane::Lanes;
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
-pub use overdue::Owed;
-pub use probe::{Engine, IoChoice, choose_engine, probe_uring};
-pub use receive_room::ReceiveRoom;
 pub use responder::RoutingResponder;
-pub use room::WaitingRoom;
-pub use service::{HelloInfo, Routed, Service};
 pub use socket_file::{BoundSocket, admin_path};
-pub use users::Users;

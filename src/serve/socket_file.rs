@@ -1,5 +1,5 @@
-//! The file of a listening Unix socket: bound with its mode before anybody can connect, taken over only
-//! if nobody listens, removed only if it is still ours.
+//! The file of a listening Unix socket. It has its mode before a process can connect. It replaces another file only if
+//! no process listens on that, and is removed only if it is still the daemon's own.
 
 use std::fs;
 use std::io;
@@ -20,11 +20,11 @@ use crate::limits::{BIND_LOCK_MS_MAX, BIND_LOCK_REST_MS, LISTEN_BACKLOG};
 pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the file we made.
+    /// Device and inode of the file that the daemon made.
     identity: (u64, u64),
 }
 
-/// The admin socket's path unless the operator says otherwise: `<routing socket>.admin`.
+/// The default path of the admin socket: `<routing socket>.admin`.
 #[must_use]
 pub fn admin_path(routing: &Path) -> PathBuf {
     let mut path = routing.as_os_str().to_owned();
@@ -33,7 +33,7 @@ pub fn admin_path(routing: &Path) -> PathBuf {
 }
 
 impl BoundSocket {
-    /// Listens on `path` with permission bits `mode`. A socket file that nobody listens on is replaced.
+    /// Listens on `path` with permission bits `mode`. A socket file on which no process listens is replaced.
     ///
     /// # Errors
     /// [`Kind::Config`] if the path is in use, too long, not a socket, or its directory does not exist;
@@ -51,7 +51,8 @@ impl BoundSocket {
             .caused_by(error)
         })?;
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Two daemons that start at once must not both find the file stale: whoever holds the directory goes first.
+        // Of two daemons that start at once, both must not find the file stale: the lock on the directory lets one go
+        // first.
         let directory = fs::File::open(directory).map_err(|error| {
             Error::new(Kind::Config, format!("cannot open the directory of {}", path.display()), "create it first")
                 .caused_by(error)
@@ -70,17 +71,17 @@ impl BoundSocket {
         let mode_set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
         mode_set.map_err(|error| refuse("cannot set the mode of", "check the directory's permissions", error))?;
         listen(&listener, LISTEN_BACKLOG).map_err(|error| refuse("cannot listen on", "report it", error.into()))?;
-        let made = fs::symlink_metadata(path).map_err(|error| refuse("cannot look at", "report it", error))?;
+        let made = fs::symlink_metadata(path).map_err(|error| refuse("cannot stat", "report it", error))?;
         Ok(Self { listener: listener.into(), path: path.to_owned(), identity: (made.dev(), made.ino()) })
     }
 
-    /// Where it listens.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The listener as tokio has it. Call it inside a runtime.
+    /// The listener for tokio. Call it inside a runtime.
     pub(super) fn listen_async(&self) -> Result<tokio::net::UnixListener> {
         let listener = self.listener.try_clone().and_then(tokio::net::UnixListener::from_std);
         listener.map_err(|error| {
@@ -94,15 +95,15 @@ impl Drop for BoundSocket {
     fn drop(&mut self) {
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
         if !ours {
-            tracing::warn!(path = %self.path.display(), "the socket file is no longer ours; it is left alone");
+            tracing::warn!(path = %self.path.display(), "the socket file is no longer the daemon's; it stays");
         } else if let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket file");
         }
     }
 }
 
-/// Locks the directory until it is closed. Others hold this lock for the moment of a bind; who holds it
-/// longer, as any user of a shared directory may, must not keep the daemon waiting without a word.
+/// Locks the directory until it is closed. Another daemon holds this lock for the moment of a bind. A process that
+/// holds it for longer, as any user of a shared directory may, must not keep the daemon waiting without an error.
 fn lock(directory: &fs::File) -> Result<(), Errno> {
     let deadline = Instant::now() + Duration::from_millis(BIND_LOCK_MS_MAX);
     loop {
@@ -115,13 +116,13 @@ fn lock(directory: &fs::File) -> Result<(), Errno> {
     }
 }
 
-/// Removes what a dead daemon left at `path`.
+/// Removes the file of a dead daemon at `path`.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            let what = format!("cannot look at {shown}");
+            let what = format!("cannot stat {shown}");
             return Err(Error::new(Kind::System, what, "check the directory's permissions").caused_by(error));
         }
         Ok(found) => found,
@@ -140,11 +141,11 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
             return Err(Error::new(Kind::Config, what, "stop it first, or give another path"));
         }
         Err(error) => {
-            let what = format!("cannot tell whether another process listens on {shown}");
+            let what = format!("cannot check whether another process listens on {shown}");
             return Err(Error::new(Kind::System, what, "check the file's permissions").caused_by(error));
         }
     }
-    tracing::info!(path = %shown, "a socket file that nobody listens on is taken over");
+    tracing::info!(path = %shown, "replacing a socket file on which no process listens");
     fs::remove_file(path).map_err(|error| {
         Error::new(Kind::System, format!("cannot remove the stale socket file {shown}"), "remove it").caused_by(error)
     })
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_file_is_taken_over_and_a_live_one_is_not() {
+    fn a_stale_file_is_replaced_and_a_live_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("r.sock");
         drop(UnixListener::bind(&path).unwrap());
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_somebody_keeps_locked_is_named() {
+    fn a_locked_directory_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let held = fs::File::open(directory.path()).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_socket_is_left_alone() {
+    fn a_file_that_is_no_socket_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
         fs::write(&path, "data").unwrap();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_longer_ours_stays() {
+    fn a_file_of_another_process_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("r.sock");
         let first = BoundSocket::bind(&path, 0o600).unwrap();

@@ -1,33 +1,31 @@
-//! The directory of snapshots: one file per worker, written aside and put in place whole.
+//! The directory of snapshots: one file per worker, written under another name and renamed when it is whole.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
-use crate::directory_lock::DirectoryLock;
 use crate::error::{Error, Kind, Result};
 use crate::ids::Worker;
+use crate::owned_directory::{self, DIRECTORY_MODE, OwnedDirectory};
 
-const DIRECTORY_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
+const FIELD: &str = "snapshot.dir";
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 
-/// A directory that this daemon alone writes, for as long as this value lives.
+/// The directory of snapshots. Only this daemon writes to it while this value lives.
 #[derive(Debug)]
 pub struct Directory {
-    path: PathBuf,
-    _lock: DirectoryLock,
-    /// How often files were removed because what they hold is not to be used again. Held while a file is put
-    /// in place, so that one begun before a removal is never put in place after it.
+    owned: OwnedDirectory,
+    /// Counts the removals of files whose contents must not be used again. Locked while a file is renamed, so that a
+    /// file begun before a removal never gets its name after it.
     removals: Mutex<u64>,
 }
 
-/// A file being written, not yet in place.
+/// A file that is being written, under a name of its own.
 #[derive(Debug)]
 pub(super) struct Partial {
     worker: Worker,
@@ -36,72 +34,68 @@ pub(super) struct Partial {
     removals: u64,
 }
 
-/// A file in place.
+/// A whole snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct SnapshotFile {
     pub(super) worker: Worker,
     pub(super) written: SystemTime,
 }
 
 impl Directory {
-    /// Takes a directory, which is made if it is not there. What a writer left unfinished is removed.
+    /// Makes the directory if it is not there, locks it, and removes unfinished files of an earlier daemon.
     ///
     /// # Errors
-    /// [`Kind::Config`] if it is open to other users or another daemon has it; [`Kind::System`] for the rest.
+    /// [`Kind::Config`] if it is open to other users or another daemon holds it; [`Kind::System`] otherwise.
     pub fn open(path: &Path) -> Result<Self> {
         let system = |what: &str, error: io::Error| {
-            let remedy = "check that its parent exists and that the daemon's user owns it";
+            let remedy = "check that the daemon's user owns it";
             Error::new(Kind::System, format!("cannot {what} the snapshot directory {}", path.display()), remedy)
                 .caused_by(error)
         };
-        match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(system("make", error)),
-            _ => {}
-        }
-        let mode = fs::metadata(path).map_err(|error| system("look at", error))?.mode() & 0o777;
+        owned_directory::make(path, FIELD)?;
+        let mode = fs::metadata(path).map_err(|error| system("read the mode of", error))?.mode() & 0o777;
         if mode & !DIRECTORY_MODE != 0 {
             let what = format!("the snapshot directory {} is open to other users: mode {mode:o}", path.display());
             return Err(Error::new(Kind::Config, what, format!("chmod 700 {}", path.display())));
         }
-        let lock = DirectoryLock::take(path, "snapshots", "snapshot.dir")?;
-        let this = Self { path: path.to_owned(), _lock: lock, removals: Mutex::new(0) };
+        let this = Self { owned: OwnedDirectory::lock(path, "snapshots", FIELD)?, removals: Mutex::new(0) };
         this.remove_ending(PARTIAL_SUFFIX).map_err(|error| system("clean", error))?;
         Ok(this)
     }
 
-    /// Where it is.
+    /// The path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.owned.path()
     }
 
-    /// A worker's file.
+    /// The path of a worker's whole snapshot.
     pub(super) fn file_of(&self, worker: Worker) -> PathBuf {
-        self.path.join(format!("{}-{}{SUFFIX}", worker.id, worker.rank))
+        self.path().join(name_of(worker, SUFFIX))
     }
 
-    /// The files in place.
-    pub(super) fn kept(&self) -> io::Result<Vec<Kept>> {
-        let mut kept = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
+    /// The whole snapshots.
+    pub(super) fn files(&self) -> io::Result<Vec<SnapshotFile>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(self.path())? {
             let entry = entry?;
             if let Some(worker) = entry.file_name().to_str().and_then(worker_of) {
-                kept.push(Kept { worker, written: entry.metadata()?.modified()? });
+                files.push(SnapshotFile { worker, written: entry.metadata()?.modified()? });
             }
         }
-        Ok(kept)
+        Ok(files)
     }
 
-    /// Begins a worker's file, aside.
+    /// Begins a worker's file under a partial name.
     pub(super) fn begin(&self, worker: Worker) -> io::Result<Partial> {
         let removals = *self.removals.lock();
-        let path = self.path.join(format!("{}-{}{PARTIAL_SUFFIX}", worker.id, worker.rank));
-        let file = OpenOptions::new().create(true).truncate(true).write(true).mode(FILE_MODE).open(&path)?;
-        Ok(Partial { worker, path, file, removals })
+        let name = name_of(worker, PARTIAL_SUFFIX);
+        let file = self.owned.create_or_empty(&name)?;
+        Ok(Partial { worker, path: self.path().join(name), file, removals })
     }
 
-    /// Puts a file in place that is written in full: on the disk first, then under its name. `false` = files were
-    /// removed meanwhile, and this one with them.
+    /// Gives a whole file its final name, once it has reached the disk. `false`: files were removed meanwhile, so this
+    /// one is removed too.
     pub(super) fn commit(&self, partial: &Partial) -> io::Result<bool> {
         partial.file.sync_all()?;
         {
@@ -116,18 +110,18 @@ impl Directory {
         Ok(true)
     }
 
-    /// Gives up a file that is not written in full.
+    /// Removes a file that will not be finished.
     pub(super) fn abandon(&self, partial: &Partial) {
         if let Err(error) = fs::remove_file(&partial.path) {
             tracing::warn!(path = %partial.path.display(), %error, "cannot remove an unfinished snapshot");
         }
     }
 
-    /// Removes a worker's file, or everybody's, and lets no file that was begun before be put in place. Answers
-    /// how many there were.
+    /// Removes a worker's file, or all files if `worker` is `None`. Files that were begun before never get their names.
+    /// Answers with how many files it removed.
     ///
     /// # Errors
-    /// The first file that could not be removed; others may have been.
+    /// The error of the first file that cannot be removed. Other files may have been removed before it.
     pub fn remove(&self, worker: Option<Worker>) -> io::Result<usize> {
         let mut removals = self.removals.lock();
         *removals += 1;
@@ -144,35 +138,30 @@ impl Directory {
     }
 
     fn remove_ending(&self, suffix: &str) -> io::Result<usize> {
-        let mut removed = 0;
-        for entry in fs::read_dir(&self.path)? {
-            let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| name.ends_with(suffix)) {
-                fs::remove_file(entry.path())?;
-                removed += 1;
-            }
-        }
-        Ok(removed)
+        owned_directory::remove(&owned_directory::list(self.path(), |name| name.ends_with(suffix))?)
     }
 
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        File::open(self.path())?.sync_all()
     }
 }
 
 impl Partial {
-    /// Where to write.
     pub(super) const fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// The worker that a file's name says; other files are nobody's.
+fn name_of(worker: Worker, suffix: &str) -> String {
+    format!("{}-{}{suffix}", worker.id, worker.rank)
+}
+
+/// The worker of a snapshot file's name; `None` if it is not the name of a snapshot.
 fn worker_of(name: &str) -> Option<Worker> {
     let (id, rank) = name.strip_suffix(SUFFIX)?.split_once('-')?;
     let worker = Worker::new(id.parse().ok()?, rank.parse().ok()?);
-    // Only as it is written here: `01` or `+1` is no name of ours.
-    (format!("{}-{}{SUFFIX}", worker.id, worker.rank) == name).then_some(worker)
+    // Only the daemon's own spelling counts: it never writes `01` or `+1`.
+    (name_of(worker, SUFFIX) == name).then_some(worker)
 }
 
 #[cfg(test)]
@@ -193,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_owners_alone_and_one_daemons() {
+    fn the_directory_belongs_to_one_user_and_one_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshots");
         let directory = Directory::open(&path).unwrap();
@@ -212,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_in_place_whole_or_not_at_all() {
+    fn a_snapshot_is_there_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshots");
         let directory = Directory::open(&path).unwrap();
@@ -221,20 +210,20 @@ mod tests {
         let partial = directory.begin(worker).unwrap();
         partial.file().write_all(b"ne").unwrap();
         assert_eq!(fs::read(directory.file_of(worker)).unwrap(), b"old");
-        // The daemon is killed here; the next one finds what was there, and nothing else.
+        // The daemon is killed here. The next one finds the old snapshot, and nothing else.
         drop(directory);
         fs::write(path.join("notes.txt"), "mine").unwrap();
         fs::write(path.join("01-0.snapshot"), "mine").unwrap();
         let directory = Directory::open(&path).unwrap();
-        let kept = directory.kept().unwrap();
-        assert_eq!(kept.iter().map(|kept| kept.worker).collect::<Vec<_>>(), [worker]);
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 4, "the lock, the snapshot, and two files of somebody else");
+        let files = directory.files().unwrap();
+        assert_eq!(files.iter().map(|file| file.worker).collect::<Vec<_>>(), [worker]);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 4, "the lock, the snapshot, and two foreign files");
         directory.abandon(&directory.begin(worker).unwrap());
         assert_eq!(fs::read(directory.file_of(worker)).unwrap(), b"old");
     }
 
     #[test]
-    fn what_was_begun_before_a_removal_never_comes_into_place() {
+    fn a_file_begun_before_a_removal_never_gets_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let directory = Directory::open(&folder.path().join("snapshots")).unwrap();
         let (one, two) = (Worker::new(1, 0), Worker::new(2, 0));
@@ -242,8 +231,8 @@ mod tests {
         let partial = directory.begin(one).unwrap();
         assert_eq!(directory.remove(Some(one)).unwrap(), 1);
         assert!(!directory.commit(&partial).unwrap());
-        assert_eq!(directory.kept().unwrap().len(), 1);
+        assert_eq!(directory.files().unwrap().len(), 1);
         assert_eq!((directory.remove(Some(one)).unwrap(), directory.remove(None).unwrap()), (0, 1));
-        assert!(write(&directory, one, b"1"), "what is begun after it does");
+        assert!(write(&directory, one, b"1"), "a file begun after it does");
     }
 }

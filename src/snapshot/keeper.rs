@@ -1,4 +1,4 @@
-//! The thread that writes snapshots: one worker at a time, every so often, and once more when the daemon stops.
+//! The thread that writes snapshots: one worker at a time, in rounds, and a last round when the daemon stops.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter};
@@ -10,8 +10,7 @@ use arc_swap::Guard;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender, select};
 
 use super::directory::{Directory, Partial};
-use super::encode::Encoder;
-use super::format::{Header, SpaceName};
+use super::format::{Encoder, Header, SpaceName};
 use super::stats::SnapshotStats;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
@@ -26,21 +25,21 @@ pub type AskDump = Box<dyn Fn(ShardId, Worker) -> Result<Receiver<DumpPart>> + S
 
 /// What the thread needs.
 pub struct KeeperPlan {
-    /// Where the files are.
+    /// The directory of the files.
     pub directory: Arc<Directory>,
-    /// Who there is.
+    /// The workers.
     pub fleet: Arc<Fleet>,
-    /// How dumps are asked for.
+    /// Asks a shard for a dump.
     pub dump: AskDump,
-    /// What is counted.
+    /// Counters and gauges.
     pub stats: Arc<SnapshotStats>,
-    /// How long after one round the next begins.
+    /// The pause between two rounds.
     pub every: Duration,
-    /// The age at which a file is removed whose worker is not there.
+    /// The age at which the file of a removed worker is removed.
     pub keep: Duration,
 }
 
-/// The running thread. Dropping it lets the thread end by itself, after the snapshot in hand.
+/// The running thread. If this value is dropped, the thread ends after the snapshot that it is writing.
 #[derive(Debug)]
 pub struct Keeper {
     stop: Sender<Instant>,
@@ -57,8 +56,8 @@ impl Keeper {
         let (stop, stopped) = channel::bounded(1);
         let (done, ended) = channel::bounded(1);
         let run = move || {
-            Writing { plan, stopped, deadline: None, kept: BTreeMap::new() }.run();
-            // Nobody may wait any more.
+            Rounds { plan, stopped, deadline: None, files: BTreeMap::new() }.run();
+            // Fails if no thread waits any more.
             let _ = done.send(());
         };
         let thread = std::thread::Builder::new().name("snapshot".into()).spawn(run).map_err(|error| {
@@ -73,13 +72,13 @@ impl Keeper {
         !self.thread.is_finished()
     }
 
-    /// Asks for a last snapshot of everything that has changed, by `deadline`.
+    /// Asks for a last round, of every worker that has changed. It must end by `deadline`.
     pub fn finish(&self, deadline: Instant) {
-        // Full only if it was asked already.
+        // The channel is full only after an earlier call.
         let _ = self.stop.try_send(deadline);
     }
 
-    /// Waits for the last snapshot, no longer than until a moment after `deadline`. Whether the thread has ended.
+    /// Waits for the last round, until `deadline` and half a second more. Whether the thread has ended.
     #[must_use]
     pub fn join(self, deadline: Instant) -> bool {
         let has_ended = self.ended.recv_deadline(deadline + LAST_WRITE).is_ok();
@@ -90,43 +89,44 @@ impl Keeper {
     }
 }
 
-/// What the write in hand may take beyond the deadline: it is nearly done, and its file worth having.
+/// How much longer than the deadline the last write may take: it is nearly done, and its file is useful.
 const LAST_WRITE: Duration = Duration::from_millis(500);
 
-/// What is known of a worker's snapshot.
-struct InPlace {
-    /// The worker's trust when it was taken, which names the last batch and when that came: while it is the same,
-    /// so are the blocks.
+/// A worker's snapshot file.
+struct Written {
+    /// The worker's trust when the snapshot was taken. It names the last batch and when that was applied: while it is
+    /// unchanged, so are the blocks.
     as_of: Trust,
-    /// When the snapshot was last known to hold everything, milliseconds of Unix time.
+    /// When the snapshot was last known to hold all blocks, milliseconds of Unix time.
     current_unix_ms: u64,
 }
 
-/// Why a snapshot was given up.
-enum GivenUp {
-    /// The file system refused.
+/// Why a snapshot was abandoned.
+enum Abandoned {
+    /// The file system failed.
     File(io::Error),
-    /// The shard did.
+    /// The shard broke the dump off, for this reason.
     Dump(&'static str),
-    /// The daemon stops, and there is no more time.
-    Late,
+    /// The daemon stops, and its deadline has passed.
+    DeadlinePassed,
 }
 
-impl From<io::Error> for GivenUp {
+impl From<io::Error> for Abandoned {
     fn from(error: io::Error) -> Self {
         Self::File(error)
     }
 }
 
-struct Writing {
+/// The thread's work.
+struct Rounds {
     plan: KeeperPlan,
     stopped: Receiver<Instant>,
-    /// When the daemon stops, once it does.
+    /// The end of the last round, once the daemon stops.
     deadline: Option<Instant>,
-    kept: BTreeMap<Worker, InPlace>,
+    files: BTreeMap<Worker, Written>,
 }
 
-impl Writing {
+impl Rounds {
     fn run(mut self) {
         loop {
             match self.stopped.recv_timeout(self.plan.every) {
@@ -143,14 +143,14 @@ impl Writing {
         }
     }
 
-    /// Writes every worker that has changed since it was last written.
+    /// Writes a snapshot of every worker that has changed since its last one.
     fn round(&mut self) {
         let table = Guard::into_inner(self.plan.fleet.load());
         for record in table.workers.iter().filter(|record| record.events.is_some()) {
             self.worker(&table, record);
         }
-        self.kept.retain(|worker, _| table.workers.iter().any(|record| record.worker == *worker));
-        let oldest = self.kept.values().map(|in_place| in_place.current_unix_ms).min();
+        self.files.retain(|worker, _| table.workers.iter().any(|record| record.worker == *worker));
+        let oldest = self.files.values().map(|written| written.current_unix_ms).min();
         self.plan.stats.set_oldest(oldest.unwrap_or(0));
     }
 
@@ -161,10 +161,12 @@ impl Writing {
             return;
         }
         let path = self.plan.directory.file_of(record.worker);
-        let in_place =
-            self.kept.entry(record.worker).or_insert(InPlace { as_of: Trust::default(), current_unix_ms: now_unix_ms });
-        if in_place.as_of == as_of && path.exists() {
-            in_place.current_unix_ms = now_unix_ms;
+        let last = self
+            .files
+            .entry(record.worker)
+            .or_insert(Written { as_of: Trust::default(), current_unix_ms: now_unix_ms });
+        if last.as_of == as_of && path.exists() {
+            last.current_unix_ms = now_unix_ms;
             return stats.counters.bump(C::SnapshotsUnchanged);
         }
         let began = Instant::now();
@@ -173,30 +175,30 @@ impl Writing {
         let worker = record.worker;
         match written {
             Ok(true) => {
-                self.kept.insert(worker, InPlace { as_of, current_unix_ms: now_unix_ms });
+                self.files.insert(worker, Written { as_of, current_unix_ms: now_unix_ms });
             }
-            // Nothing of it is to be kept now, so nothing is behind.
-            Ok(false) => drop(self.kept.remove(&worker)),
-            Err(GivenUp::Late) => {
+            // The worker needs no snapshot now, so it does not count towards the oldest one.
+            Ok(false) => drop(self.files.remove(&worker)),
+            Err(Abandoned::DeadlinePassed) => {
                 stats.counters.bump(C::SnapshotsLate);
                 tracing::warn!(%worker, remedy = "raise serve.drain_ms_max", "no time left for the worker's snapshot");
             }
-            Err(GivenUp::Dump(reason)) => {
+            Err(Abandoned::Dump(reason)) => {
                 stats.counters.bump(C::SnapshotsBrokenOff);
-                tracing::info!(%worker, reason, "the worker's snapshot is given up; the next round tries again");
+                tracing::info!(%worker, reason, "the worker's snapshot was abandoned; the next round tries again");
             }
-            Err(GivenUp::File(error)) => {
+            Err(Abandoned::File(error)) => {
                 stats.counters.bump(C::SnapshotsFailed);
-                let remedy = "check the space and the owner of the snapshot directory";
+                let remedy = "check the free space and the owner of the directory that snapshot.dir names";
                 tracing::warn!(%worker, %error, remedy, "the worker's snapshot cannot be written");
             }
         }
     }
 
-    /// Writes a worker's snapshot; `false` = there was nothing to write, or it is not to be kept.
-    fn write(&mut self, table: &FleetTable, record: &WorkerRecord) -> std::result::Result<bool, GivenUp> {
+    /// Writes a worker's snapshot. `false` if there is nothing to write, or if the file was removed meanwhile.
+    fn write(&mut self, table: &FleetTable, record: &WorkerRecord) -> std::result::Result<bool, Abandoned> {
         let directory = Arc::clone(&self.plan.directory);
-        // Before the dump is asked for: a reset between the two is one that came after.
+        // Begun before the dump is asked for: a reset between the two removes this file.
         let partial = directory.begin(record.worker)?;
         let written = self.write_parts(table, record, &partial);
         if !matches!(written, Ok(Some(_))) {
@@ -209,24 +211,25 @@ impl Writing {
             return Ok(false);
         }
         counters.bump(C::SnapshotsWritten);
-        counters.add(C::SnapshotBytesWritten, bytes);
+        counters.add(C::SnapshotWrittenBytes, bytes);
         counters.add(C::SnapshotReferencesWritten, references);
         Ok(true)
     }
 
-    /// Writes the parts of a dump as they come. Bytes and references; `None` = nothing could follow it.
+    /// Writes the parts of a dump as they arrive. Answers with bytes and references; `None` if no events could continue
+    /// from such a snapshot.
     fn write_parts(
         &mut self,
         table: &FleetTable,
         record: &WorkerRecord,
         partial: &Partial,
-    ) -> std::result::Result<Option<(u64, u64)>, GivenUp> {
-        let parts = (self.plan.dump)(record.shard, record.worker).map_err(|_| GivenUp::Dump("overloaded"))?;
+    ) -> std::result::Result<Option<(u64, u64)>, Abandoned> {
+        let parts = (self.plan.dump)(record.shard, record.worker).map_err(|_| Abandoned::Dump("overloaded"))?;
         let begin = match self.next_part(&parts)? {
             DumpPart::Begin(begin) => begin,
             other => return Err(broken_off(&other)),
         };
-        // A dump has no windows: only the engine's own replay brings a hybrid worker back as it was.
+        // A dump holds no sliding windows: only the engine's own replay restores a hybrid worker.
         if begin.watermark.is_none() || begin.trust.reasons.contains(TrustReason::Hybrid) {
             return Ok(None);
         }
@@ -244,38 +247,38 @@ impl Writing {
         }
     }
 
-    /// The next part of a dump. A stop of the daemon is heard meanwhile.
-    fn next_part(&mut self, parts: &Receiver<DumpPart>) -> std::result::Result<DumpPart, GivenUp> {
+    /// The next part of a dump. While it waits, it also notices that the daemon stops.
+    fn next_part(&mut self, parts: &Receiver<DumpPart>) -> std::result::Result<DumpPart, Abandoned> {
         if self.deadline.is_none() {
             select! {
-                recv(parts) -> part => return part.map_err(|_| GivenUp::Dump("shard_ended")),
+                recv(parts) -> part => return part.map_err(|_| Abandoned::Dump("shard_ended")),
                 recv(self.stopped) -> deadline => self.deadline = Some(deadline.unwrap_or_else(|_| Instant::now())),
             }
         }
         let deadline = self.deadline.unwrap_or_else(Instant::now);
         parts.recv_deadline(deadline).map_err(|error| match error {
-            RecvTimeoutError::Timeout => GivenUp::Late,
-            RecvTimeoutError::Disconnected => GivenUp::Dump("shard_ended"),
+            RecvTimeoutError::Timeout => Abandoned::DeadlinePassed,
+            RecvTimeoutError::Disconnected => Abandoned::Dump("shard_ended"),
         })
     }
 
-    /// Removes the files of workers that are not there, once they are old enough.
+    /// Removes the files of removed workers, once they are old enough.
     fn remove_expired(&self) {
         let table = self.plan.fleet.load();
         let (directory, now) = (&self.plan.directory, SystemTime::now());
-        let kept = match directory.kept() {
-            Ok(kept) => kept,
+        let files = match directory.files() {
+            Ok(files) => files,
             Err(error) => {
                 return tracing::warn!(path = %directory.path().display(), %error, "cannot list the snapshots");
             }
         };
         let is_gone = |worker| !table.workers.iter().any(|record| record.worker == worker);
         let is_old = |written| now.duration_since(written).is_ok_and(|age| age > self.plan.keep);
-        for file in kept.into_iter().filter(|file| is_gone(file.worker) && is_old(file.written)) {
+        for file in files.into_iter().filter(|file| is_gone(file.worker) && is_old(file.written)) {
             match directory.remove(Some(file.worker)) {
                 Ok(removed) => {
                     self.plan.stats.counters.add(C::SnapshotsExpired, removed as u64);
-                    tracing::info!(worker = %file.worker, "snapshot removed: its worker has long been gone");
+                    tracing::info!(worker = %file.worker, "snapshot removed: its worker was removed long ago");
                 }
                 Err(error) => tracing::warn!(worker = %file.worker, %error, "cannot remove a snapshot"),
             }
@@ -283,8 +286,8 @@ impl Writing {
     }
 }
 
-fn broken_off(part: &DumpPart) -> GivenUp {
-    GivenUp::Dump(match part {
+fn broken_off(part: &DumpPart) -> Abandoned {
+    Abandoned::Dump(match part {
         DumpPart::Aborted(reason) => reason.name(),
         _ => "out_of_order",
     })

@@ -1,40 +1,33 @@
-//! What a restart of the daemon need not forget: each worker's blocks in a file.
+//! Snapshots: each worker's blocks in a file, so that a restarted daemon knows them at once.
 //!
 //! ```text
-//! write   ingest dump → keeper → encode → a file aside → fsync → rename
-//! read    file → decode: every checksum, whose it is → ingest load → unproven until a replay shows the rest
+//! write   ingest dump → keeper → format::Encoder → partial file → fsync → rename
+//! read    file → format::Decoder: every checksum, the worker's identity → ingest load → unproven until a replay
 //! ```
 //!
-//! A snapshot is a dump ([`crate::ingest::DumpPart`]) with a name on it. [`Keeper`] takes and writes them, one
-//! worker at a time and only those that have changed; nothing waits for it but the worker's own messages, within
-//! the bounds of every dump. At a start, and when a worker comes later, [`check`] reads each file to its end and
-//! [`Restore`] feeds those that are whole to their workers before these take their first message.
+//! A snapshot is a dump ([`crate::ingest::DumpPart`]) with the worker's name. [`Keeper`] takes and writes snapshots, one
+//! worker at a time, and only of workers that have changed. Only the worker's own messages wait for a dump, within the
+//! limits of every dump. When the daemon starts, and when a worker joins later, [`check`] reads each file to its end.
+//! [`Restore`] feeds the good files to their workers before these take their first message.
 //!
-//! What is held here is safe to lose and never believed by itself. A snapshot says what an engine held when it was
-//! taken; that the engine still holds it, less what it has removed since, only its stream can show. So a worker
-//! without a replay endpoint gets nothing of it, and one with a replay endpoint is `unproven` until the engine has
-//! sent again the payloads that the snapshot remembers.
+//! Losing a snapshot is safe, and a snapshot alone is never believed. It says what an engine held when it was taken. Only
+//! the engine's events can show that the engine still holds those blocks, except the ones that it has removed since. A
+//! worker without a replay endpoint is therefore not restored. A worker with one is `unproven` until the engine has sent
+//! again the payloads that the snapshot remembers.
 //!
-//! A file that is broken, cut, or of somebody else is refused by name ([`Refusal`]) and costs the warmth of its
-//! worker.
+//! A file that is damaged, cut off or of another worker is refused with a reason ([`Refusal`]). Its worker starts empty.
 
-mod decode;
 mod directory;
-mod encode;
 mod format;
 mod keeper;
-mod refusal;
 mod restore;
 mod stats;
 
 #[cfg(test)]
 mod tests;
 
-pub use decode::{Decoder, Part, decode};
 pub use directory::Directory;
-pub use encode::Encoder;
-pub use format::{Header, SpaceName};
+pub use format::{Encoder, Header, SpaceName, decode};
 pub use keeper::{AskDump, Keeper, KeeperPlan};
-pub use refusal::{Fault, Refusal};
 pub use restore::{Checked, Expected, Restore, check};
-pub use stats::SnapshotStats;
+pub use stats::{Fault, Refusal, SnapshotStats};

@@ -1,8 +1,8 @@
-//! Snapshots at the daemon's start, and of workers that come later: every file is checked from its first byte to its last before a worker is
-//! given anything of it, and then read once more, part by part, into the worker.
+//! Restores workers from snapshots, at the daemon's start and when a worker joins later. Every file is checked from its
+//! first byte to its last. Only then it is read once more, part by part, into the worker.
 //!
-//! Nothing has shown yet that the worker's stream went on from there. It is loaded as a worker whose connection
-//! broke: `unproven`, reason `disconnected`, until a replay has shown the payloads that the snapshot remembers.
+//! Whether the engine's events continue from the snapshot is not known yet. The worker is therefore restored as one whose
+//! connection broke: `unproven`, reason `disconnected`. A replay of the payloads that the snapshot remembers proves it.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -12,27 +12,26 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::decode::{Decoder, Part};
 use super::directory::Directory;
-use super::format::{Header, SpaceName};
-use super::refusal::{Fault, Refusal};
-use super::stats::SnapshotStats;
+use super::format::{Decoder, Header, Part, SpaceName};
+use super::stats::{Fault, Refusal, SnapshotStats};
 use crate::ids::{Scheme, Worker};
 use crate::ingest::{AbortReason, DumpPart, FirstLoad, LoadAnswer, References};
 use crate::limits::{DUMP_PARTS_MAX, SNAPSHOT_BUFFER_BYTES};
 use crate::metrics::SnapshotCounter;
 use crate::trust::{TrustLevel, TrustReason};
 
-/// What a worker's snapshot has to agree with.
+/// The facts of a worker with which its snapshot must agree.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// The worker.
     pub worker: Worker,
-    /// Its space.
+    /// The worker's space.
     pub space: SpaceName,
-    /// How that space's blocks are cut and hashed, where that is known.
+    /// The block size and hashing of the space, where they are known.
     pub scheme: Option<Scheme>,
-    /// Whether its record names a replay endpoint: without one nothing can show that its stream went on.
+    /// Whether its record names a replay endpoint. Only a replay can show that the engine's events continue from a
+    /// snapshot.
     pub is_provable: bool,
 }
 
@@ -48,10 +47,10 @@ impl Expected {
         }
     }
 
-    /// Reads a snapshot to its end and compares everything that can be compared.
+    /// Reads a snapshot to its end, and checks everything that can be checked.
     ///
     /// # Errors
-    /// Why it is not to be used.
+    /// Why it cannot be used.
     pub fn check(&self, input: impl Read) -> Result<(Header, References), Fault> {
         let (header, mut decoder) = Decoder::open(input)?;
         self.agrees(&header).map_err(|refusal| Fault { refusal, offset: decoder.offset() })?;
@@ -71,14 +70,14 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Whose it is.
+    /// The snapshot's worker.
     #[must_use]
     pub const fn worker(&self) -> Worker {
         self.worker
     }
 }
 
-/// Checks the snapshot of each worker that has one. What is not used is counted and said, and left where it is.
+/// Checks the snapshot of each worker that has one. A refused snapshot is counted and logged, and its file stays.
 #[must_use]
 pub fn check(directory: &Directory, workers: &[Expected], stats: &SnapshotStats) -> Vec<Checked> {
     let mut checked = Vec::new();
@@ -110,7 +109,7 @@ fn refuse(worker: Worker, fault: Fault, stats: &SnapshotStats) {
     tracing::warn!(%worker, reason, offset = fault.offset, remedy, "snapshot not used; the worker starts empty");
 }
 
-/// Where the parts of one snapshot go, and where its worker's answers come from.
+/// The channels of one worker's load: parts go in, answers come out.
 #[derive(Debug)]
 struct Feed {
     checked: Checked,
@@ -118,14 +117,14 @@ struct Feed {
     answers: Receiver<LoadAnswer>,
 }
 
-/// Snapshots on their way into the workers of one shard.
+/// The snapshots to load into the workers of one shard.
 #[derive(Debug, Default)]
 pub struct Restore {
     feeds: Vec<Feed>,
 }
 
 impl Restore {
-    /// The loads that a shard begins with, and what feeds them once it runs.
+    /// Makes the loads that a shard begins with, and the feeds for them.
     #[must_use]
     pub fn new(checked: Vec<Checked>) -> (Self, Vec<FirstLoad>) {
         let (mut feeds, mut loads) = (Vec::with_capacity(checked.len()), Vec::with_capacity(checked.len()));
@@ -138,10 +137,10 @@ impl Restore {
         (Self { feeds }, loads)
     }
 
-    /// Feeds the loads, in their order, on a thread of their own that ends with the last and then drops `place`.
+    /// Feeds the loads one after the other, on a thread that then drops `place` and ends.
     ///
     /// # Errors
-    /// The thread cannot be started; the loads then fail.
+    /// The thread cannot be started. The loads then fail.
     pub fn start<P: Send + 'static>(
         self,
         stats: Arc<SnapshotStats>,
@@ -162,23 +161,23 @@ impl Feed {
     fn run(self, stats: &SnapshotStats) {
         let (worker, read) = (self.checked.worker, self.send());
         drop(self.parts);
-        // Held, and then how it ended; nothing if the shard has ended.
+        // The first answer is `Held`, the last the outcome. No answer comes from a shard that has ended.
         let ended = self.answers.iter().find(|answer| !matches!(answer, LoadAnswer::Held { .. }));
         match (ended, read) {
             (Some(LoadAnswer::Loaded(_)), Ok(bytes)) => {
                 stats.counters.bump(SnapshotCounter::SnapshotsLoaded);
-                stats.counters.add(SnapshotCounter::SnapshotBytesLoaded, bytes);
+                stats.counters.add(SnapshotCounter::SnapshotLoadedBytes, bytes);
             }
             (_, Err(fault)) => refuse(worker, fault, stats),
             _ => refuse(worker, Fault { refusal: Refusal::LoadFailed, offset: 0 }, stats),
         }
     }
 
-    /// Sends every part; what shows to be wrong now, though it was right when it was checked, breaks the load off.
+    /// Sends every part. If the file has become faulty since its check, it aborts the load.
     fn send(&self) -> Result<u64, Fault> {
         let sent = self.send_parts();
         if sent.is_err() {
-            // Where nobody listens any more there is nothing to break off.
+            // A closed channel means that the load has ended already.
             let _ = self.parts.send(DumpPart::Aborted(AbortReason::Corrupt));
         }
         sent
@@ -188,7 +187,7 @@ impl Feed {
         let unreadable = |_| Fault { refusal: Refusal::Unreadable, offset: 0 };
         let file = File::open(&self.checked.path).map_err(unreadable)?;
         let (header, mut decoder) = Decoder::open(BufReader::with_capacity(SNAPSHOT_BUFFER_BYTES, file))?;
-        // A load that has ended takes no more; its answer says why.
+        // A closed channel means that the load has ended; its answer says why.
         if self.parts.send(DumpPart::Begin(Box::new(unproven(header).begin))).is_err() {
             return Ok(decoder.offset());
         }
@@ -204,7 +203,7 @@ impl Feed {
     }
 }
 
-/// What a snapshot is believed before its stream has been seen to go on. What its blocks are worth then is its view.
+/// Lowers a snapshot's trust to what holds until a replay proves it. Its `view` keeps the trust that it then regains.
 fn unproven(mut header: Header) -> Header {
     let trust = &mut header.begin.trust;
     trust.reasons.insert(TrustReason::Disconnected);

@@ -1,18 +1,66 @@
-//! What is counted of snapshots.
+//! The counters of snapshots, and the reasons why a snapshot is not used.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::refusal::Refusal;
 use crate::metrics::{CounterSet, SnapshotCounter};
+use crate::reasons::reasons;
 
-/// Counts and gauges of snapshots, written by their threads and read by any.
+reasons! {
+    /// Why a snapshot is not used. Its worker then starts empty, as it would without a snapshot.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    Refusal {
+        /// What an operator can do about it.
+        remedy: &'static str;
+    }
+    /// The file cannot be read.
+    Unreadable = "unreadable", "check the disk and the directory's owner; the next snapshot replaces the file";
+    /// The file does not begin like a snapshot.
+    NotASnapshot = "not_a_snapshot", "give the snapshots a directory of their own";
+    /// The file has another version of the format.
+    OtherVersion = "other_version", "none needed; the next snapshot has this version";
+    /// The file ends before its end.
+    Truncated = "truncated", "check the disk; the next snapshot replaces the file";
+    /// The bytes have changed since they were written.
+    Checksum = "checksum", "check the disk; the next snapshot replaces the file";
+    /// The checksums are right, but the contents are invalid.
+    Malformed = "malformed", "report it with the file; the next snapshot replaces the file";
+    /// The file belongs to another worker than its name says.
+    OtherWorker = "other_worker", "give each daemon a directory of its own, and rename no file in it";
+    /// The file belongs to another model, namespace or role than the worker.
+    OtherSpace = "other_space", "none needed if the worker's record was changed; otherwise give each daemon a directory of its own";
+    /// The blocks have another size, or another hash, than the space's.
+    OtherScheme = "other_scheme", "none needed if the space's block size was changed; otherwise correct it";
+    /// The worker has no replay endpoint. Only a replay can show that the worker's events continue from the snapshot.
+    Unprovable = "unprovable", "give the worker's record the engine's replay endpoint";
+    /// Every check passed, but loading the blocks failed. A log line says why.
+    LoadFailed = "load_failed", "see the log line of the load before this one";
+}
+
+/// A fault of a snapshot, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Why it is not used.
+    pub refusal: Refusal,
+    /// The bytes of the file that were read before the fault showed.
+    pub offset: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at byte {}", self.refusal.name(), self.offset)
+    }
+}
+
+/// Counters and gauges of snapshots, written by the snapshot threads and read by any thread.
 #[derive(Debug)]
 pub struct SnapshotStats {
-    /// What happened.
+    /// The counters that operators see.
     pub counters: CounterSet<SnapshotCounter>,
     refused: Box<[AtomicU64]>,
     writing_ns: AtomicU64,
-    /// When the worker whose snapshot is furthest behind was last found to be in it; 0 = nobody is to be kept.
+    /// For the worker whose snapshot is oldest: when the snapshot was last known to hold everything. 0 = no worker has
+    /// one.
     oldest_unix_ms: AtomicU64,
 }
 
@@ -34,7 +82,7 @@ impl SnapshotStats {
         self.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Snapshots that were not used, by every reason.
+    /// The snapshots that were not used, by reason.
     pub fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         Refusal::ALL.iter().map(|refusal| (refusal.name(), self.refused[*refusal as usize].load(Ordering::Relaxed)))
     }
@@ -43,7 +91,7 @@ impl SnapshotStats {
         self.writing_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Time spent to take and write snapshots, seconds.
+    /// Time spent on taking and writing snapshots, seconds.
     #[must_use]
     pub fn writing_seconds(&self) -> f64 {
         self.writing_ns.load(Ordering::Relaxed) as f64 * 1e-9
@@ -53,10 +101,24 @@ impl SnapshotStats {
         self.oldest_unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
-    /// How far the worker that is furthest behind is behind its stream, seconds at most; `None` = nobody is kept.
+    /// The age of the oldest snapshot, seconds: no snapshot lacks events from before. `None` = no worker has one.
     #[must_use]
     pub fn oldest_age_seconds(&self, now_unix_ms: u64) -> Option<f64> {
         let oldest = self.oldest_unix_ms.load(Ordering::Relaxed);
         (oldest > 0).then(|| now_unix_ms.saturating_sub(oldest) as f64 * 1e-3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_dense_and_their_names_unique() {
+        let mut names: Vec<_> = Refusal::ALL.iter().map(|refusal| refusal.name()).collect();
+        assert!(Refusal::ALL.iter().enumerate().all(|(at, refusal)| at == *refusal as usize));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Refusal::ALL.len());
     }
 }

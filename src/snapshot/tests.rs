@@ -1,11 +1,12 @@
-//! Dumps to bytes and back, and bytes that are no snapshot.
+//! Dumps are written and read back; damaged and foreign bytes are refused.
 
 use proptest::prelude::*;
 
-use super::format::{FOOTER_BYTES, PREAMBLE_BYTES, SECTION_HEAD_BYTES, VERSION};
+use super::format::{FOOTER_BYTES, SECTION_HEAD_BYTES, VERSION};
 use super::*;
 use crate::event::SourceTrust;
 use crate::fleet::PoolRole;
+use crate::framed_file::PREAMBLE_BYTES;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, Worker};
 use crate::index::StoreBlocks;
 use crate::ingest::{DumpBegin, DumpChunk, References};
@@ -41,7 +42,7 @@ fn chunk(stores: &[Store]) -> DumpChunk {
     chunk
 }
 
-/// Every block of some chunks with its parent, in order: how they are cut into runs and chunks means nothing.
+/// Every block of some chunks with its parent, in order. The division into runs and chunks does not matter.
 fn blocks(chunks: &[DumpChunk]) -> Vec<(Option<EngineHash>, EngineHash, LocalHash, Tier, GroupId, Seed)> {
     let mut blocks = Vec::new();
     for store in chunks.iter().flat_map(|chunk| (0..chunk.stores()).filter_map(|at| chunk.store(at))) {
@@ -111,7 +112,7 @@ fn every_flipped_bit_is_refused() {
 }
 
 #[test]
-fn every_cut_and_everything_behind_the_end_is_refused() {
+fn every_cut_and_any_byte_after_the_end_is_refused() {
     let (header, chunks) = small();
     let bytes = encode(&header, &chunks);
     for len in 0..bytes.len() {
@@ -123,7 +124,7 @@ fn every_cut_and_everything_behind_the_end_is_refused() {
 }
 
 #[test]
-fn sections_that_are_whole_and_not_where_they_were_written_are_refused() {
+fn whole_sections_in_other_places_are_refused() {
     let (header, chunks) = small();
     let [one, other] = [chunks.clone(), [chunks.clone(), chunks].concat()].map(|chunks| encode(&header, &chunks));
     let section = |bytes: &[u8], from: usize| {
@@ -156,7 +157,7 @@ fn an_end_that_does_not_agree_with_the_blocks_is_refused() {
 }
 
 #[test]
-fn a_length_takes_no_memory_before_its_bytes_are_there() {
+fn a_length_takes_no_memory_before_its_bytes_arrive() {
     let (header, chunks) = small();
     let mut bytes = encode(&header, &chunks);
     for (length, refusal) in [
@@ -170,7 +171,7 @@ fn a_length_takes_no_memory_before_its_bytes_are_there() {
 }
 
 #[test]
-fn what_is_of_somebody_else_is_refused_by_name() {
+fn a_snapshot_of_another_worker_space_or_scheme_is_refused() {
     let (header, chunks) = small();
     let bytes = encode(&header, &chunks);
     let refusal = |change: &dyn Fn(&mut Expected)| {
@@ -193,7 +194,7 @@ fn what_is_of_somebody_else_is_refused_by_name() {
 }
 
 #[test]
-fn runs_longer_than_a_section_go_on_in_the_next() {
+fn runs_longer_than_a_section_continue_in_the_next() {
     let (header, _) = small();
     let long = SNAPSHOT_SECTION_BLOCKS_MAX as u64 * 5 / 2;
     let run = |from: u64| Store {
@@ -251,7 +252,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_dump_comes_back(
+    fn any_dump_is_read_as_it_was_written(
         header in header(),
         stores in prop::collection::vec(prop::collection::vec(store(), 0..12), 0..6),
     ) {
@@ -265,8 +266,8 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_are_too_much(mut bytes in prop::collection::vec(any::<u8>(), 0..300), is_framed in any::<bool>()) {
-        // With a preamble and checksums that fit, the tables themselves are reached.
+    fn any_bytes_are_refused_without_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), is_framed in any::<bool>()) {
+        // Only a preamble and right checksums let the bytes reach the checks of the tables.
         if is_framed {
             let body = std::mem::take(&mut bytes);
             bytes.extend(b"KVRDSNAP");
@@ -282,12 +283,12 @@ proptest! {
     }
 
     #[test]
-    fn tables_that_are_not_what_was_written_do_no_harm(at in any::<prop::sample::Index>(), value in any::<u8>()) {
+    fn changed_tables_under_right_checksums_do_no_harm(at in any::<prop::sample::Index>(), value in any::<u8>()) {
         let (header, chunks) = small();
         let mut bytes = encode(&header, &chunks);
         let at = at.index(bytes.len() - PREAMBLE_BYTES) + PREAMBLE_BYTES;
         bytes[at] = value;
-        // As a writer that is wrong would have written it: every checksum fits again.
+        // A faulty writer would have written it so: every checksum is right again.
         let mut from = PREAMBLE_BYTES;
         for kind in [format::SectionKind::Begin, format::SectionKind::Chunk, format::SectionKind::End] {
             let Some(length) = bytes.get(from..from + 4) else { return Ok(()) };

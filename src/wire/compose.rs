@@ -1,8 +1,8 @@
-//! Frames written front to back, in one pass, into what is to be sent.
+//! Writes frames front to back, in one pass, into the send buffer.
 //!
-//! flatbuffers' builder finds the layout of every table anew, back to front, and its bytes are copied when they are
-//! done. Tables of hot replies have a [`Layout`] that is known when the daemon is compiled; what they refer to is written
-//! behind them, and the reference when its place is known.
+//! flatbuffers' builder finds the layout of every table anew, writes back to front, and copies the finished bytes. The tables
+//! of frequent replies have a [`Layout`] that is known at compile time. The targets of their references are written after
+//! them, and each reference once its target's place is known.
 
 use flatbuffers::VOffsetT;
 
@@ -10,20 +10,20 @@ use super::header::{FRAME_IDENTIFIER, FrameHeader, FrameKind};
 use crate::ids::CorrelationId;
 use crate::limits::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES};
 
-/// A reference to what is written behind it.
+/// The size of a reference to something that is written after it.
 pub(super) const REFERENCE: usize = size_of::<u32>();
-/// Bytes of a table that are no field's.
+/// Bytes of a table that belong to no field.
 pub(super) const PADDING: VOffsetT = 0;
 
-/// Where the fields of a table lie: `TABLE` bytes in all, told to readers by `VTABLE` bytes.
+/// The places of a table's fields. The table has `TABLE` bytes, its vtable `VTABLE` bytes.
 pub(super) struct Layout<const TABLE: usize, const VTABLE: usize> {
     vtable: [u8; VTABLE],
 }
 
 impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
-    /// Fields and their sizes in bytes, in the order in which they lie behind the table's first four bytes.
+    /// The layout of these fields and their sizes in bytes, in their order after the table's first four bytes.
     ///
-    /// Where a field would not be aligned, or the sizes are not those of the type, it is not compiled.
+    /// A field that is not aligned, or sizes that differ from those of the type, are compile-time errors.
     pub(super) const fn of(fields: &[(VOffsetT, usize)]) -> Self {
         let mut vtable = [0; VTABLE];
         let (mut at, mut next) = (size_of::<i32>(), 0);
@@ -42,17 +42,17 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
         Self { vtable }
     }
 
-    /// Where a field lies in the table.
+    /// The place of a field in the table.
     pub(super) const fn at(&self, field: VOffsetT) -> usize {
         u16::from_le_bytes([self.vtable[field as usize], self.vtable[field as usize + 1]]) as usize
     }
 
-    /// What tells readers of a table that has all fields.
-    pub(super) const fn told(&self) -> &[u8] {
+    /// The vtable of a table that has all fields.
+    pub(super) const fn vtable_bytes(&self) -> &[u8] {
         &self.vtable
     }
 
-    /// A table with nothing in it.
+    /// A table without values.
     pub(super) const fn blank(&self) -> Table<'_, TABLE, VTABLE> {
         Table { layout: self, bytes: [0; TABLE], vtable: self.vtable }
     }
@@ -66,8 +66,8 @@ pub(super) struct Table<'l, const TABLE: usize, const VTABLE: usize> {
 }
 
 impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
-    /// What tells readers of it.
-    pub(super) const fn told(&self) -> &[u8] {
+    /// Its vtable.
+    pub(super) const fn vtable_bytes(&self) -> &[u8] {
         &self.vtable
     }
 
@@ -87,7 +87,7 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
         }
     }
 
-    /// Leaves a field out where that is so.
+    /// Leaves a field out if `is_absent`.
     #[inline]
     pub(super) fn leave_out(&mut self, field: VOffsetT, is_so: bool) {
         if is_so {
@@ -96,14 +96,14 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
     }
 }
 
-/// A frame that grows at the end of what is to be sent. Places are counted from the start of its body.
+/// A frame at the end of the send buffer. Places are offsets from the start of its body.
 pub(super) struct FrameWriter<'o> {
     out: &'o mut Vec<u8>,
     frame_at: usize,
 }
 
 impl<'o> FrameWriter<'o> {
-    /// Begins a frame, whose body takes about so many bytes.
+    /// Begins a frame, and reserves this many bytes for its body.
     pub(super) fn begin(out: &'o mut Vec<u8>, kind: FrameKind, id: CorrelationId, body_bytes: usize) -> Self {
         let frame_at = out.len();
         out.reserve(FRAME_HEADER_BYTES + body_bytes);
@@ -113,25 +113,25 @@ impl<'o> FrameWriter<'o> {
         Self { out, frame_at }
     }
 
-    /// Where the next byte goes.
+    /// The place of the next byte.
     pub(super) fn place(&self) -> usize {
         self.out.len() - self.frame_at - FRAME_HEADER_BYTES
     }
 
-    /// Fills up to where what comes `ahead` bytes further on is aligned.
+    /// Pads so that the place `ahead` bytes further on is aligned.
     fn align(&mut self, align: usize, ahead: usize) {
         let place = self.place();
         let padding = (place + ahead).next_multiple_of(align) - ahead - place;
         self.out.extend_from_slice(&[0; FRAME_ALIGN_BYTES][..padding]);
     }
 
-    /// Makes what lies at `from` refer to what lies at `to`, behind it.
+    /// Writes a reference at `from` to `to`, which lies after it.
     pub(super) fn refer(&mut self, from: usize, to: usize) {
         let at = self.frame_at + FRAME_HEADER_BYTES + from;
         self.out[at..at + REFERENCE].copy_from_slice(&((to - from) as u32).to_le_bytes());
     }
 
-    /// Makes a field of a table that lies at `table` refer to what lies at `to`.
+    /// Writes the reference of a field of the table at `table` to `to`.
     pub(super) fn refer_field<const T: usize, const V: usize>(
         &mut self,
         (layout, table): (&Layout<T, V>, usize),
@@ -141,7 +141,7 @@ impl<'o> FrameWriter<'o> {
         self.refer(table + layout.at(field), to);
     }
 
-    /// Appends what tells readers of a layout. Returns its place.
+    /// Appends the vtable of a layout. Returns its place.
     pub(super) fn vtable(&mut self, vtable: &[u8]) -> usize {
         self.align(size_of::<VOffsetT>(), 0);
         let place = self.place();
@@ -149,13 +149,13 @@ impl<'o> FrameWriter<'o> {
         place
     }
 
-    /// Appends a table, after what tells readers of it. Returns its place.
+    /// Appends a table, after its vtable. Returns its place.
     pub(super) fn table<const T: usize, const V: usize>(&mut self, table: Table<'_, T, V>) -> usize {
         let vtable = self.vtable(&table.vtable);
         self.table_told_at(vtable, table)
     }
 
-    /// Appends a table whose layout is told at `vtable`. Returns its place.
+    /// Appends a table with the vtable at `vtable`. Returns its place.
     pub(super) fn table_told_at<const T: usize, const V: usize>(
         &mut self,
         vtable: usize,
@@ -175,7 +175,7 @@ impl<'o> FrameWriter<'o> {
         place
     }
 
-    /// Appends a vector of `len` elements that are aligned so, given their bytes. Returns its place.
+    /// Appends a vector of `len` elements with this alignment, given their bytes. Returns its place.
     pub(super) fn vector(&mut self, len: usize, align: usize, elements: &[u8]) -> usize {
         let place = self.begin_vector(len, align);
         self.out.extend_from_slice(elements);
@@ -186,7 +186,7 @@ impl<'o> FrameWriter<'o> {
     pub(super) fn begin_vector(&mut self, len: usize, align: usize) -> usize {
         self.align(align.max(REFERENCE), REFERENCE);
         let place = self.place();
-        // What goes into a body is bounded far below 4 GiB.
+        // The limits of its contents keep a body far below 4 GiB.
         self.out.extend_from_slice(&(len as u32).to_le_bytes());
         place
     }
@@ -198,7 +198,7 @@ impl<'o> FrameWriter<'o> {
         place
     }
 
-    /// Appends what a vector or table consists of.
+    /// Appends the bytes of a vector or a table.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
@@ -212,7 +212,7 @@ impl<'o> FrameWriter<'o> {
     }
 }
 
-/// Where element `n` of a vector of references lies.
+/// The place of element `n` of a vector of references.
 pub(super) const fn element(vector: usize, n: usize) -> usize {
     vector + REFERENCE * (n + 1)
 }

@@ -1,4 +1,4 @@
-//! Between the schema's enums and structs and the crate's own.
+//! Conversions between the schema's enums and structs and the crate's own.
 
 use super::compose::{Layout, PADDING, Table};
 use super::message::WorkerOp;
@@ -54,7 +54,7 @@ enum_map!(
 enum_map!(op_to_wire, op_from_wire, WorkerOp, WorkerOp { Add, Remove, Set });
 enum_map!(side_to_wire, side_from_wire, Side, ErrorSide { Gateway, Worker, Kernel, Config, Daemon });
 
-/// What a peer of this version cannot have meant.
+/// The error for a value that this version does not know.
 pub(super) fn unknown_value(field: &str, value: impl std::fmt::Display) -> Error {
     Error::new(
         Kind::Unsupported,
@@ -107,7 +107,7 @@ pub(super) fn scheme_from_wire(scheme: fb::Scheme<'_>) -> Result<Option<Scheme>>
     scheme_said(scheme.block_size(), scheme.window(), scheme.seed_rule())
 }
 
-/// The scheme with these fields.
+/// The scheme with these fields; block size 0 = not known yet.
 pub(super) fn scheme_said(block_size: u32, window: fb::Window, seed_rule: fb::SeedRule) -> Result<Option<Scheme>> {
     let window = window_from_wire(window).ok_or_else(|| unknown_value("scheme.window", window.0))?;
     if seed_rule != fb::SeedRule::Xxh3Additive {
@@ -125,7 +125,7 @@ pub(super) fn scheme_args(scheme: Option<Scheme>) -> fb::SchemeArgs {
 /// Lists the terms once for both directions.
 macro_rules! cost_terms {
     ($($term:ident = $slot:ident),*) => {
-        /// How the terms lie in a table.
+        /// The layout of the terms.
         pub(super) const COST_TERMS: Layout<160, 42> =
             Layout::of(&[(PADDING, 4), $((fb::CostTerms::$slot, size_of::<f64>()),)*]);
 

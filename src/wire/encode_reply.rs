@@ -1,11 +1,11 @@
-//! The daemon's frames, built in one reused buffer and appended to whatever is to be written.
+//! Encodes the daemon's other replies, in one reused buffer, and appends them to the send buffer.
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
 use super::convert::{side_to_wire, state_to_wire, tiers_to_wire, trust_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, SourceStatus, StatusPage, WorkerStatus};
-use super::policy::PolicyDone;
+use super::request::PolicyDone;
 use crate::error::{Error, Kind};
 use crate::finding::Finding;
 use crate::ids::{CorrelationId, TierBlocks};
@@ -14,8 +14,7 @@ use crate::schema_generated::routing as fb;
 
 pub(super) type Builder = FlatBufferBuilder<'static>;
 
-/// Encodes replies. Everything it needs is kept from one reply to the next: once warm it allocates only
-/// when `out` must grow.
+/// Encodes replies. Its buffers are reused: once they have grown, it allocates only when `out` must grow.
 #[derive(Default)]
 pub struct ReplyEncoder {
     pub(super) builder: Builder,
@@ -76,7 +75,7 @@ impl ReplyEncoder {
         self.finish(FrameKind::SetPolicyReply, id, root, out);
     }
 
-    /// Answers anything with an error.
+    /// Answers any request with an error.
     pub fn error(&mut self, id: CorrelationId, error: &Error, out: &mut Vec<u8>) {
         let builder = &mut self.builder;
         let message = builder.create_string(cut(error.message()));
@@ -100,14 +99,14 @@ impl ReplyEncoder {
     }
 }
 
-/// When it makes sense to ask again, microseconds; 0 = at will or never.
-pub(super) const fn retry_after_us(kind: Kind) -> u32 {
+/// The pause before a retry, microseconds; 0 = any time, or never.
+pub(crate) const fn retry_after_us(kind: Kind) -> u32 {
     match kind {
-        // Bookings and slots are given back at the rate requests end.
+        // Bookings and slots are freed at the rate at which requests end.
         Kind::TooManyBookings | Kind::Overloaded | Kind::PinnedBusy | Kind::AllBusy => 10_000,
-        // Workers come back as fast as their publishers connect.
+        // Workers return as fast as their publishers connect.
         Kind::NobodyAvailable => 100_000,
-        // The next instance is up by then, or it is not a restart.
+        // After a restart, the next daemon runs by then.
         Kind::Draining => 1_000_000,
         _ => 0,
     }

@@ -1,18 +1,18 @@
-//! The gateway's frames, built in one reused buffer and appended to whatever is to be sent.
+//! Encodes the gateway's requests, in one reused buffer, and appends them to the send buffer.
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
 use super::convert::{op_to_wire, scheme_args, worker_to_wire};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::{ResetOrder, WorkerChange};
-use super::policy::{self, PolicyOrder};
+use super::request::{PolicyOrder, encode_policy_order};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
 use crate::protocol::{BookingRef, Prompt, RouteRequest, SessionToken};
 use crate::schema_generated::routing as fb;
 
-/// Encodes requests; kept from one to the next.
+/// Encodes requests. Keep it from one to the next: its buffers are reused.
 #[derive(Default)]
 pub struct RequestEncoder {
     pub(super) builder: FlatBufferBuilder<'static>,
@@ -27,7 +27,7 @@ impl std::fmt::Debug for RequestEncoder {
     }
 }
 
-/// The encoded fields that every question about a prompt has.
+/// The encoded fields that every request about a prompt has.
 pub(super) struct Question {
     pub(super) tokens: Option<WIPOffset<Vector<'static, u32>>>,
     pub(super) local_hashes: Option<WIPOffset<Vector<'static, u64>>>,
@@ -61,7 +61,7 @@ impl RequestEncoder {
         self.finish(FrameKind::Hello, id, root, out);
     }
 
-    /// Appends an overlap; only what says which prompt in which space is sent.
+    /// Appends an overlap. Only the request's prompt and space are sent.
     ///
     /// # Errors
     /// As [`RequestEncoder::route`].
@@ -84,7 +84,7 @@ impl RequestEncoder {
         Ok(())
     }
 
-    /// Appends a prefill-complete; `prefill_us` 0 = not said.
+    /// Appends a prefill-complete; `prefill_us` 0 = not known.
     pub fn prefill_complete(
         &mut self,
         id: CorrelationId,
@@ -112,7 +112,7 @@ impl RequestEncoder {
         self.finish(FrameKind::Free, id, root, out);
     }
 
-    /// Appends a request for a page of workers; limit 0 = as many as the daemon gives.
+    /// Appends a request for a page of workers; limit 0 = the daemon's limit.
     pub fn workers(&mut self, id: CorrelationId, space: Option<SpaceId>, cursor: u32, limit: u32, out: &mut Vec<u8>) {
         let args = fb::WorkersArgs {
             space_id: space.map_or(u32::MAX, |space| space.0),
@@ -124,7 +124,7 @@ impl RequestEncoder {
         self.finish(FrameKind::Workers, id, root, out);
     }
 
-    /// Appends a request for a page of status; limit 0 = as many as the daemon gives.
+    /// Appends a request for a page of status; limit 0 = the daemon's limit.
     pub fn status(&mut self, id: CorrelationId, cursor: u32, limit: u32, out: &mut Vec<u8>) {
         let root =
             fb::Status::create(&mut self.builder, &fb::StatusArgs { cursor, limit, ..fb::StatusArgs::default() });
@@ -162,7 +162,7 @@ impl RequestEncoder {
 
     /// Appends an order about the policy.
     pub fn set_policy(&mut self, id: CorrelationId, order: &PolicyOrder<'_>, out: &mut Vec<u8>) {
-        let root = policy::encode(&mut self.builder, order);
+        let root = encode_policy_order(&mut self.builder, order);
         self.finish(FrameKind::SetPolicy, id, root, out);
     }
 
@@ -218,7 +218,7 @@ impl RequestEncoder {
     }
 }
 
-/// Keeps a request within what a frame can hold at all; finer checks are the daemon's.
+/// Checks that a request fits in a frame. The daemon checks the rest.
 pub(super) fn check_lengths(request: &RouteRequest<'_>) -> Result<()> {
     let hashes = match request.prompt {
         Prompt::Tokens(_) => 0,

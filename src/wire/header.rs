@@ -15,7 +15,8 @@ pub const FRAME_IDENTIFIER: &str = "KVRT";
 
 macro_rules! frame_kinds {
     ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// Which table a body is. Requests are odd, the reply to a request is the next even number.
+        /// The kind of a frame, which names the table of its body. Requests are odd; the reply to a request is the next even
+        /// number.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum FrameKind { $($(#[$doc])* $variant = fb::Kind::$variant.0,)* }
@@ -42,73 +43,73 @@ macro_rules! frame_kinds {
 frame_kinds! {
     /// First frame of a connection.
     Hello = "hello";
-    /// Its answer.
+    /// The reply to hello.
     HelloReply = "hello_reply";
-    /// Which worker should run this prompt?
+    /// Asks which worker should run a prompt.
     Route = "route";
     /// The decision.
     RouteReply = "route_reply";
-    /// A booked request's prefill is done.
+    /// Reports that the prefill of a booked request is complete.
     PrefillComplete = "prefill_complete";
-    /// What became of it.
+    /// The outcome of the report.
     PrefillCompleteReply = "prefill_complete_reply";
-    /// A booked request is done.
+    /// Frees a booking.
     Free = "free";
-    /// What became of it.
+    /// The outcome of the report.
     FreeReply = "free_reply";
-    /// A booked request's output so far.
+    /// Reports the tokens that a booked request has generated.
     OutputProgress = "output_progress";
-    /// What became of it.
+    /// The outcome of the report.
     OutputProgressReply = "output_progress_reply";
-    /// A booked request ran elsewhere.
+    /// Reports that another worker runs a booked request.
     Served = "served";
-    /// What became of it.
+    /// The outcome of the report.
     ServedReply = "served_reply";
-    /// A worker failed a request.
+    /// Reports that a worker failed a request.
     ReportFailure = "report_failure";
-    /// What is done about it.
+    /// How long requests avoid the worker.
     ReportFailureReply = "report_failure_reply";
-    /// A worker's own word on its load.
+    /// Reports an engine's load.
     ReportLoad = "report_load";
-    /// Whether it was taken.
+    /// Whether the report was accepted.
     ReportLoadReply = "report_load_reply";
-    /// Loads if a prompt were added.
+    /// Asks for the work of every worker if it took a prompt.
     PotentialLoads = "potential_loads";
-    /// The loads.
+    /// The potential loads.
     PotentialLoadsReply = "potential_loads_reply";
-    /// Who holds how much of a prompt?
+    /// Asks how much of a prompt each worker holds.
     Overlap = "overlap";
     /// The overlaps.
     OverlapReply = "overlap_reply";
-    /// Who is there?
+    /// Asks for the workers.
     Workers = "workers";
     /// A page of workers.
     WorkersReply = "workers_reply";
-    /// Say when the fleet changes.
+    /// Watches the fleet.
     Watch = "watch";
-    /// The changed fleet.
+    /// The fleet, at once and after each change.
     WatchReply = "watch_reply";
-    /// How is everybody? Admin socket only.
+    /// Asks for the status. Admin socket only.
     Status = "status";
     /// A page of status.
     StatusReply = "status_reply";
-    /// Add, remove or change a worker. Admin socket only.
+    /// Adds, removes or changes workers. Admin socket only.
     ChangeWorker = "change_worker";
-    /// It will be done.
+    /// The number of workers that change.
     ChangeWorkerReply = "change_worker_reply";
-    /// Forget what is known of workers' blocks. Admin socket only.
+    /// Makes the daemon forget blocks. Admin socket only.
     Reset = "reset";
-    /// What was forgotten.
+    /// The result of the reset.
     ResetReply = "reset_reply";
-    /// Set, promote or end a shadow policy. Admin socket only.
+    /// Sets, promotes or ends a shadow policy. Admin socket only.
     SetPolicy = "set_policy";
-    /// What decides and what judges now.
+    /// The resulting policy.
     SetPolicyReply = "set_policy_reply";
-    /// Share memory with this connection.
+    /// Opens a shm lane.
     OpenLane = "open_lane";
-    /// The memory.
+    /// The opened lane.
     OpenLaneReply = "open_lane_reply";
-    /// A request failed.
+    /// The error of a request or of a connection.
     Error = "error";
 }
 
@@ -117,26 +118,26 @@ frame_kinds! {
 pub struct FrameHeader {
     /// Bytes of the body that follows, padding included; a multiple of 8.
     pub body_bytes: u32,
-    /// Number of a [`FrameKind`]; kept as a number, so that a newer peer's kind can be refused by name.
+    /// The number of a [`FrameKind`]. It is a number, so that a newer peer's kind can be refused by it.
     pub kind: u8,
     /// No flag is defined; all zero.
     pub flags: u8,
     /// Protocol version of the body.
     pub version: u16,
-    /// Echoed on the reply.
+    /// The id that the reply repeats.
     pub correlation_id: CorrelationId,
 }
 
-/// Why a header cannot be trusted: where the next frame starts is unknown, so the connection must end.
+/// Why a header is invalid. The start of the next frame is then unknown, so the connection must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderFault {
-    /// Kind 0 names nothing.
+    /// The kind is 0, which no frame has.
     KindZero,
     /// Flag bits that no version defines.
     UnknownFlags(u8),
     /// A body length that is not a multiple of 8.
     Unaligned(u32),
-    /// A body length beyond any that could be meant.
+    /// A body length over the ceiling.
     TooLarge(u32),
 }
 
@@ -161,7 +162,7 @@ impl FrameHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// The first [`HeaderFault`]. A version or kind unknown here is none: the frame can be skipped.
+    /// The first [`HeaderFault`]. An unknown version or kind is not a fault: the frame can be skipped.
     pub fn parse(bytes: &[u8; FRAME_HEADER_BYTES]) -> Result<Self, HeaderFault> {
         let mut rest = bytes.as_slice();
         let body_bytes = rest.get_u32_le();
@@ -202,7 +203,7 @@ impl FrameHeader {
 pub(super) fn append_frame(out: &mut Vec<u8>, kind: FrameKind, correlation_id: CorrelationId, body: &[u8]) {
     let padded = body.len().next_multiple_of(FRAME_ALIGN_BYTES);
     out.reserve(FRAME_HEADER_BYTES + padded);
-    // A body is bounded far below 4 GiB by what goes into it.
+    // The limits of its contents keep a body far below 4 GiB.
     out.extend_from_slice(&FrameHeader::new(kind, padded as u32, correlation_id).encode());
     out.extend_from_slice(body);
     out.resize(out.len() + padded - body.len(), 0);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_apart() {
+    fn each_fault_has_its_own_error() {
         let good = FrameHeader::new(FrameKind::Route, 64, CorrelationId(7));
         let parse = |header: FrameHeader| FrameHeader::parse(&header.encode());
         assert_eq!(parse(good), Ok(good));

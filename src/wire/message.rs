@@ -1,9 +1,9 @@
-//! What a gateway gets back, owned.
+//! The replies of the daemon, as owned values.
 
 use std::path::PathBuf;
 
-use super::lanes::LaneOpened;
-use super::policy::PolicyDone;
+use super::request::LaneOpened;
+use super::request::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
@@ -13,48 +13,48 @@ use crate::protocol::{
 };
 use crate::trust::Trust;
 
-/// Any frame a daemon sends.
+/// Any reply of the daemon, by the request that it answers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// To hello.
+    /// Answers hello.
     Hello(HelloReply),
-    /// To route.
+    /// Answers route.
     Route(RouteReply),
-    /// To prefill-complete.
+    /// Answers prefill-complete.
     PrefillComplete(BookingOutcome),
-    /// To free.
+    /// Answers free.
     Free(BookingOutcome),
-    /// To output-progress.
+    /// Answers output-progress.
     OutputProgress(BookingOutcome),
-    /// To served.
+    /// Answers served.
     Served(BookingOutcome),
-    /// To report-load: whether it was taken.
+    /// Answers report-load: whether the report was accepted.
     ReportLoad(bool),
-    /// To report-failure: for how long the worker is left alone, milliseconds.
+    /// Answers report-failure: how long requests avoid the worker, milliseconds.
     ReportFailure(u32),
-    /// To overlap.
+    /// Answers overlap.
     Overlap(OverlapReply),
-    /// To potential loads.
+    /// Answers potential-loads.
     PotentialLoads(PotentialLoads),
-    /// To workers.
+    /// Answers workers.
     Workers(WorkersPage),
-    /// To watch, each time.
+    /// Answers watch, at once and after each change.
     Watch(WatchReply),
-    /// To status.
+    /// Answers status.
     Status(StatusPage),
-    /// To a change of workers: how many it is about.
+    /// Answers a change of workers: how many workers it concerns.
     ChangeWorker(u32),
-    /// To reset.
+    /// Answers reset.
     Reset(ResetDone),
-    /// What decides and what judges now.
+    /// Answers an order about the policy.
     SetPolicy(PolicyDone),
-    /// To open-lane; descriptors come with it.
+    /// Answers open-lane; descriptors come with it.
     OpenLane(LaneOpened),
-    /// To anything that failed.
+    /// Answers a request that failed.
     Error(RemoteError),
 }
 
-/// The bounds a daemon holds its gateways to.
+/// The daemon's limits for gateways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Bytes of a request's body.
@@ -69,91 +69,91 @@ pub struct ServerLimits {
     pub bookings_per_session_max: u32,
 }
 
-/// A model, namespace and pool that can be asked about.
+/// A space: a model, a namespace and a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceInfo {
-    /// What requests call it.
+    /// The id for requests.
     pub id: SpaceId,
-    /// The model's name.
+    /// The model.
     pub model: String,
-    /// What else separates it; empty = the default namespace.
+    /// The namespace; empty = the default one.
     pub namespace: String,
-    /// Which pool it is.
+    /// The pool.
     pub role: PoolRole,
-    /// How its tokens become hashes, once that is known.
+    /// The scheme of its block hashes; `None` = not known yet.
     pub scheme: Option<Scheme>,
 }
 
-/// The daemon's side of the first exchange.
+/// The reply to hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HelloReply {
-    /// The protocol version both speak.
+    /// The protocol version of this connection.
     pub version: u16,
-    /// Drawn when the daemon started.
+    /// The daemon run: a number that the daemon draws when it starts.
     pub instance_id: u64,
-    /// Its bounds.
+    /// The daemon's limits.
     pub limits: ServerLimits,
-    /// What it serves: bits of [`features`](super::features).
+    /// The features that the daemon serves: bits of [`features`](super::features).
     pub features: u64,
-    /// What can be asked about.
+    /// The daemon's spaces.
     pub spaces: Vec<SpaceInfo>,
-    /// Where status is answered.
+    /// The path of the admin socket.
     pub admin_socket: Option<PathBuf>,
 }
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Who it is.
+    /// The worker.
     pub worker: Worker,
-    /// Its short name.
+    /// The worker's short name.
     pub name: String,
-    /// What it holds of the prompt.
+    /// The blocks of the prompt that it holds, by tier.
     pub overlap: TierBlocks,
-    /// How far that may be believed.
+    /// The trust in that overlap.
     pub trust: Trust,
-    /// What it would cost; the least is chosen.
+    /// The cost; the lowest is chosen.
     pub cost: f64,
-    /// Where it is in its life.
+    /// The worker's state.
     pub state: WorkerState,
-    /// What the cost is made of, when asked to explain.
+    /// The terms of the cost, if the request asked to explain.
     pub terms: Option<CostTerms>,
 }
 
 /// A decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouteReply {
-    /// The chosen one first, then by ascending cost; empty = nobody was eligible.
+    /// The chosen worker first, then by ascending cost; empty = no worker was eligible.
     pub candidates: Vec<Candidate>,
-    /// How many were in the running, however many are listed.
+    /// The number of eligible workers, however many are listed.
     pub eligible: u32,
-    /// How many shared the lowest cost.
+    /// The number of workers with the lowest cost.
     pub ties: u32,
-    /// Whether overlaps mean anything.
+    /// Whether the overlaps are valid.
     pub matched: MatchStatus,
-    /// Remarks.
+    /// Notes on the reply.
     pub notes: ReplyNotes,
     /// Whole blocks of the prompt that were looked up.
     pub request_blocks: u32,
-    /// Which weights were used.
+    /// The version of the policy that decided.
     pub policy_version: u64,
-    /// Which fleet table was used.
+    /// The version of the fleet table that was used.
     pub fleet_version: u64,
-    /// How many batches the index had applied, summed over shards.
+    /// The batches that the index had applied, summed over shards.
     pub index_epoch: u64,
-    /// The booking, if one was asked for and somebody was eligible.
+    /// The booking, if the request asked for one and a worker was eligible.
     pub booking: Option<BookingHandle>,
-    /// Rules and whom they took out of the running; when nobody was eligible, or when asked to explain.
+    /// The excluded workers by rule, if no worker was eligible or the request asked to explain.
     pub removed: Vec<(String, Vec<Worker>)>,
-    /// Why nobody was eligible: an error code; 0 = somebody was, or the daemon does not say.
+    /// The error code that says why no worker was eligible; 0 = some were, or an older daemon.
     pub nobody: u16,
-    /// When to ask again where nobody was, microseconds; 0 = at will or never.
+    /// The pause before a retry if no worker was eligible, microseconds; 0 = any time, or never.
     pub retry_after_us: u32,
-    /// How the first was chosen; `None` = the daemon does not say, or knows modes that this version does not.
+    /// The mode that chose; `None` = an older daemon, or a mode that this version does not know.
     pub mode: Option<Mode>,
-    /// Who prefills, the chosen one first; empty = who is chosen above does both.
+    /// The workers to prefill, the chosen one first; empty = the worker chosen above does both.
     pub prefill: Vec<Candidate>,
-    /// What the prefill half is booked as, if it is.
+    /// The booking of the worker that prefills, if there is one.
     pub prefill_booking: Option<BookingHandle>,
 }
 
@@ -161,11 +161,11 @@ impl RouteReply {
     /// The chosen worker.
     ///
     /// # Errors
-    /// Why there is none: `PinnedNotAllowed`, `PinnedBusy`, `AllBusy`, `AllFiltered` or `NobodyAvailable`, with whom
-    /// each rule removed.
+    /// No worker was eligible: `PinnedNotAllowed`, `PinnedBusy`, `AllBusy`, `AllFiltered` or `NobodyAvailable`, with the
+    /// workers that each rule excluded.
     pub fn chosen(&self) -> Result<&Candidate> {
         self.candidates.first().ok_or_else(|| {
-            // From a daemon that says less, or more than is known here: that somebody may come is always true.
+            // An older or newer daemon may send another code. `NobodyAvailable` is always true.
             let kind = Some(self.nobody).filter(|code| *code != 0).and_then(Kind::from_code);
             let kind = kind.unwrap_or(Kind::NobodyAvailable);
             let rule = |(rule, workers): &(String, Vec<Worker>)| format!("{} {rule}", workers.len());
@@ -175,60 +175,62 @@ impl RouteReply {
                 Kind::PinnedNotAllowed => "allow the worker, or do not pin the request to it",
                 Kind::PinnedBusy => "wait, or do not pin the request",
                 Kind::AllBusy => "wait, or raise the busy thresholds in [policy]",
-                Kind::AllFiltered => "ask for less, or see `kvrouted query` for whom each rule removes",
+                Kind::AllFiltered => {
+                    "relax the request's constraints; `kvrouted query` shows the workers that each rule excludes"
+                }
                 _ => "wait, or see `kvrouted status` for where the workers are",
             };
-            Error::new(kind, format!("nobody is eligible: {removed}"), remedy)
+            Error::new(kind, format!("no worker is eligible: {removed}"), remedy)
         })
     }
 }
 
-/// What one worker holds of a prompt.
+/// How much of a prompt one worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverlapEntry {
-    /// Who.
+    /// The worker.
     pub worker: Worker,
-    /// How much.
+    /// The blocks that it holds, by tier.
     pub overlap: TierBlocks,
-    /// How far that may be believed.
+    /// The trust in that overlap.
     pub trust: Trust,
 }
 
-/// Who holds how much of a prompt.
+/// How much of a prompt each worker holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverlapReply {
     /// Every eligible worker.
     pub workers: Vec<OverlapEntry>,
-    /// Whether overlaps mean anything.
+    /// Whether the overlaps are valid.
     pub matched: MatchStatus,
     /// Whole blocks of the prompt that were looked up.
     pub request_blocks: u32,
-    /// Remarks.
+    /// Notes on the reply.
     pub notes: ReplyNotes,
 }
 
-/// One worker's record.
+/// The record of one worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerInfo {
-    /// Who it is.
+    /// The worker.
     pub worker: Worker,
-    /// The space it serves.
+    /// The worker's space.
     pub space: SpaceId,
-    /// Its short name.
+    /// The worker's short name.
     pub name: String,
-    /// Where it is in its life.
+    /// The worker's state.
     pub state: WorkerState,
-    /// What it computes on.
+    /// The class of its device.
     pub device_class: DeviceClass,
-    /// Its throughput relative to a CPU worker's 1.
+    /// Its throughput, relative to 1 of a CPU worker.
     pub weight: f64,
-    /// KV blocks its device holds; 0 = not known.
+    /// KV blocks in its device memory; 0 = not known.
     pub capacity_blocks: u64,
-    /// Tokens it batches in one step.
+    /// The most tokens of one step.
     pub batched_tokens_max: u64,
     /// Labels that constraints match.
     pub taints: Vec<String>,
-    /// How much the index's word about it may be believed.
+    /// The trust in its overlaps.
     pub trust: Trust,
 }
 
@@ -237,57 +239,57 @@ pub struct WorkerInfo {
 pub struct WorkersPage {
     /// The workers.
     pub workers: Vec<WorkerInfo>,
-    /// Where the next page starts; `None` = this is the last.
+    /// The cursor of the next page; `None` = this is the last.
     pub next_cursor: Option<u32>,
-    /// Which fleet table it is from.
+    /// The version of the fleet table.
     pub fleet_version: u64,
 }
 
-/// Who there is, as a watch tells it.
+/// The fleet, or a page of it, as a watch sends it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WatchReply {
-    /// Every worker of what is watched, or a page of them, with its trust of that moment.
+    /// Every watched worker, or a page of them, with its present trust.
     pub workers: Vec<WorkerInfo>,
-    /// Which fleet table it is from; with pages, which one the first is from. A later page is of the fleet as it is by then:
-    /// who has left is not in it, and who has come back elsewhere is as the last page that names it says.
+    /// The version of the fleet table; of several pages, that of the first. A later page is of the fleet at its time: a worker
+    /// that has left is not in it. For a worker that is in two pages, the later page counts.
     pub fleet_version: u64,
-    /// Another page of the same telling follows; 0 = it was the last.
+    /// The cursor of the next page; 0 = this is the last.
     pub next_cursor: u32,
 }
 
-/// Where the next page of a fleet begins that a watch is being told.
+/// The beginning of the next page that a watch sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchCursor {
-    /// Of the table that the first page is from.
+    /// The version of the fleet table of the first page.
     pub fleet_version: u64,
-    /// The place of the worker that it begins with; of one behind it, if that one has left.
+    /// The place of the first worker of the page. If that worker has left, the page begins with the next one.
     pub place: usize,
 }
 
-/// How one worker is.
+/// The status of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerStatus {
-    /// Who it is.
+    /// The worker.
     pub worker: Worker,
-    /// The space it serves.
+    /// The worker's space.
     pub space: SpaceId,
-    /// That space's model.
+    /// The model of the space.
     pub model: String,
-    /// Its short name.
+    /// The worker's short name.
     pub name: String,
-    /// Where it is in its life.
+    /// The worker's state.
     pub state: WorkerState,
-    /// How much the index's word about it may be believed.
+    /// The trust in its overlaps.
     pub trust: Trust,
-    /// Blocks bound, whichever tier holds them.
+    /// Blocks held, in any tier.
     pub blocks_held: u64,
     /// Blocks held by tier, by [`Tier::index`](crate::ids::Tier::index); at most 2³² - 1 on the wire.
     pub blocks_by_tier: [u64; 4],
     /// Its counters by name.
     pub counters: Vec<(String, u64)>,
-    /// What an operator can do about the worst reason.
+    /// The remedy for the worst reason.
     pub remedy: Option<String>,
-    /// Who named it; empty from a daemon that does not say.
+    /// The source that named it; empty from an older daemon.
     pub source: String,
 }
 
@@ -296,29 +298,29 @@ pub struct WorkerStatus {
 pub struct SourceStatus {
     /// Its name: `config`, `file PATH`, `admin`, or the URL.
     pub name: String,
-    /// Workers that it owns.
+    /// The number of its workers.
     pub workers: u32,
-    /// Why what it says cannot be used, or whom it names in vain.
+    /// Why its contents cannot be used, or the workers that it names without effect.
     pub problem: Option<String>,
 }
 
-/// What to do with a worker.
+/// The kinds of changes of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerOp {
-    /// Add it, or replace one that a request added before.
+    /// Adds a worker, or replaces one that a request added before.
     Add,
-    /// Remove one that a request added.
+    /// Removes a worker that a request added.
     Remove,
-    /// Set fields of it, whoever named it.
+    /// Sets fields of a worker of any source.
     Set,
 }
 
 /// A request to add, remove or change a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerChange<'a> {
-    /// What to do.
+    /// The kind of change.
     pub op: WorkerOp,
-    /// Which worker; rank 2³² - 1 = every rank. `None` where the fields say it.
+    /// The worker; rank 2³² - 1 = every rank. `None` = the fields name it.
     pub worker: Option<Worker>,
     /// Names and values, as on the command line.
     pub fields: &'a [(String, String)],
@@ -329,66 +331,67 @@ pub struct WorkerChange<'a> {
 pub struct StatusPage {
     /// The workers.
     pub workers: Vec<WorkerStatus>,
-    /// Where the next page starts, never 0; `None` = this is the last.
+    /// The cursor of the next page, never 0; `None` = this is the last.
     pub next_cursor: Option<u32>,
-    /// Which fleet table it is from.
+    /// The version of the fleet table.
     pub fleet_version: u64,
-    /// Drawn when the daemon started.
+    /// The daemon run: a number that the daemon draws when it starts.
     pub instance_id: u64,
-    /// How long the daemon has been up, milliseconds.
+    /// The time since the daemon started, milliseconds.
     pub uptime_ms: u64,
     /// The daemon's own counters by name.
     pub counters: Vec<(String, u64)>,
-    /// Who names workers, on the first page.
+    /// The sources of workers, on the first page.
     pub sources: Vec<SourceStatus>,
-    /// What is wrong, the worst first; with the last page only.
+    /// The findings, the worst first, on the last page.
     pub findings: Vec<Finding>,
-    /// The daemon's release; empty = one that does not say.
+    /// The daemon's release; empty from an older daemon.
     pub daemon_version: String,
-    /// Where metrics are served on the loopback interface; 0 = nowhere.
+    /// The port of the metrics page on the loopback interface; 0 = none.
     pub metrics_port: u16,
 }
 
-/// What of its workers' blocks a daemon is to forget.
+/// The blocks that the daemon is to forget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResetOrder {
-    /// Whose; `None` = every worker's.
+    /// The worker; `None` = every worker.
     pub worker: Option<Worker>,
-    /// Only what devices held, because the engine's cache was cleared, which the engine publishes with its next step.
+    /// Whether only blocks in device memory are forgotten: the engine's cache was cleared, which the engine publishes with its
+    /// next step.
     pub engine_cleared: bool,
 }
 
-/// What a reset did.
+/// The result of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResetDone {
-    /// Workers that are emptied, in the next turn of their ingest threads.
+    /// The number of workers that their ingest threads empty next.
     pub workers: u32,
-    /// Snapshots that were removed.
+    /// The number of removed snapshots.
     pub snapshots: u32,
 }
 
-/// An error the daemon answered with.
+/// An error that the daemon sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteError {
-    /// The number on the wire.
+    /// The code on the wire.
     pub code: u16,
-    /// What it means, if this version knows.
+    /// The kind of error; `None` = this version does not know the code.
     pub kind: Option<Kind>,
-    /// Who has to act.
+    /// The side that has to act.
     pub side: Side,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// When to try again, microseconds; 0 = at will.
+    /// The pause before a retry, microseconds; 0 = any time.
     pub retry_after_us: u32,
-    /// What happened.
+    /// The message.
     pub message: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 
 impl From<RemoteError> for Error {
-    /// Keeps kind, message and remedy. A code that this version does not know becomes
-    /// [`Kind::Internal`], its number in the message.
+    /// Keeps kind, message and remedy. A code that this version does not know becomes [`Kind::Internal`], with the code in
+    /// the message.
     fn from(remote: RemoteError) -> Self {
         match remote.kind {
             Some(kind) => Self::new(kind, remote.message, remote.remedy),

@@ -1,4 +1,4 @@
-//! Questions about a prompt that decide nothing, both directions.
+//! Requests that decide nothing, in both directions: overlaps, potential loads, the watch.
 
 use super::convert::{match_from_wire, match_to_wire, unknown_value};
 use super::encode_reply::ReplyEncoder;
@@ -7,7 +7,7 @@ use super::header::FrameKind;
 use super::message::WatchReply;
 use super::reply::worker_info;
 use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
-use super::route::{Question, SchemeSaid, prompt, read_media};
+use super::route_request::{Question, SchemeSaid, prompt, read_media};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
@@ -15,7 +15,7 @@ use crate::limits::CANDIDATES_MAX;
 use crate::protocol::{PotentialLoad, PotentialLoads, ReplyNotes, RouteRequest};
 use crate::schema_generated::routing as fb;
 
-/// Two tables of the same fields: which prompt, in which space.
+/// Two tables with the same fields: the prompt and the space.
 macro_rules! question {
     ($name:ident, $asked:ident of $table:ident) => {
         hot_tables! {
@@ -62,8 +62,8 @@ pub(super) fn watch<'a>(table: &fb::Watch<'_>) -> Result<Request<'a>> {
 }
 
 impl RequestEncoder {
-    /// Appends a watch, of every space or of one, in replies of so many workers, 0 = of all of them; `fleet_version_seen`
-    /// 0 = answered at once.
+    /// Appends a watch of one space or of all, with a limit of workers for each reply, 0 = none. With `fleet_version_seen` 0 the
+    /// daemon answers at once.
     pub fn watch(
         &mut self,
         id: CorrelationId,
@@ -77,7 +77,7 @@ impl RequestEncoder {
         self.finish(FrameKind::Watch, id, root, out);
     }
 
-    /// Appends a request for potential loads; only what says which prompt in which space is sent.
+    /// Appends a request for potential loads. Only the request's prompt and space are sent.
     ///
     /// # Errors
     /// As [`RequestEncoder::route`].

@@ -1,16 +1,17 @@
-//! What gateways report of bookings that are under way and of workers, both directions.
+//! Reports about bookings and about workers: decoded from frames, and the encoders of the reports about workers.
 
 use super::convert::{worker_from_wire, worker_to_wire};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::FrameKind;
 use super::request::{Request, invalid, name, understood};
+use super::table::{Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::protocol::{BookingRef, EngineLoad};
+use crate::protocol::{BookingHandle, BookingRef, EngineLoad};
 use crate::schema_generated::routing as fb;
 
-/// Shares on the wire are of 1, here of a million.
+/// A share is a fraction of 1 on the wire, and a number of millionths here.
 const MILLION: f64 = 1e6;
 
 fn named_worker(worker: Option<&fb::WorkerRef>) -> Result<Worker> {
@@ -78,7 +79,7 @@ impl RequestEncoder {
         self.finish(FrameKind::ReportFailure, id, root, out);
     }
 
-    /// Appends an output-progress: the tokens put out so far, all of them.
+    /// Appends an output-progress: the tokens generated since the start of the request.
     pub fn output_progress(
         &mut self,
         id: CorrelationId,
@@ -93,7 +94,7 @@ impl RequestEncoder {
         self.finish(FrameKind::OutputProgress, id, root, out);
     }
 
-    /// Appends a served: which worker runs a booked request.
+    /// Appends a served: the worker that runs a booked request.
     pub fn served(&mut self, id: CorrelationId, booking: &BookingRef<'_>, worker: Worker, out: &mut Vec<u8>) {
         let (handle, request_id, attempt) = self.booking(booking);
         let (booking, worker) = (handle.as_ref(), worker_to_wire(worker));
@@ -114,5 +115,77 @@ impl ReplyEncoder {
     pub fn report_failure(&mut self, id: CorrelationId, back_off_ms: u32, out: &mut Vec<u8>) {
         let root = fb::ReportFailureReply::create(&mut self.builder, &fb::ReportFailureReplyArgs { back_off_ms });
         self.finish(FrameKind::ReportFailureReply, id, root, out);
+    }
+}
+
+hot_tables! {
+    PrefillComplete of PrefillComplete {
+        booking: Option<fb::BookingHandle> = VT_BOOKING,
+        request_id: Option<&'a str> = VT_REQUEST_ID,
+        attempt: u32 = VT_ATTEMPT,
+        prefill_us: u64 = VT_PREFILL_US,
+        must_understand: u64 = VT_MUST_UNDERSTAND,
+    }
+
+    Free of Free {
+        booking: Option<fb::BookingHandle> = VT_BOOKING,
+        request_id: Option<&'a str> = VT_REQUEST_ID,
+        attempt: u32 = VT_ATTEMPT,
+        must_understand: u64 = VT_MUST_UNDERSTAND,
+    }
+
+    OutputProgress of OutputProgress {
+        booking: Option<fb::BookingHandle> = VT_BOOKING,
+        request_id: Option<&'a str> = VT_REQUEST_ID,
+        attempt: u32 = VT_ATTEMPT,
+        output_tokens: u32 = VT_OUTPUT_TOKENS,
+        must_understand: u64 = VT_MUST_UNDERSTAND,
+    }
+
+    Served of Served {
+        booking: Option<fb::BookingHandle> = VT_BOOKING,
+        request_id: Option<&'a str> = VT_REQUEST_ID,
+        attempt: u32 = VT_ATTEMPT,
+        worker: Option<fb::WorkerRef> = VT_WORKER,
+        must_understand: u64 = VT_MUST_UNDERSTAND,
+    }
+}
+
+pub(super) fn prefill_complete<'a>(table: &PrefillComplete<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    Ok(Request::PrefillComplete { booking, prefill_us: table.prefill_us })
+}
+
+pub(super) fn free<'a>(table: &Free<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    Ok(Request::Free(booking_ref(table.booking, table.request_id, table.attempt)?))
+}
+
+pub(super) fn output_progress<'a>(table: &OutputProgress<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    Ok(Request::OutputProgress { booking, output_tokens: table.output_tokens })
+}
+
+pub(super) fn served<'a>(table: &Served<'a>) -> Result<Request<'a>> {
+    understood(table.must_understand)?;
+    let booking = booking_ref(table.booking, table.request_id, table.attempt)?;
+    let Some(worker) = &table.worker else {
+        return Err(invalid("served without a worker", "name the worker that runs the request"));
+    };
+    Ok(Request::Served { booking, worker: worker_from_wire(worker) })
+}
+
+fn booking_ref(handle: Option<fb::BookingHandle>, request_id: Option<&str>, attempt: u32) -> Result<BookingRef<'_>> {
+    let handle = handle.filter(|handle| handle.slot() != 0 || handle.generation() != 0);
+    if let Some(handle) = handle {
+        return Ok(BookingRef::Handle(BookingHandle { slot: handle.slot(), generation: handle.generation() }));
+    }
+    match name("request_id", request_id)? {
+        Some(request_id) => Ok(BookingRef::Request { request_id, attempt }),
+        None => {
+            Err(invalid("no booking is named", "give the handle of the route reply, or the request_id and attempt"))
+        }
     }
 }

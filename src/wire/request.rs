@@ -1,32 +1,29 @@
-//! What a gateway asks: bodies verified, checked against the limits, and turned into the values the
-//! rest of the daemon works with. Prompts and names stay where they lie in the body.
+//! Decodes requests: verifies their bodies, checks them against the limits, and makes the values that the rest of the daemon
+//! works with. Prompts and names stay in the body. Lanes and orders about the policy are here in both directions.
 //!
-//! A field or bit that this version does not serve is refused by name, never passed over: a gateway that
-//! pins a request must not be answered as if it had not.
+//! A field or bit that this version does not serve is refused by name, never ignored: a gateway that pins a request must not
+//! be answered as if it had not.
 
-use super::bookings;
-use super::constraints::ConstraintScratch;
+use flatbuffers::{FlatBufferBuilder, WIPOffset};
+
 use super::convert::{op_from_wire, worker_from_wire};
-use super::features;
+use super::encode_reply::ReplyEncoder;
+use super::encode_request::RequestEncoder;
 use super::header::{FrameKind, PROTOCOL_VERSION};
-use super::lanes::{self, LaneAsked};
 use super::message::{ResetOrder, WorkerChange};
-use super::policy::{self, PolicyOrder};
-use super::questions;
-use super::reports;
-use super::route;
+use super::route_request::ConstraintScratch;
 use super::table::HotTable;
-use super::verify;
+use super::{features, questions, reports, route_request, table};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{SpaceId, Worker};
-use crate::limits::{NAME_BYTES_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
+use crate::ids::{CorrelationId, SpaceId, Worker};
+use crate::limits::{NAME_BYTES_MAX, POLICY_SETTINGS_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
 use crate::protocol::{BookingRef, EngineLoad, RouteRequest, SessionToken};
 use crate::schema_generated::routing as fb;
 
 /// "Every space" on the wire.
 pub(super) const EVERY_SPACE: u32 = u32::MAX;
 
-/// Where the lists of a request are put, reused from one request to the next.
+/// Buffers for the lists of a request, reused by the next one.
 #[derive(Debug, Default)]
 pub struct RequestScratch {
     pub(super) media: Vec<(u32, u64)>,
@@ -42,17 +39,17 @@ pub struct Hello<'a> {
     pub version_min: u16,
     /// Newest protocol version the gateway speaks.
     pub version_max: u16,
-    /// What the gateway calls itself in logs.
+    /// The gateway's name in the daemon's logs.
     pub client_name: &'a str,
-    /// The session its connections share; `None` = one of this connection's own.
+    /// The session that its connections share; `None` = a session of its own.
     pub session: Option<SessionToken>,
 }
 
 impl Hello<'_> {
-    /// The version both sides will speak.
+    /// The protocol version of this connection.
     ///
     /// # Errors
-    /// [`Kind::UnsupportedVersion`] when the gateway's range leaves this daemon's version out.
+    /// [`Kind::UnsupportedVersion`] if the gateway's range lacks this daemon's version.
     pub fn negotiate(&self) -> Result<u16> {
         if (self.version_min..=self.version_max).contains(&PROTOCOL_VERSION) {
             return Ok(PROTOCOL_VERSION);
@@ -67,104 +64,104 @@ impl Hello<'_> {
 pub enum Request<'a> {
     /// First frame of a connection.
     Hello(Hello<'a>),
-    /// Which worker should run this prompt?
+    /// Asks which worker should run a prompt.
     Route(RouteRequest<'a>),
-    /// A booked request's prefill is done.
+    /// Reports that the prefill of a booked request is complete.
     PrefillComplete {
         /// The booking.
         booking: BookingRef<'a>,
-        /// How long the prefill took, microseconds; 0 = not said.
+        /// The time of the prefill, microseconds; 0 = not known.
         prefill_us: u64,
     },
-    /// A booked request has put out so many tokens.
+    /// Reports the tokens that a booked request has generated.
     OutputProgress {
         /// The booking.
         booking: BookingRef<'a>,
-        /// All of them so far.
+        /// Their number since the start of the request.
         output_tokens: u32,
     },
-    /// A booked request runs on another worker than the one it was booked on.
+    /// Reports that another worker runs a booked request than the booked one.
     Served {
         /// The booking.
         booking: BookingRef<'a>,
-        /// Where it runs.
+        /// The worker that runs it.
         worker: Worker,
     },
-    /// A worker's own word on its load.
+    /// Reports an engine's load.
     ReportLoad {
-        /// Of this space.
+        /// The worker's space.
         space: SpaceId,
-        /// Which one.
+        /// The worker.
         worker: Worker,
-        /// What it says.
+        /// The load.
         load: EngineLoad,
     },
-    /// A worker failed a request.
+    /// Reports that a worker failed a request.
     ReportFailure {
-        /// Of this space.
+        /// The worker's space.
         space: SpaceId,
-        /// Which one; rank 2³² - 1 = every rank.
+        /// The worker; rank 2³² - 1 = every rank.
         worker: Worker,
-        /// How, for the log.
+        /// The reason, for the log.
         reason: &'a str,
     },
-    /// A booked request is done.
+    /// Frees a booking.
     Free(BookingRef<'a>),
-    /// Who holds how much of a prompt? A route that books nothing and lists everybody.
+    /// Asks how much of a prompt each worker holds: a route that books nothing and lists all workers.
     Overlap(RouteRequest<'a>),
-    /// What would every worker have to do if it took a prompt? As an overlap.
+    /// Asks for the work of every worker if it took a prompt. The fields are those of an overlap.
     PotentialLoads(RouteRequest<'a>),
-    /// Who is there?
+    /// Asks for the workers.
     Workers {
-        /// Of this space; `None` = of every space.
+        /// The space; `None` = every space.
         space: Option<SpaceId>,
-        /// Where the page starts; 0 = at the beginning.
+        /// The cursor of the page; 0 = the first page.
         cursor: u32,
-        /// Workers in the page at most; 0 = as many as the daemon gives.
+        /// The most workers of the page; 0 = the daemon's limit.
         limit: u32,
     },
-    /// Who is there, now and whenever that changes?
+    /// Watches the workers.
     Watch {
-        /// Of this space; `None` = of every space.
+        /// The space; `None` = every space.
         space: Option<SpaceId>,
-        /// The fleet's version that the gateway has of this daemon's instance; 0 = none.
+        /// The fleet version that the gateway has from this daemon run; 0 = none.
         fleet_version_seen: u64,
-        /// Workers of one reply at most; 0 = all in one.
+        /// The most workers of one reply; 0 = all in one.
         page_limit: u32,
     },
-    /// How is everybody? Admin socket only.
+    /// Asks for the status. Admin socket only.
     Status {
-        /// Where the page starts; 0 = at the beginning.
+        /// The cursor of the page; 0 = the first page.
         cursor: u32,
-        /// Workers in the page at most; 0 = as many as the daemon gives.
+        /// The most workers of the page; 0 = the daemon's limit.
         limit: u32,
     },
-    /// Add, remove or change a worker. Admin socket only.
+    /// Adds, removes or changes workers. Admin socket only.
     ChangeWorker(WorkerChange<'a>),
-    /// Forget the blocks of a worker; `None` = of every worker. Admin socket only.
+    /// Makes the daemon forget the blocks of a worker; `None` = of every worker. Admin socket only.
     Reset(ResetOrder),
-    /// Set, promote or end a shadow policy. Admin socket only.
+    /// Sets, promotes or ends a shadow policy. Admin socket only.
     SetPolicy(PolicyOrder<'a>),
-    /// Share memory with this connection.
+    /// Opens a shm lane for this connection.
     OpenLane(LaneAsked),
 }
 
 /// The request in a body, given the kind in its header.
 ///
 /// # Errors
-/// [`Kind::Malformed`] if the body does not verify; [`Kind::Unsupported`] naming the kind, field or bit
-/// that is not served; [`Kind::InvalidArgument`] naming the field whose value means nothing.
+/// [`Kind::Malformed`] if the body does not verify; [`Kind::Unsupported`] with the kind, field or bit that is not served;
+/// [`Kind::InvalidArgument`] with the field whose value is invalid.
 pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScratch) -> Result<Request<'a>> {
     let Some(known) = FrameKind::from_u8(kind) else {
         return Err(unsupported(format!("request kind {kind}")));
     };
     Ok(match known {
         FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
-        FrameKind::Route => route::decode(&hot(body)?, scratch)?,
-        FrameKind::PrefillComplete => bookings::prefill_complete(&hot(body)?)?,
-        FrameKind::Free => bookings::free(&hot(body)?)?,
-        FrameKind::OutputProgress => bookings::output_progress(&hot(body)?)?,
-        FrameKind::Served => bookings::served(&hot(body)?)?,
+        FrameKind::Route => route_request::decode(&hot(body)?, scratch)?,
+        FrameKind::PrefillComplete => reports::prefill_complete(&hot(body)?)?,
+        FrameKind::Free => reports::free(&hot(body)?)?,
+        FrameKind::OutputProgress => reports::output_progress(&hot(body)?)?,
+        FrameKind::Served => reports::served(&hot(body)?)?,
         FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
         FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
         FrameKind::Overlap => Request::Overlap(questions::overlap(&hot(body)?, scratch)?),
@@ -193,14 +190,14 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
         FrameKind::SetPolicy => {
             let table = root::<fb::SetPolicy<'a>>(body)?;
             understood(table.must_understand())?;
-            Request::SetPolicy(policy::decode(&table, &mut scratch.fields)?)
+            Request::SetPolicy(decode_policy_order(&table, &mut scratch.fields)?)
         }
-        FrameKind::OpenLane => lanes::open_lane(&root::<fb::OpenLane<'a>>(body)?)?,
+        FrameKind::OpenLane => open_lane(&root::<fb::OpenLane<'a>>(body)?)?,
         other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
     })
 }
 
-/// The error for a version that is not spoken here.
+/// The error for a protocol version that this daemon does not speak.
 pub(crate) fn unsupported_version(what: &str) -> Error {
     Error::new(
         Kind::UnsupportedVersion,
@@ -213,7 +210,7 @@ fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
 where
     T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
 {
-    verify::root::<T>(body, REQUEST_TABLES_MAX)
+    table::root::<T>(body, REQUEST_TABLES_MAX)
 }
 
 fn hot<'a, T: HotTable<'a>>(body: &'a [u8]) -> Result<T> {
@@ -232,7 +229,7 @@ pub(super) fn invalid(message: impl Into<String>, remedy: impl Into<String>) -> 
     Error::new(Kind::InvalidArgument, message, remedy)
 }
 
-/// A string field within its bound; `None` and empty are the same.
+/// A string field within its length limit; `None` and empty are the same.
 pub(super) fn name<'a>(field: &str, value: Option<&'a str>) -> Result<Option<&'a str>> {
     match value {
         Some(text) if text.len() > NAME_BYTES_MAX => {
@@ -280,4 +277,129 @@ pub(super) fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
         return Ok(());
     }
     Err(invalid(format!("{field} is {len}, beyond {max}"), format!("keep {field} within {max}")))
+}
+
+/// The sizes that a gateway requests for a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneAsked {
+    /// Bytes of the request ring; 0 = the default.
+    pub request_ring_bytes: u32,
+    /// Bytes of the reply ring; 0 = the default.
+    pub reply_ring_bytes: u32,
+}
+
+/// An opened lane. Two descriptors come with it: its memory, and the gateway's end of its bell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneOpened {
+    /// The version of the memory's layout.
+    pub layout: u16,
+    /// Bytes of the request ring.
+    pub request_ring_bytes: u32,
+    /// Bytes of the reply ring.
+    pub reply_ring_bytes: u32,
+}
+
+pub(super) fn open_lane<'a>(table: &fb::OpenLane<'_>) -> Result<Request<'a>> {
+    understood(table.must_understand())?;
+    let (request_ring_bytes, reply_ring_bytes) = (table.request_ring_bytes(), table.reply_ring_bytes());
+    Ok(Request::OpenLane(LaneAsked { request_ring_bytes, reply_ring_bytes }))
+}
+
+pub(super) fn lane_opened(table: fb::OpenLaneReply<'_>) -> LaneOpened {
+    LaneOpened {
+        layout: table.layout(),
+        request_ring_bytes: table.request_ring_bytes(),
+        reply_ring_bytes: table.reply_ring_bytes(),
+    }
+}
+
+impl RequestEncoder {
+    /// Appends a request for a lane. Its reply comes with descriptors.
+    pub fn open_lane(&mut self, id: CorrelationId, asked: LaneAsked, out: &mut Vec<u8>) {
+        let LaneAsked { request_ring_bytes, reply_ring_bytes } = asked;
+        let args = fb::OpenLaneArgs { request_ring_bytes, reply_ring_bytes, ..fb::OpenLaneArgs::default() };
+        let root = fb::OpenLane::create(&mut self.builder, &args);
+        self.finish(FrameKind::OpenLane, id, root, out);
+    }
+}
+
+impl ReplyEncoder {
+    /// Answers a request for a lane.
+    pub fn lane_opened(&mut self, id: CorrelationId, opened: LaneOpened, out: &mut Vec<u8>) {
+        let LaneOpened { layout, request_ring_bytes, reply_ring_bytes } = opened;
+        let args = fb::OpenLaneReplyArgs { layout, request_ring_bytes, reply_ring_bytes };
+        let root = fb::OpenLaneReply::create(&mut self.builder, &args);
+        self.finish(FrameKind::OpenLaneReply, id, root, out);
+    }
+}
+
+/// An order about the policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PolicyOrder<'a> {
+    /// A shadow policy judges a share of the decisions from now on.
+    Shadow {
+        /// The differences from each space's policy: fields of `[policy]` and their values.
+        settings: &'a [(String, String)],
+        /// The share of the decisions, 0 to 1.
+        share: f64,
+    },
+    /// The shadow policy becomes the policy that decides.
+    Promote,
+    /// No shadow policy judges from now on.
+    EndShadow,
+}
+
+/// The result of an order about the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PolicyDone {
+    /// The version of the policies that decide now.
+    pub policy_version: u64,
+    /// The share of decisions that a shadow policy judges now, 0 to 1.
+    pub shadow_share: f64,
+}
+
+pub(super) fn encode_policy_order<'b>(
+    builder: &mut FlatBufferBuilder<'b>,
+    order: &PolicyOrder<'_>,
+) -> WIPOffset<fb::SetPolicy<'b>> {
+    let (op, settings, share) = match *order {
+        PolicyOrder::Shadow { settings, share } => (fb::PolicyOp::Shadow, settings, share),
+        PolicyOrder::Promote => (fb::PolicyOp::Promote, &[][..], 0.0),
+        PolicyOrder::EndShadow => (fb::PolicyOp::EndShadow, &[][..], 0.0),
+    };
+    let setting = |(name, value): &(String, String)| {
+        let (name, value) = (builder.create_string(name), builder.create_string(value));
+        fb::PolicyField::create(builder, &fb::PolicyFieldArgs { name: Some(name), value: Some(value) })
+    };
+    let settings: Vec<_> = settings.iter().map(setting).collect();
+    let settings = builder.create_vector(&settings);
+    let args = fb::SetPolicyArgs { op, settings: Some(settings), share, ..fb::SetPolicyArgs::default() };
+    fb::SetPolicy::create(builder, &args)
+}
+
+/// Decodes an order about the policy. The caller has checked `must_understand`.
+fn decode_policy_order<'a>(
+    table: &fb::SetPolicy<'_>,
+    scratch: &'a mut Vec<(String, String)>,
+) -> Result<PolicyOrder<'a>> {
+    scratch.clear();
+    let settings = table.settings().into_iter().flatten();
+    scratch.extend(settings.take(POLICY_SETTINGS_MAX + 1).map(|of| (of.name().to_owned(), of.value().to_owned())));
+    if scratch.len() > POLICY_SETTINGS_MAX {
+        let what = format!("there are more than {POLICY_SETTINGS_MAX} settings of a policy");
+        return Err(Error::new(Kind::InvalidArgument, what, "name each field once"));
+    }
+    match table.op() {
+        fb::PolicyOp::Shadow if !(0.0..=1.0).contains(&table.share()) => {
+            let what = format!("a share of {}", table.share());
+            Err(Error::new(Kind::InvalidArgument, what, "name a share from 0 to 1"))
+        }
+        fb::PolicyOp::Shadow => Ok(PolicyOrder::Shadow { settings: scratch, share: table.share() }),
+        fb::PolicyOp::Promote => Ok(PolicyOrder::Promote),
+        fb::PolicyOp::EndShadow => Ok(PolicyOrder::EndShadow),
+        other => {
+            let what = format!("set_policy.op {} is not served here", other.0);
+            Err(Error::new(Kind::Unsupported, what, "ask a daemon of a later release"))
+        }
+    }
 }

@@ -1,23 +1,23 @@
-//! Reading the tables of a body in one go, each value checked where it is taken.
+//! Reads the tables of a body: frequent ones on a fast path in one pass, and all others through flatbuffers' verifier.
 //!
-//! flatbuffers goes over a body twice: its verifier proves all of it, then accessors look everything up again. Here a
-//! value is proven as it is read, by the verifier's rules of bounds, alignment, UTF-8 and apparent size. A body that
-//! breaks one of them is not judged here: `None` hands it to the verifier, which has the last word and says what is
-//! wrong with it.
+//! flatbuffers goes over a body twice: its verifier checks all of it, and accessors then look everything up again. The fast
+//! path checks each value as it reads it, by the verifier's rules for bounds, alignment, UTF-8 and apparent size. If a body
+//! breaks one of them, the fast path returns `None`, and the verifier decides and names the fault. Nothing is read from a
+//! body that is not verified in one of the two ways.
 
 use std::marker::PhantomData;
 
-use flatbuffers::{Follow, ForwardsUOffset, VOffsetT, Vector, Verifiable};
+use flatbuffers::{Follow, ForwardsUOffset, InvalidFlatbuffer, VOffsetT, Vector, Verifiable, VerifierOptions};
 
 use super::header::FRAME_IDENTIFIER;
-use super::verify::{self, APPARENT_SIZE_FACTOR};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::limits::{FRAME_TABLE_DEPTH_MAX, NAME_BYTES_MAX};
 use crate::schema_generated::routing as fb;
 
-/// What is counted for a field beforehand, bytes; larger ones count for the rest when they are read.
+/// The bytes counted for each field beforehand. The rest of a larger field counts when it is read.
 const FIELD_BYTES_COUNTED: usize = 16;
 
-/// Tables in a vector that is read in one go: more is the verifier's to bound.
+/// The most tables of a vector on the fast path; the verifier bounds longer ones.
 const LISTED_MAX: usize = 1 << 10;
 
 /// One table of a body.
@@ -27,14 +27,14 @@ pub(super) struct TableReader<'a> {
     at: usize,
     /// The body from there on; fields lie in it.
     fields: &'a [u8],
-    /// Where in it: a `u16` for each field, 0 = absent.
+    /// The places of the fields: a `u16` for each, 0 = absent.
     vtable: &'a [u8],
-    /// Bytes that what is read may still seem to take: parts that overlap count each time.
+    /// The remaining apparent size, bytes. Parts that overlap count each time.
     bytes_left: usize,
 }
 
 impl<'a> TableReader<'a> {
-    /// The table that a body is.
+    /// The root table of a body.
     #[inline]
     pub(super) fn root(body: &'a [u8]) -> Option<Self> {
         let (head, _) = body.split_first_chunk::<8>()?;
@@ -49,14 +49,14 @@ impl<'a> TableReader<'a> {
     #[inline]
     fn table_at(body: &'a [u8], at: usize, bytes_left: usize) -> Option<Self> {
         let distance = i32::from_le_bytes(scalar_at(body, at)?);
-        // What lies before the table has a distance above zero.
+        // A vtable before the table has a distance above zero.
         let vtable_at = at.checked_add_signed((distance as isize).checked_neg()?)?;
         let vtable_bytes = usize::from(u16::from_le_bytes(scalar_at(body, vtable_at)?));
         if !vtable_bytes.is_multiple_of(size_of::<VOffsetT>()) {
             return None;
         }
         let vtable = body.get(vtable_at..)?.get(..vtable_bytes)?;
-        // Counted at once for every field that may be there; the verifier counts those that are.
+        // Counts every field that may be there at once; the verifier counts those that are.
         let entries = vtable_bytes / size_of::<VOffsetT>();
         let fields_bytes = entries * (size_of::<VOffsetT>() + FIELD_BYTES_COUNTED);
         let bytes_left =
@@ -64,7 +64,7 @@ impl<'a> TableReader<'a> {
         Some(Self { body, at, fields: body.get(at..)?, vtable, bytes_left })
     }
 
-    /// Where a field lies behind the table's start, if it is there.
+    /// The place of a field after the table's start, if it is there.
     #[inline]
     pub(super) fn place(&self, field: VOffsetT) -> Option<usize> {
         let entry = self.vtable.get(usize::from(field)..)?.first_chunk()?;
@@ -74,28 +74,28 @@ impl<'a> TableReader<'a> {
         }
     }
 
-    /// What lies at a place behind the table's start, aligned to its own size.
+    /// The value at a place after the table's start, aligned to its own size.
     #[inline]
     fn scalar<const BYTES: usize>(&self, behind: usize) -> Option<[u8; BYTES]> {
         let value = self.fields.get(behind..)?.first_chunk()?;
         (self.at + behind).is_multiple_of(BYTES).then_some(*value)
     }
 
-    /// A struct at a place behind the table's start.
+    /// A struct at a place after the table's start.
     #[inline]
     fn packed<const BYTES: usize>(&mut self, behind: usize) -> Option<[u8; BYTES]> {
         self.bytes_left = self.bytes_left.checked_sub(BYTES.saturating_sub(FIELD_BYTES_COUNTED))?;
         self.fields.get(behind..)?.first_chunk().copied()
     }
 
-    /// Where in the body the offset at a place behind the table's start leads.
+    /// The target, in the body, of the offset at a place after the table's start.
     #[inline]
     fn follow(&self, behind: usize) -> Option<usize> {
         let forward = u32::from_le_bytes(self.scalar(behind)?) as usize;
         (self.at + behind).checked_add(forward)
     }
 
-    /// The fields of a table that this one refers to, at a place in the body.
+    /// The fields of another table, at a place in the body.
     #[inline]
     fn inner<T: HotTable<'a>>(&mut self, start: usize) -> Option<T> {
         let mut inner = Self::table_at(self.body, start, self.bytes_left)?;
@@ -104,14 +104,14 @@ impl<'a> TableReader<'a> {
         Some(fields)
     }
 
-    /// The fields of a table that a field of this one refers to.
+    /// The fields of the table that a field of this one refers to.
     #[inline]
     pub(super) fn nested<T: HotTable<'a>>(&mut self, behind: usize) -> Option<T> {
         let start = self.follow(behind)?;
         self.inner(start)
     }
 
-    /// The elements of a vector, one behind the other.
+    /// The elements of a vector, as one slice of bytes.
     #[inline]
     fn elements(&mut self, behind: usize, (element_bytes, align): (usize, usize)) -> Option<&'a [u8]> {
         let start = self.follow(behind)?;
@@ -124,22 +124,22 @@ impl<'a> TableReader<'a> {
     }
 }
 
-/// What lies at a place in a body, aligned to its own size.
+/// The value at a place in a body, aligned to its own size.
 #[inline]
 fn scalar_at<const BYTES: usize>(body: &[u8], at: usize) -> Option<[u8; BYTES]> {
     let value = body.get(at..)?.first_chunk()?;
     at.is_multiple_of(BYTES).then_some(*value)
 }
 
-/// What a field may hold.
+/// A value of a field.
 pub(super) trait Field<'a>: Default {
-    /// What the generated accessor of such a field gives.
+    /// The value of the generated accessor.
     type Accessed;
 
-    /// Takes it from a table that is verified.
+    /// Converts the value of a verified table.
     fn of(accessed: Self::Accessed) -> Self;
 
-    /// Reads what lies at a place behind the table's start; `None` = it is for the verifier to judge.
+    /// Reads the value at a place after the table's start; `None` = the verifier decides.
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self>;
 }
 
@@ -199,7 +199,7 @@ enum_fields!(Window SeedRule MatchStatus Mode WorkerState);
 
 /// A struct of the schema: bytes in a fixed order.
 pub(super) trait Struct: Copy {
-    /// Those that lie one behind the other.
+    /// The structs in a slice of bytes.
     fn all(bytes: &[u8]) -> impl ExactSizeIterator<Item = Self>;
 }
 
@@ -252,7 +252,7 @@ pub(super) struct Elements<'a, T> {
 }
 
 impl<T: Struct> Elements<'_, T> {
-    /// They, none where the field is absent.
+    /// The elements; none if the field is absent.
     pub(super) fn structs(&self) -> impl ExactSizeIterator<Item = T> {
         T::all(self.bytes.unwrap_or_default())
     }
@@ -279,29 +279,29 @@ impl<'a, T: 'a> Field<'a> for Elements<'a, T> {
     }
 }
 
-/// A table whose fields are read in one go.
+/// A table with a fast path.
 pub(super) trait HotTable<'a>: Sized {
-    /// The same of the schema.
+    /// The generated type of the table.
     type Table: Follow<'a, Inner = Self::Table> + Verifiable + 'a;
 
-    /// Takes the fields of a table that is verified.
+    /// Converts the fields of a verified table.
     fn of(table: Self::Table) -> Self;
 
-    /// Reads them; `None` = it is for the verifier to judge.
+    /// Reads the fields; `None` = the verifier decides.
     fn read(table: &mut TableReader<'a>) -> Option<Self>;
 
-    /// The fields of the table that a body is, read in one go where nothing is odd about it.
+    /// The fields of the root table of a body: on the fast path, or by the verifier.
     ///
     /// # Errors
-    /// As [`verify::root`].
+    /// As [`root`].
     #[inline]
     fn of_body(body: &'a [u8], tables_max: usize) -> Result<Self> {
         match TableReader::root(body).and_then(|mut table| Self::read(&mut table)) {
             Some(fields) => {
-                debug_assert!(verify::root::<Self::Table>(body, tables_max).is_ok(), "nothing gets past the verifier");
+                debug_assert!(root::<Self::Table>(body, tables_max).is_ok(), "nothing gets past the verifier");
                 Ok(fields)
             }
-            None => verify::root::<Self::Table>(body, tables_max).map(Self::of),
+            None => root::<Self::Table>(body, tables_max).map(Self::of),
         }
     }
 }
@@ -324,7 +324,7 @@ impl<'a, T: HotTable<'a>> Field<'a> for Listed<T> {
 
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
         let references = table.elements(at, (size_of::<u32>(), align_of::<u32>()))?;
-        // Each is looked at once more.
+        // The verifier reads each once more.
         table.bytes_left = table.bytes_left.checked_sub(references.len())?;
         let references = references.as_chunks().0;
         if references.len() > LISTED_MAX {
@@ -353,9 +353,8 @@ impl<'a, T: HotTable<'a>> Field<'a> for Option<Listed<T>> {
     }
 }
 
-/// Lists the fields of tables once, for both ways of reading them: `name: type`, then what it holds where it is absent,
-/// if that is not its type's default. `unless` names fields that only the verifier's way can read; the table is kept for
-/// them.
+/// Lists the fields of tables once, for both ways of reading them: `name: type`, then the value of an absent field, if that is
+/// not its type's default. `unless` names fields that only the verifier's way reads; the table is kept for them.
 macro_rules! hot_tables {
     ($($(#[$doc:meta])* $name:ident of $table:ident $(unless $kept:ident: $($rare:ident)|*)? {
         $($field:ident: $type:ty = $slot:ident $(or $absent:expr)?,)*
@@ -400,3 +399,46 @@ macro_rules! hot_tables {
 }
 
 pub(super) use hot_tables;
+
+/// The apparent size of a body's objects may be this many times its own size. Vectors may share elements, and tables vtables,
+/// but a small body must not cost a large walk.
+pub(super) const APPARENT_SIZE_FACTOR: usize = 8;
+
+/// Verifies a body, and returns its root table.
+///
+/// # Errors
+/// [`Kind::Malformed`] with the verifier's reason.
+pub(super) fn root<'a, T>(body: &'a [u8], tables_max: usize) -> Result<T::Inner>
+where
+    T: Follow<'a> + Verifiable + 'a,
+{
+    if body.get(4..8) != Some(FRAME_IDENTIFIER.as_bytes()) {
+        return Err(malformed("the body does not carry the identifier KVRT"));
+    }
+    let options = VerifierOptions {
+        max_depth: FRAME_TABLE_DEPTH_MAX,
+        max_tables: tables_max,
+        max_apparent_size: body.len().saturating_mul(APPARENT_SIZE_FACTOR),
+        ignore_missing_null_terminator: true,
+    };
+    flatbuffers::root_with_opts::<T>(&options, body).map_err(|fault| malformed(&reason(&fault)))
+}
+
+/// A verifier's reason on one line, with the field that it names.
+fn reason(fault: &InvalidFlatbuffer) -> String {
+    let text = fault.to_string();
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.len() > NAME_BYTES_MAX {
+        line.truncate(line.floor_char_boundary(NAME_BYTES_MAX));
+    }
+    line
+}
+
+/// The error for a body that does not fit its header.
+pub(super) fn malformed(what: &str) -> Error {
+    Error::new(
+        Kind::Malformed,
+        what,
+        "encode the body with schemas/routing.fbs and the file identifier KVRT, padded to 8 bytes",
+    )
+}

@@ -6,9 +6,9 @@
 //! | handshake | one READY command of a socket type that fits ours | [`Item::Ready`] |
 //! | traffic | message parts; PING, PONG, SUBSCRIBE, CANCEL and unknown commands between any two of them | never |
 //!
-//! A part or command is refused as soon as its header breaks a bound, before a byte of its body is waited for. Of a
-//! message only its last part and the eight bytes before it are kept, so a message that never ends holds nothing, even
-//! below the bounds.
+//! A part or command is refused as soon as its header exceeds a limit, before its body arrives. Of a message only the last
+//! part, and an eight-byte part before it, are kept. A message that never ends therefore takes no memory, even below the
+//! limits.
 
 use bytes::{Buf as _, Bytes};
 
@@ -29,7 +29,7 @@ const TTL_BYTES: usize = 2;
 /// Bytes of a PING's context that a PONG repeats.
 const PING_CONTEXT_BYTES_MAX: usize = 16;
 
-/// The socket that one end of a connection is.
+/// The socket type of one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// SUB: talks to PUB and XPUB.
@@ -62,7 +62,7 @@ impl Role {
     }
 }
 
-/// What a peer may send.
+/// The limits of what a peer may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Bytes of one message, over all of its parts.
@@ -73,7 +73,7 @@ pub struct Bounds {
     pub command_bytes_max: usize,
 }
 
-/// Why a connection cannot go on.
+/// Why a connection cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The first bytes are not those of ZMTP.
@@ -88,41 +88,41 @@ pub enum Refusal {
     /// A socket type that does not fit ours.
     #[error("the peer's socket type does not fit")]
     SocketType,
-    /// The peer said ERROR.
+    /// The peer sent ERROR.
     #[error("the peer refused the connection")]
     PeerError,
-    /// Something else than READY where that was due.
+    /// The peer sent something else than READY.
     #[error("the peer sent something else before READY")]
     NotReady,
     /// Flags that no version of ZMTP 3 has.
     #[error("a frame has the unknown flags {0:#04x}")]
     Flags(u8),
-    /// A command whose inside cannot be read.
+    /// A command with an invalid body.
     #[error("a command is malformed")]
     CommandMalformed,
-    /// A command beyond its bound.
+    /// A command over its limit of bytes.
     #[error("a command of {0} bytes breaks the bound")]
     CommandTooLong(u64),
-    /// A message beyond its bound of bytes.
+    /// A message over its limit of bytes.
     #[error("a message of at least {0} bytes breaks the bound")]
     MessageTooLong(u64),
-    /// A message beyond its bound of parts.
+    /// A message over its limit of parts.
     #[error("a message of more than {0} parts breaks the bound")]
     TooManyParts(usize),
 }
 
 impl Refusal {
-    /// Whether it is a bound on memory that was broken, not the protocol.
+    /// Whether the peer exceeded a memory limit, rather than broke the protocol.
     #[must_use]
     pub const fn is_bound(self) -> bool {
         matches!(self, Self::CommandTooLong(_) | Self::MessageTooLong(_) | Self::TooManyParts(_))
     }
 }
 
-/// One whole message, as far as anybody reads it.
+/// A whole message, as far as the daemon reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// How many parts it had.
+    /// The number of its parts.
     pub parts: usize,
     /// The part before the last, if it had eight bytes.
     pub before_last: Option<[u8; SEQ_BYTES]>,
@@ -130,22 +130,22 @@ pub struct Message {
     pub last: Bytes,
 }
 
-/// One thing that a peer said.
+/// One item of a peer's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Its greeting is whole.
+    /// The greeting is complete.
     Greeted,
-    /// Its handshake is done.
+    /// The handshake is complete.
     Ready,
     /// A message.
     Message(Message),
-    /// It subscribes to a prefix.
+    /// A subscription to a prefix.
     Subscribe(Bytes),
-    /// It takes a subscription back.
+    /// The end of a subscription.
     Cancel(Bytes),
-    /// It wants a PONG with this context.
+    /// A PING, which requires a PONG with this context.
     Ping(Bytes),
-    /// It answered a PING.
+    /// A PONG.
     Pong,
 }
 
@@ -164,7 +164,7 @@ struct Header {
     body_bytes: u64,
 }
 
-/// Reads what one peer sends.
+/// Decodes the stream of one peer.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     role: Role,
@@ -175,12 +175,12 @@ pub struct Decoder {
     parts: usize,
     message_bytes: usize,
     before_last: Option<[u8; SEQ_BYTES]>,
-    /// Bytes that the frame at the front of the input lacks.
+    /// Missing bytes of the frame at the front of the input.
     missing_bytes: usize,
 }
 
 impl Decoder {
-    /// Reads from a connection's first byte on; `role` is our own.
+    /// A decoder for a new connection; `role` is our own.
     #[must_use]
     pub const fn new(role: Role, bounds: Bounds) -> Self {
         Self {
@@ -195,11 +195,11 @@ impl Decoder {
         }
     }
 
-    /// Takes the next item off the front of `input`. `None` = it is not whole: the same bytes are to be given again
-    /// with more behind them.
+    /// Takes the next item off the front of `input`. `None` = the item is incomplete: call again with the same bytes and more
+    /// after them.
     ///
     /// # Errors
-    /// What the peer may not say. The connection is then of no further use.
+    /// The peer broke the protocol or a limit. The connection must be closed.
     pub fn next(&mut self, input: &mut Bytes) -> Result<Option<Item>, Refusal> {
         if self.phase == Phase::Greeting {
             return self.greeting(input);
@@ -223,7 +223,7 @@ impl Decoder {
         Ok(None)
     }
 
-    /// Bytes that are known to be missing after [`Self::next`] had no item; at least one.
+    /// The bytes known to be missing after [`Self::next`] returned `None`; at least one.
     #[must_use]
     pub fn missing_bytes(&self) -> usize {
         self.missing_bytes.max(1)
@@ -249,7 +249,7 @@ impl Decoder {
         Ok(Some(Item::Greeted))
     }
 
-    /// The header at the front of the input, checked against every bound; `None` = it is not whole.
+    /// The header at the front of the input, checked against every limit; `None` = it is incomplete.
     fn header(&mut self, input: &[u8]) -> Result<Option<Header>, Refusal> {
         self.missing_bytes = 0;
         let Some(flags) = input.first().copied() else { return Ok(None) };
@@ -324,12 +324,12 @@ impl Decoder {
                 Ok(Some(Item::Ping(context.slice(..context.len().min(PING_CONTEXT_BYTES_MAX)))))
             }
             (b"PONG", Phase::Traffic) => Ok(Some(Item::Pong)),
-            // A newer peer's.
+            // A newer peer may have other commands.
             (_, Phase::Traffic) => Ok(None),
         }
     }
 
-    /// What subscribes to a prefix, in the form that this peer understands.
+    /// The bytes that subscribe to a prefix, in the form that this peer understands.
     #[must_use]
     pub fn subscription(&self, prefix: &[u8]) -> Bytes {
         let mut bytes = Vec::with_capacity(prefix.len() + 16);
@@ -415,7 +415,7 @@ fn push_header(bytes: &mut Vec<u8>, flags: u8, body_bytes: usize) {
     }
 }
 
-/// Everything of a message but the body of its last part, of `last_bytes` bytes.
+/// A message without the body of its last part, which has `last_bytes` bytes.
 #[must_use]
 pub fn head(parts_before_last: &[&[u8]], last_bytes: usize) -> Vec<u8> {
     let before: usize = parts_before_last.iter().map(|part| part.len() + 9).sum();

@@ -1,8 +1,8 @@
-//! ZeroMQ connections of our own, bounded in memory before anybody is trusted.
+//! Our own ZeroMQ connections, whose memory is bounded before a peer is trusted.
 //!
 //! libzmq counts whole messages against its high-water mark and single frames against `maxmsgsize`. A message whose
 //! parts never end passes both and grows without bound, before any authentication. No socket option prevents that, so
-//! the sockets that face other machines are ours:
+//! the sockets that face other machines are our own:
 //!
 //! ```text
 //! Peer (connects: SUB, DEALER) ─┐
@@ -14,12 +14,11 @@
 //! connection for each peer with back-pressure both ways. A socket of ours is less code, runs on its caller's thread,
 //! takes one descriptor, and lets subscribers share the bytes of a message.
 //!
-//! What is spoken: ZMTP 3.0 and 3.1 with the NULL mechanism, over TCP and Unix sockets. Peers from libzmq 4.0 on speak
-//! it. Every bound is in [`crate::limits`].
+//! The protocol is ZMTP 3.0 and 3.1 with the NULL mechanism, over TCP and Unix sockets. Peers from libzmq 4.0 on speak it.
+//! Every limit is in [`crate::limits`].
 
 mod address;
 mod codec;
-mod lookup;
 mod peer;
 mod server;
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! The connecting end: one publisher or replay socket, connected to again for ever.
+//! The connecting end: one publisher or replay socket, with reconnects for ever.
 //!
-//! | state | what ends it | next | told |
+//! | state | what ends it | next | event |
 //! |---|---|---|---|
-//! | Resting | its time is up | Resolving or Handshaking | |
+//! | BackingOff | its pause is over | Resolving or Handshaking | |
 //! | Resolving | addresses | Handshaking | |
-//! | Resolving | no address | Resting | `Unopened` |
+//! | Resolving | no address | BackingOff | `Unopened` |
 //! | Handshaking | READY | Up | `Handshake` |
-//! | Handshaking, not connected | refused, unreachable, too late | Handshaking (next address) or Resting | |
-//! | Handshaking, connected | closed, not ZMTP, too late | Resting | `HandshakeFailed` |
-//! | Up | closed, silent | Resting | `Disconnected` |
-//! | Up | a message breaks a bound | Resting, for the longest wait | `Refused`, `Disconnected` |
+//! | Handshaking, not connected | refused, unreachable, too late | Handshaking (next address) or BackingOff | |
+//! | Handshaking, connected | closed, not ZMTP, too late | BackingOff | `HandshakeFailed` |
+//! | Up | closed, silent | BackingOff | `Disconnected` |
+//! | Up | a message exceeds a limit | BackingOff, for the longest pause | `Refused`, `Disconnected` |
 //!
-//! Everything runs on the caller's thread. Readiness is edge-triggered, so [`Peer::next`] is called until it says
-//! [`Next::Drained`]. What depends on time happens in [`Peer::tick`].
+//! Everything runs on the caller's thread. Readiness is edge-triggered, so the caller calls [`Peer::next`] until it
+//! returns [`Next::Drained`]. Everything that depends on time happens in [`Peer::tick`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,8 +24,8 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Registry, Token};
 
 use super::address::Address;
+use super::address::{Looked, Lookup};
 use super::codec::{self, Bounds, Decoder, Item, Message, Refusal, Role};
-use super::lookup::{Looked, Lookup};
 use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
@@ -34,22 +34,22 @@ use crate::limits::{
     ZMQ_TURN_BYTES_MAX,
 };
 
-/// What the connection did.
+/// An event of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// A peer is there and takes what we ask of it.
+    /// The handshake is complete.
     Handshake,
-    /// A connection that had shaken hands ended.
+    /// A connection ended after its handshake.
     Disconnected,
-    /// The endpoint could not even be tried: its host name does not resolve, or no socket could be made.
+    /// No connection could be tried: the host name does not resolve, or no socket could be made.
     Unopened,
-    /// Whoever answers at the endpoint is no peer that we can talk to.
+    /// The process at the endpoint does not speak our protocol.
     HandshakeFailed,
-    /// The peer broke the protocol or a bound; `Disconnected` follows.
+    /// The peer broke the protocol or a limit; `Disconnected` follows.
     Refused(Refusal),
 }
 
-/// What to say first, on every connection.
+/// The first message on every connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opening {
     /// Subscribe to this prefix.
@@ -58,36 +58,36 @@ pub enum Opening {
     Send(Bytes),
 }
 
-/// What [`Peer::next`] finds.
+/// The result of [`Peer::next`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A message.
     Message(Message),
-    /// There is no more for now: the event loop will signal what comes.
+    /// No more for now: the event loop signals further bytes.
     Drained,
-    /// There may be more, after the caller's other work and after what [`Peer::link_event`] has to say.
+    /// There may be more. Do other work first, and take the events of [`Peer::link_event`].
     Later,
 }
 
 enum State {
-    Resting {
+    BackingOff {
         until_ms: u64,
     },
     Resolving(Lookup),
     Handshaking {
         wire: Wire,
         since_ms: u64,
-        /// Where else the name leads, in the order to be tried.
+        /// The name's other addresses, in the order of tries.
         others: VecDeque<SocketAddr>,
     },
     Up {
         wire: Wire,
-        /// When bytes last came, and how many had by then.
+        /// The time of the last received bytes, and their count by then.
         heard_ms: u64,
         heard_bytes: u64,
-        /// When a PING was sent that nothing has followed yet.
+        /// The time of a PING after which nothing has arrived yet.
         pinged_ms: Option<u64>,
-        /// Everything that came has been taken: silence is the peer's.
+        /// All received bytes have been taken, so silence is the peer's.
         drained: bool,
     },
 }
@@ -101,9 +101,9 @@ pub struct Peer {
     registry: Arc<Registry>,
     token: Token,
     state: State,
-    /// What the connection did and nobody has taken yet. A handful at most: nothing goes on while something is here.
+    /// Events that the caller has not taken yet. They are few, because the connection does not proceed while there are any.
     events: VecDeque<LinkEvent>,
-    /// The wait after the next failure.
+    /// The pause after the next failure.
     rest_ms: u64,
 }
 
@@ -114,10 +114,10 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    /// Starts to connect. An endpoint that nobody answers at is tried again for ever.
+    /// Starts to connect. It tries an endpoint without an answer again for ever.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Config`] where the endpoint cannot be used.
+    /// [`crate::error::Kind::Config`] if the endpoint is invalid.
     pub fn open(
         endpoint: &Endpoint,
         (role, bounds, opening): (Role, Bounds, Opening),
@@ -125,61 +125,60 @@ impl Peer {
         now_ms: u64,
     ) -> Result<Self> {
         let address = Address::parse(endpoint)?;
-        let (state, events) = (State::Resting { until_ms: now_ms }, VecDeque::new());
+        let (state, events) = (State::BackingOff { until_ms: now_ms }, VecDeque::new());
         let rest_ms = ZMQ_RECONNECT_MS_MIN;
         let mut this = Self { address, role, bounds, opening, registry, token, state, events, rest_ms };
         this.connect(now_ms);
         Ok(this)
     }
 
-    /// Signals under another token from now on.
+    /// Registers under another token.
     ///
     /// # Errors
-    /// Those of the event loop. The connection may then never be signalled again.
+    /// Those of the event loop. It may then never signal the connection again.
     pub fn set_token(&mut self, token: Token) -> io::Result<()> {
         self.token = token;
         match &mut self.state {
-            State::Resting { .. } => Ok(()),
+            State::BackingOff { .. } => Ok(()),
             State::Resolving(lookup) => lookup.reregister(&self.registry, token),
             State::Handshaking { wire, .. } | State::Up { wire, .. } => wire.reregister(&self.registry, token),
         }
     }
 
-    /// The next thing the connection did, if there is one.
+    /// The next event of the connection, if there is one.
     pub fn link_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
 
-    /// Whether [`Self::link_event`] has something to say.
+    /// Whether [`Self::link_event`] has an event.
     #[must_use]
     pub fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Does what time asks for: connects again, gives up a handshake, sends heartbeats. `true` = something is to be
-    /// said or read.
+    /// Does what is due: reconnects, ends a slow handshake, sends heartbeats. `true` = there is an event or a message to take.
     pub fn tick(&mut self, now_ms: u64) -> bool {
         match &mut self.state {
-            State::Resting { until_ms } if now_ms >= *until_ms => self.connect(now_ms),
+            State::BackingOff { until_ms } if now_ms >= *until_ms => self.connect(now_ms),
             State::Handshaking { since_ms, .. } if now_ms.saturating_sub(*since_ms) >= ZMQ_HANDSHAKE_MS_MAX => {
                 self.broken(&Broken::Ended, now_ms);
             }
-            State::Resting { .. } => {}
-            // No message can come of it. A caller that takes none for a while is connected all the same.
+            State::BackingOff { .. } => {}
+            // No message results from it. A caller that takes no messages for a while stays connected nevertheless.
             State::Resolving(_) | State::Handshaking { .. } => drop(self.next(now_ms)),
             State::Up { .. } => self.heartbeat(now_ms),
         }
         self.has_event()
     }
 
-    /// Goes on with the connection and takes the next message. Messages of a connection come between its
-    /// `Handshake` and its `Disconnected`.
+    /// Advances the connection and takes the next message. Messages of a connection come between its `Handshake` and its
+    /// `Disconnected`.
     pub fn next(&mut self, now_ms: u64) -> Next {
         if self.has_event() {
             return Next::Later;
         }
         let next = match &mut self.state {
-            State::Resting { .. } => return Next::Drained,
+            State::BackingOff { .. } => return Next::Drained,
             State::Resolving(_) => {
                 self.resolved(now_ms);
                 return if self.has_event() { Next::Later } else { Next::Drained };
@@ -202,7 +201,7 @@ impl Peer {
             match wire.next(&mut budget_bytes)? {
                 Step::Item(Item::Message(message)) => break Next::Message(message),
                 Step::Item(Item::Ping(context)) => wire.reply(codec::pong(&context)),
-                // A subscription at a subscriber means nothing; commands beyond the budget wait.
+                // A subscription to a subscriber has no meaning. Commands beyond the budget wait.
                 Step::Item(_) => budget_bytes = budget_bytes.saturating_sub(1),
                 Step::Drained => break Next::Drained,
                 Step::Budget => break Next::Later,
@@ -239,7 +238,7 @@ impl Peer {
                 Step::Budget => return Ok(Next::Later),
             }
         }
-        let resting = State::Resting { until_ms: now_ms };
+        let resting = State::BackingOff { until_ms: now_ms };
         if let State::Handshaking { wire, .. } = std::mem::replace(&mut self.state, resting) {
             let heard_bytes = wire.received_bytes();
             self.state = State::Up { wire, heard_ms: now_ms, heard_bytes, pinged_ms: None, drained: false };
@@ -249,7 +248,7 @@ impl Peer {
         Ok(Next::Later)
     }
 
-    /// Notices a peer whose host is gone. Bytes that were not read yet are no silence.
+    /// Notices a peer whose host is gone. Unread bytes do not count as silence.
     fn heartbeat(&mut self, now_ms: u64) {
         let State::Up { wire, heard_ms, pinged_ms, drained, .. } = &mut self.state else { return };
         let result = match *pinged_ms {
@@ -268,13 +267,13 @@ impl Peer {
         }
     }
 
-    /// The connection, or the attempt at one, is over.
+    /// Ends the connection, or the attempt at one.
     fn broken(&mut self, broken: &Broken, now_ms: u64) {
         let bound = match broken {
             Broken::Refused(refusal) if refusal.is_bound() => Some(*refusal),
             Broken::Refused(_) | Broken::Ended => None,
         };
-        match std::mem::replace(&mut self.state, State::Resting { until_ms: now_ms }) {
+        match std::mem::replace(&mut self.state, State::BackingOff { until_ms: now_ms }) {
             State::Up { .. } => {
                 if let Broken::Refused(refusal) = broken {
                     self.events.push_back(LinkEvent::Refused(*refusal));
@@ -283,12 +282,12 @@ impl Peer {
             }
             State::Handshaking { wire, others, .. } => {
                 if wire.sent_bytes() == 0 {
-                    // Nobody listens there.
+                    // No process listens there.
                     return self.try_addresses(others, now_ms);
                 }
                 self.events.push_back(LinkEvent::HandshakeFailed);
             }
-            State::Resting { .. } | State::Resolving(_) => {}
+            State::BackingOff { .. } | State::Resolving(_) => {}
         }
         if bound.is_some() {
             self.rest_ms = ZMQ_RECONNECT_MS_MAX;
@@ -297,7 +296,7 @@ impl Peer {
     }
 
     fn rest(&mut self, now_ms: u64) {
-        self.state = State::Resting { until_ms: now_ms + self.rest_ms };
+        self.state = State::BackingOff { until_ms: now_ms + self.rest_ms };
         self.rest_ms = (self.rest_ms * 2).min(ZMQ_RECONNECT_MS_MAX);
     }
 
@@ -307,9 +306,9 @@ impl Peer {
             Address::Ip(address) => self.try_addresses(VecDeque::from([*address]), now_ms),
             Address::Name { host, port } => {
                 match Lookup::start(host, *port, &self.registry, self.token) {
-                    // It may have ended before anybody waited for it.
+                    // It may have ended before its end was registered.
                     Some(lookup) => self.state = State::Resolving(lookup),
-                    None => self.state = State::Resting { until_ms: now_ms + ZMQ_RECONNECT_MS_MIN },
+                    None => self.state = State::BackingOff { until_ms: now_ms + ZMQ_RECONNECT_MS_MIN },
                 }
             }
             Address::Path(path) => {
@@ -323,7 +322,7 @@ impl Peer {
         }
     }
 
-    /// Takes what came of the look-up, if it is over.
+    /// Takes the result of the lookup, if it has ended.
     fn resolved(&mut self, now_ms: u64) {
         let State::Resolving(lookup) = &self.state else { return };
         match lookup.look() {
@@ -371,14 +370,14 @@ impl Peer {
 
 #[cfg(test)]
 impl Peer {
-    /// Has the connection end, whatever it is doing.
+    /// Ends the connection in any state.
     pub(crate) fn break_up(&mut self) {
-        self.state = State::Resting { until_ms: u64::MAX };
+        self.state = State::BackingOff { until_ms: u64::MAX };
         self.events.push_back(LinkEvent::Disconnected);
     }
 }
 
-/// Whether an attempt failed because no socket could be made, and not because nobody answers.
+/// Whether an attempt failed because no socket could be made, rather than for want of an answer.
 fn is_local(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errnos = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC, Errno::AFNOSUPPORT];

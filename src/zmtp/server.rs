@@ -1,11 +1,11 @@
 //! The binding end: a PUB or ROUTER for many peers, on its caller's thread.
 //!
-//! What a peer may hold is bounded in both directions and as it comes: its messages by [`Bounds`], what waits for it by
-//! bytes and messages, its handshake and its reading by time, peers in number, over all and from one address. A peer that breaks a
-//! bound is cut; nobody else notices.
+//! Every resource of a peer is bounded, as it arrives: its messages by [`Bounds`], the messages that wait for it by bytes and
+//! number, its handshake and its reading by time. The number of peers is bounded, over all and from one address. A peer that
+//! exceeds a limit is disconnected, and the others do not notice.
 //!
-//! Subscriptions are not kept. All that is published has the empty topic, which only the empty subscription matches, so
-//! a peer's subscriptions are one number however many it makes.
+//! Subscriptions are not stored. All messages have the empty topic, which only the empty subscription matches, so a peer's
+//! subscriptions are one number, however many it makes.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -34,12 +34,12 @@ const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
 const POLL_EVENTS: usize = 256;
 
-/// How a server treats its peers.
+/// The limits of a server's peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerPlan {
     /// [`Role::Publisher`] or [`Role::Router`].
     pub role: Role,
-    /// What a peer may send.
+    /// The limits of what a peer may send.
     pub bounds: Bounds,
     /// Bytes that may wait for one peer, unless nothing else waits.
     pub waiting_bytes_max: usize,
@@ -47,30 +47,30 @@ pub struct ServerPlan {
     pub waiting_messages_max: usize,
 }
 
-/// What a server counts.
+/// The counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounts {
     /// Peers refused because too many were connected.
     pub peers_refused: u64,
-    /// Peers cut because of what they sent, or because they were too slow to say who they are.
+    /// Peers disconnected for what they sent, or for a handshake that took too long.
     pub peers_cut: u64,
-    /// Peers cut because they read nothing for too long, or fell too far behind what is published.
+    /// Peers disconnected because they read nothing for too long, or fell too far behind the stream.
     pub peers_stalled: u64,
-    /// Messages that a peer did not get because too much waited for it.
+    /// Messages that a peer missed because too much waited for it.
     pub messages_dropped: u64,
 }
 
-/// A peer of a server. Never another's, also after it has gone.
+/// The id of a peer of a server. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerId {
     place: usize,
     number: u64,
 }
 
-/// What came of an attempt to send.
+/// The result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is sent, or waits to be.
+    /// It is sent, or queued for sending.
     Yes,
     /// Too much waits for the peer.
     Full,
@@ -106,29 +106,29 @@ impl Listener {
 struct Connected {
     number: u64,
     wire: Wire,
-    /// `None` over Unix sockets, where only this machine's users come from.
+    /// `None` over Unix sockets, which only users of this machine reach.
     address: Option<IpAddr>,
     is_ready: bool,
-    /// How often it has subscribed to the empty prefix and not taken that back.
+    /// Its subscriptions to the empty prefix, minus the ended ones.
     subscriptions: u64,
-    /// When it connected, or when the kernel last took bytes for it, or nothing waited.
+    /// The last time when it connected, the kernel took bytes for it, or nothing waited.
     moved_ms: u64,
     sent_bytes: u64,
     lag: Lag,
 }
 
-/// How far a subscriber is behind what is published. Subscribers that wait for the same messages share their bytes, so
-/// together they hold as much of the stream as the one that is furthest behind.
+/// How far a subscriber is behind the stream. Subscribers that wait for the same messages share their bytes, so together they
+/// hold as much of the stream as the slowest of them.
 #[derive(Clone, Copy, Debug)]
 struct Lag {
-    /// Bytes that had been published when the oldest message that waits was; at most a little too few.
+    /// The bytes published before the oldest waiting message; at most a little too few.
     oldest: u64,
-    /// Once so many bytes are sent, nothing waits that is older than this many published bytes.
+    /// Once `mark.0` bytes are sent, no waiting message is older than `mark.1` published bytes.
     mark: (u64, u64),
 }
 
 impl Lag {
-    /// Bytes that had been published before anything that waits, where `published` have been by now.
+    /// The bytes published before the oldest waiting message, given `published` bytes by now.
     fn oldest(&mut self, wire: &Wire, published: u64) -> u64 {
         let (sent, waiting) = (wire.sent_bytes(), wire.waiting().0 as u64);
         if waiting == 0 {
@@ -149,12 +149,12 @@ pub struct Server {
     waker: Arc<Waker>,
     listener: Listener,
     endpoint: String,
-    /// The socket's file, which goes with the server.
+    /// The socket's file, which is removed with the server.
     file: Option<PathBuf>,
     peers: Vec<Option<Connected>>,
     connected: usize,
     next_number: u64,
-    /// Peers that may have more to be read than their turn allowed.
+    /// Peers that may have more bytes than their fairness quantum allowed to read.
     unread: Vec<usize>,
     /// More connections may wait than could be accepted.
     accepts: bool,
@@ -176,7 +176,7 @@ impl Server {
     /// Binds an endpoint.
     ///
     /// # Errors
-    /// [`Kind::Config`] where it cannot be bound, [`Kind::System`] where there are no descriptors left.
+    /// [`Kind::Config`] if it cannot be bound, [`Kind::System`] if no descriptor is left.
     pub fn bind(endpoint: &BoundEndpoint, plan: ServerPlan) -> Result<Self> {
         let refused = |cause: io::Error| {
             let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
@@ -207,7 +207,7 @@ impl Server {
         })
     }
 
-    /// Where it listens, with the port that was free.
+    /// The endpoint that it listens on, with its actual port.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
@@ -219,7 +219,7 @@ impl Server {
         Arc::clone(&self.waker)
     }
 
-    /// What it has counted so far.
+    /// The counts so far.
     #[must_use]
     pub const fn counts(&self) -> ServerCounts {
         self.counts
@@ -231,10 +231,11 @@ impl Server {
         self.connected
     }
 
-    /// Waits for something to do, at most so long, and does it: a turn for every peer. Messages are added to `received`.
+    /// Waits for work, for a limited time, and serves every peer by one fairness quantum. Received messages are appended to
+    /// `received`.
     ///
     /// # Errors
-    /// The event loop failed; nothing more will come.
+    /// The event loop failed; no more messages will come.
     pub fn turn(&mut self, wait: Duration, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> io::Result<()> {
         let mut events = Events::with_capacity(POLL_EVENTS);
         let wait = if self.unread.is_empty() { wait } else { Duration::ZERO };
@@ -251,7 +252,7 @@ impl Server {
                 Token(place) => places.push(place),
             }
         }
-        // A peer that is signalled while it still has something to be read gets one turn all the same.
+        // A peer that is signalled while it still has unread bytes gets one quantum nevertheless.
         places.sort_unstable();
         places.dedup();
         for place in places {
@@ -264,7 +265,7 @@ impl Server {
         Ok(())
     }
 
-    /// Sends a message, given as pieces of its bytes, to one peer.
+    /// Sends a message to one peer. The message is given in pieces.
     pub fn send(&mut self, peer: PeerId, pieces: impl IntoIterator<Item = Bytes>) -> Sent {
         let found = self.peers.get_mut(peer.place).and_then(Option::as_mut);
         let Some(connected) = found.filter(|connected| connected.number == peer.number) else { return Sent::Gone };
@@ -277,8 +278,8 @@ impl Server {
         }
     }
 
-    /// Sends a message to every peer that has subscribed. A peer for which too much waits misses it, and a peer for
-    /// which something too old waits is disconnected.
+    /// Sends a message to every subscriber. A peer misses it if too much waits for it. A peer for which too old a message waits is
+    /// disconnected.
     pub fn publish(&mut self, message: &Bytes) {
         let lag_bytes_max = self.plan.waiting_bytes_max as u64 * RELAY_SUBSCRIBER_LAG_FACTOR_MAX;
         let before = self.published_bytes;
@@ -306,9 +307,9 @@ impl Server {
         }
     }
 
-    /// Takes connections until none waits or there is no descriptor for one.
+    /// Accepts connections until none waits or no descriptor is left.
     fn accept(&mut self, now_ms: u64) {
-        // Connections that are refused at once must not keep the peers waiting either.
+        // Connections that are refused at once must not delay the peers.
         for _ in 0..RELAY_PEERS_MAX {
             match self.listener.accept() {
                 Ok((stream, address)) => self.take_in(stream, address, now_ms),
@@ -317,7 +318,7 @@ impl Server {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // It has gone already, or there is no descriptor for it: tried again in the next turn.
+                // It has closed already, or no descriptor is left: the next call tries again.
                 Err(_) => return,
             }
         }
@@ -354,10 +355,10 @@ impl Server {
             None => self.peers.push(Some(connected)),
         }
         self.connected += 1;
-        // What came before the registration is signalled by it.
+        // Registration signals bytes that arrived before it.
     }
 
-    /// One peer's turn.
+    /// Serves one peer by a fairness quantum.
     fn attend(&mut self, place: usize, now_ms: u64, received: &mut Vec<(PeerId, Message)>) {
         let Some(connected) = self.peers.get_mut(place).and_then(Option::as_mut) else { return };
         match connected.attend(self.plan.role, place, now_ms, received) {
@@ -377,7 +378,7 @@ impl Server {
         }
     }
 
-    /// Cuts peers that are too slow to shake hands or to read.
+    /// Disconnects peers whose handshake or reading is too slow.
     fn see_overdue(&mut self, now_ms: u64) {
         for place in 0..self.peers.len() {
             let Some(connected) = &mut self.peers[place] else { continue };
@@ -404,7 +405,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // Another server may have taken the place; there is nobody to tell.
+            // Another server may have replaced the file; there is no caller to report to.
             drop(std::fs::remove_file(file));
         }
     }
@@ -429,7 +430,7 @@ impl Connected {
         Ok(Sent::Yes)
     }
 
-    /// Reads its share of a turn; `true` = there is no more.
+    /// Reads a peer's share of the quantum; `true` = nothing is left.
     fn attend(
         &mut self,
         role: Role,
@@ -472,7 +473,7 @@ impl Connected {
     }
 }
 
-/// A listener, how its endpoint is written, and its file.
+/// A listener, its endpoint as text, and its file.
 fn listen(address: &Address) -> io::Result<(Listener, String, Option<PathBuf>)> {
     match address {
         Address::Ip(address) => tcp(*address),
@@ -509,7 +510,7 @@ fn tcp(address: std::net::SocketAddr) -> io::Result<(Listener, String, Option<Pa
     Ok((Listener::Tcp(listener), endpoint, None))
 }
 
-/// Whether a socket's file is there and nobody listens on it: its process was killed.
+/// Whether a socket's file exists without a listener: its process was killed.
 fn is_left_behind(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = || {

@@ -212,7 +212,7 @@ impl Client {
     }
 }
 
-/// A port that says these bytes to whoever connects, and then so many times the others, as far as they are taken.
+/// A port that sends these bytes to every peer, and then the others this many times, as far as the peer reads.
 fn says(first: Vec<u8>, then: Vec<u8>, times: usize) -> (String, std::thread::JoinHandle<usize>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
@@ -253,7 +253,7 @@ fn a_message_that_breaks_a_bound_as_it_comes_ends_its_connection() {
 }
 
 #[test]
-fn who_does_not_speak_zmtp_or_ends_the_handshake_is_no_publisher() {
+fn a_peer_that_does_not_speak_zmtp_or_ends_the_handshake_is_not_a_publisher() {
     for bytes in [b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(10), [greeting().to_vec(), ready_as("PULL")].concat()] {
         let (endpoint, hostile) = says(bytes, Vec::new(), 0);
         assert_eq!(Client::subscribe(&endpoint).next(), Err(LinkEvent::HandshakeFailed));
@@ -429,7 +429,7 @@ fn a_peer_s_messages_in_one_turn_are_bounded_however_short_they_are() {
     assert!(most <= RELAY_PEER_TURN_MESSAGES_MAX, "{most} messages of one peer in one turn");
 }
 
-/// Bytes of a message, counted until nobody holds them any more.
+/// Bytes of a message, counted until the last holder drops them.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Counted {

@@ -1,7 +1,7 @@
-//! One connection: a stream that never blocks, the decoder of what arrives, and what waits to be sent.
+//! One connection: a stream that never blocks, the decoder of received bytes, and the queue of bytes to send.
 //!
-//! A message's payload is the memory it was received into: small messages share the block of one read, a large one gets
-//! a block of its own that doubles as its bytes arrive. A connection between two messages holds no memory.
+//! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one gets a
+//! block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use mio::{Interest, Registry, Token};
 use super::codec::{Decoder, Item, Refusal};
 use crate::limits::ZMQ_READ_BYTES;
 
-/// Pieces that one system call sends.
+/// The most pieces that one system call sends.
 const WRITE_PIECES: usize = 16;
 
-/// Blocks that a thread keeps to receive into again. New memory costs a page fault for every 4 KiB.
+/// Blocks that a thread keeps for further reads. New memory costs a page fault for every 4 KiB.
 const BLOCKS_KEPT: usize = 8;
 
 thread_local! {
-    /// A block that was taken for a read and got nothing.
+    /// A block whose read got nothing.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-    /// Blocks whose messages may still be in use; one that nobody else holds any more is received into again.
+    /// Blocks whose messages may still be in use. One without other holders is used for a read again.
     static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -54,7 +54,7 @@ fn block() -> Vec<u8> {
         Some(blocks.swap_remove(free))
     });
     let Some(mut free) = free else { return Vec::with_capacity(ZMQ_READ_BYTES) };
-    // What is left of it is moved to its front: next to nothing.
+    // Its remaining bytes, which are few, move to its front.
     free.advance(free.len().saturating_sub(1));
     let mut block = Vec::from(free);
     block.clear();
@@ -98,7 +98,7 @@ impl AsFd for Stream {
 pub(super) enum Broken {
     /// The peer closed it, or the network did.
     Ended,
-    /// The peer said what it may not.
+    /// The peer broke the protocol or a limit.
     Refused(Refusal),
 }
 
@@ -108,11 +108,11 @@ impl From<Refusal> for Broken {
     }
 }
 
-/// What is there to be read.
+/// The result of [`Wire::next`].
 #[derive(Debug)]
 pub(super) enum Step {
     Item(Item),
-    /// There is no more for now: the event loop will signal what comes.
+    /// No more for now: the event loop signals further bytes.
     Drained,
     /// The budget of this call is used up, and there may be more.
     Budget,
@@ -123,16 +123,16 @@ pub(super) enum Step {
 pub(super) struct Wire {
     stream: Stream,
     decoder: Decoder,
-    /// What was received and not yet decoded; after a decoder's `None` the beginning of a frame.
+    /// Received bytes that are not decoded yet. After a decoder's `None` they are the beginning of a frame.
     input: Bytes,
-    /// What is being received: the same beginning, and more behind it until that is `needed_bytes` long.
+    /// The block being received into: the same beginning, and more bytes after it, up to `needed_bytes`.
     filling: Vec<u8>,
     needed_bytes: usize,
     outgoing: VecDeque<Bytes>,
     outgoing_bytes: usize,
     sent_bytes: u64,
     received_bytes: u64,
-    /// Where in the bytes sent the last reply ends.
+    /// The end of the last reply, in the count of sent bytes.
     reply_ends: u64,
 }
 
@@ -179,7 +179,7 @@ impl Wire {
         (self.outgoing_bytes, self.outgoing.len())
     }
 
-    /// The next item, reading for it up to `budget_bytes`, which is lowered by what was read.
+    /// The next item. It reads up to `budget_bytes`, and subtracts the bytes read.
     pub(super) fn next(&mut self, budget_bytes: &mut usize) -> Result<Step, Broken> {
         loop {
             if self.filling.is_empty() {
@@ -201,7 +201,7 @@ impl Wire {
         }
     }
 
-    /// Moves the beginning of a frame to where the rest of it will be received.
+    /// Moves the beginning of a frame to the block that receives the rest of it.
     fn begin_fill(&mut self) {
         self.needed_bytes = self.input.len() + self.decoder.missing_bytes();
         if !self.input.is_empty() {
@@ -211,14 +211,14 @@ impl Wire {
         }
     }
 
-    /// Reads once; `None` = there is nothing.
+    /// Reads once; `None` = nothing has arrived.
     fn fill(&mut self) -> Result<Option<usize>, Broken> {
         if self.filling.capacity() == 0 {
             self.filling = block();
         }
         let held = self.filling.len();
         if self.filling.capacity() == held {
-            // As much again as has arrived: a peer's word alone takes no memory.
+            // Doubles what has arrived: a length alone takes no memory.
             let missing = self.needed_bytes.saturating_sub(held);
             self.filling.reserve_exact(missing.min(held).max(ZMQ_READ_BYTES));
         }
@@ -241,7 +241,7 @@ impl Wire {
         }
     }
 
-    /// Lets bytes wait to be sent.
+    /// Queues bytes for sending.
     pub(super) fn queue(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.outgoing_bytes += bytes.len();
@@ -249,7 +249,7 @@ impl Wire {
         }
     }
 
-    /// As [`Self::queue`], for the answer to something that the peer can send without end: one answer waits at most.
+    /// As [`Self::queue`], for answers to frames that the peer can send without end: at most one answer waits.
     pub(super) fn reply(&mut self, bytes: Bytes) {
         if self.sent_bytes >= self.reply_ends {
             self.queue(bytes);
@@ -257,7 +257,7 @@ impl Wire {
         }
     }
 
-    /// Sends what the kernel takes.
+    /// Sends as many queued bytes as the kernel takes.
     pub(super) fn flush(&mut self) -> Result<(), Broken> {
         while !self.outgoing.is_empty() {
             let mut pieces = [IoSlice::new(&[]); WRITE_PIECES];
@@ -270,7 +270,7 @@ impl Wire {
                 Ok(sent) => self.sent(sent),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // Linux says so of a connection that is still being made.
+                // Linux returns this for a connection that is still being made.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
                 Err(_) => return Err(Broken::Ended),
             }

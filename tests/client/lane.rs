@@ -1,6 +1,6 @@
-//! The clients that outlive their daemon, by a lane: what is said of it, and what becomes of it.
+//! The reconnecting clients over a shm lane: the same replies as over the socket, and what happens when a lane fails.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,25 +12,25 @@ use std::time::Duration;
 use kvrouted::client::{Answer, AsyncClient, BackOff, ClientCounter, LaneUse, SteadyClient, SteadyOptions};
 use kvrouted::error::Kind;
 use kvrouted::lane::{LANE_LAYOUT, LaneMemory, LaneSizes, bell_pair};
-use kvrouted::limits::{FRAME_HEADER_BYTES, LANE_RING_BYTES_CEILING};
+use kvrouted::limits::LANE_RING_BYTES_CEILING;
 use kvrouted::load::BookingOutcome;
 use kvrouted::wire::{FrameHeader, FrameKind, LaneOpened, ReplyEncoder, RouteReply};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::process::{self, Daemon, prompt, until};
+use crate::kit::raw::{frame, read_frame};
+use crate::kit::{self, Daemon, prompt, until};
 use crate::{WORKERS, booked, bookings, options, question, runtime, space, until_daemon, until_holds};
 
 fn lane(wanted: LaneUse) -> SteadyOptions {
     SteadyOptions { lane: wanted, ..options() }
 }
 
-/// A daemon with so many lanes at most.
+/// A daemon with at most `lanes_max` shm lanes.
 fn with_lanes(lanes_max: u32) -> Daemon {
-    let folder = process::folder();
-    let config = process::configure(folder.path(), "[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
-    let text = std::fs::read_to_string(&config).expect("the file");
-    process::replace(&config, &text.replace("[serve]\n", &format!("[serve]\nlanes_max = {lanes_max}\n")));
-    Daemon::serve(folder, &["--config", process::text(&config)])
+    let folder = kit::folder();
+    let (serve, workers) = (format!("lanes_max = {lanes_max}"), "[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
+    let config = kit::configure_serve(folder.path(), &serve, workers);
+    Daemon::serve(folder, &["--config", kit::text(&config)])
 }
 
 /// What of a decision does not depend on chance.
@@ -125,16 +125,6 @@ fn who_is_given_no_lane_goes_by_the_socket_or_not_at_all_and_says_why() {
     });
 }
 
-/// A frame, header and body.
-fn frame(from: &mut UnixStream) -> Option<(FrameHeader, Vec<u8>)> {
-    let mut bytes = vec![0; FRAME_HEADER_BYTES];
-    from.read_exact(&mut bytes).ok()?;
-    let header = FrameHeader::parse(bytes.first_chunk()?).ok()?;
-    bytes.resize(FRAME_HEADER_BYTES + header.body_bytes as usize, 0);
-    from.read_exact(&mut bytes[FRAME_HEADER_BYTES..]).ok()?;
-    Some((header, bytes))
-}
-
 /// Hands over a lane that says of itself what cannot be.
 fn hand_over_nonsense(client: &UnixStream, asked: FrameHeader) -> LaneMemory {
     let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).expect("sizes");
@@ -159,7 +149,7 @@ fn hand_over_nonsense(client: &UnixStream, asked: FrameHeader) -> LaneMemory {
 
 /// A daemon whose lanes are broken: passes everything on to a real one but the request for a lane.
 fn of_broken_lanes(real: &Path) -> (PathBuf, Arc<tempfile::TempDir>) {
-    let (folder, real) = (process::folder(), real.to_owned());
+    let (folder, real) = (kit::folder(), real.to_owned());
     let path = folder.path().join("broken");
     let listener = UnixListener::bind(&path).expect("bound");
     let pass_on = |mut from: UnixStream, mut to: UnixStream| {
@@ -170,16 +160,19 @@ fn of_broken_lanes(real: &Path) -> (PathBuf, Arc<tempfile::TempDir>) {
     };
     let serve = move |mut client: UnixStream| -> Option<()> {
         let mut daemon = UnixStream::connect(&real).expect("the daemon");
-        daemon.write_all(&frame(&mut client)?.1).ok()?;
-        client.write_all(&frame(&mut daemon)?.1).ok()?;
-        let (header, bytes) = frame(&mut client)?;
+        let read = |from: &mut UnixStream| read_frame(from).ok();
+        let pass =
+            |(header, body): (FrameHeader, Vec<u8>), to: &mut UnixStream| to.write_all(&frame(header, &body)).ok();
+        pass(read(&mut client)?, &mut daemon)?;
+        pass(read(&mut daemon)?, &mut client)?;
+        let (header, body) = read(&mut client)?;
         if header.kind == FrameKind::OpenLane as u8 {
             let memory = hand_over_nonsense(&client, header);
-            while frame(&mut client).is_some() {}
+            while read(&mut client).is_some() {}
             drop(memory);
             return None;
         }
-        daemon.write_all(&bytes).ok()?;
+        pass((header, body), &mut daemon)?;
         pass_on(client.try_clone().ok()?, daemon.try_clone().ok()?);
         pass_on(daemon, client);
         None

@@ -1,4 +1,4 @@
-//! The clients that outlive their daemon, against daemons that end, are silent, and come back.
+//! The reconnecting clients against daemons that end, fall silent, and come back; and the example gateway.
 
 #![cfg(feature = "daemon")]
 
@@ -13,10 +13,11 @@ use kvrouted::load::{BookingOutcome, EngineLoad};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use tokio::runtime::{Builder, Runtime};
 
+mod gateway;
+#[path = "../kit/mod.rs"]
+mod kit;
 mod lane;
-#[path = "../process/mod.rs"]
-mod process;
-use process::{Daemon, PATIENCE, prompt, until};
+use kit::{Daemon, WAIT_MAX, prompt, until};
 
 const WORKERS: [&str; 4] = ["--worker", "id=1", "--worker", "id=2"];
 
@@ -26,7 +27,7 @@ fn runtime() -> Runtime {
 
 /// Waits for replies as long as it takes, but tries a daemon that has gone again soon.
 fn options() -> SteadyOptions {
-    SteadyOptions { name: "test".into(), timeout: PATIENCE, ..SteadyOptions::default() }
+    SteadyOptions { name: "test".into(), timeout: WAIT_MAX, ..SteadyOptions::default() }
 }
 
 /// By its socket and by a lane, asleep and looking. Each on a thread of its name, which a failure then says.
@@ -71,7 +72,7 @@ async fn space(client: &AsyncClient) -> SpaceId {
 
 /// Until a condition of the client holds, without blocking its task.
 async fn until_holds(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_MAX;
     while !holds() {
         assert!(tokio::time::Instant::now() < deadline, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -82,7 +83,7 @@ async fn until_holds(what: &str, mut holds: impl FnMut() -> bool) {
 async fn life(client: AsyncClient, space: SpaceId, seed: u32) {
     let (tokens, name) = (prompt(seed, 100), format!("r{seed}"));
     let answer = client.route(&booked(space, &tokens, &name)).await.expect("an answer");
-    let (best, booking) = (answer.best().expect("somebody"), answer.booking().expect("booked"));
+    let (best, booking) = (answer.best().expect("a worker"), answer.booking().expect("booked"));
     assert!(!answer.is_fallback());
     let applied = Some(BookingOutcome::Applied);
     assert_eq!(client.prefill_complete(booking, 5).await.expect("told"), applied);
@@ -150,7 +151,7 @@ fn a_call_that_nobody_waits_for_leaves_no_booking() {
                     client.free(answer.expect("an answer").booking().expect("booked")).await.expect("told");
                 }
             }
-            // What is said of a booking is said, also where nobody waits for the answer.
+            // Reports about a booking are sent, also where no caller waits for the answer.
             for round in 0..50_u32 {
                 let name = format!("f{round}");
                 let booking = client.route(&booked(space, &tokens, &name)).await.expect("an answer").booking();
@@ -197,7 +198,7 @@ fn a_silent_daemon_is_answered_for_and_left_alone_and_its_late_bookings_are_give
 }
 
 async fn until_daemon(client: &AsyncClient, space: SpaceId, tokens: &[u32]) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_MAX;
     while client.route(&question(space, tokens)).await.expect("an answer").is_fallback() {
         assert!(tokio::time::Instant::now() < deadline, "the daemon is not found again");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -220,7 +221,7 @@ fn it_goes_on_without_the_daemon_and_with_the_next_one() {
                 let tokens = prompt(seed, 100);
                 match client.route(&booked(space, &tokens, "b")).await.expect("an answer") {
                     Answer::Fallback(fallback) => fallback,
-                    Answer::Daemon { reply, .. } => panic!("nobody can have sent {reply:?}"),
+                    Answer::Daemon { reply, .. } => panic!("no daemon can have sent {reply:?}"),
                 }
             };
             let first = choose(1).await;
@@ -240,7 +241,7 @@ fn it_goes_on_without_the_daemon_and_with_the_next_one() {
             until_daemon(&client, space, &tokens).await;
             let mut fleet = client.fleet();
             let known = fleet.wait_for(|fleet| fleet.workers.len() == 3);
-            tokio::time::timeout(PATIENCE, known).await.expect("the fleet is learnt").expect("a client");
+            tokio::time::timeout(WAIT_MAX, known).await.expect("the fleet is learnt").expect("a client");
             let told = client.free(before).await.expect("told");
             assert_eq!(told, Some(BookingOutcome::Unknown), "a booking of another run");
             drop(next);
@@ -260,12 +261,12 @@ fn prompts_are_hashed_here_as_the_daemon_does_and_as_tokens_where_it_knows_bette
         plain.connected().await.expect("a connection");
         let request = RouteRequest { salt: Some("tenant"), lora: Some("adapter"), ..booked(space, &tokens, "r") };
         let answer = hashing.route(&request).await.expect("an answer");
-        let best = answer.best().expect("somebody");
+        let best = answer.best().expect("a worker");
         let held = async |client: &AsyncClient| {
             let overlap = client.overlap(&request).await.expect("overlaps");
             overlap.workers.iter().find(|entry| entry.worker == best).map(|entry| entry.overlap.device)
         };
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_MAX;
         while held(&plain).await != Some(15) {
             assert!(tokio::time::Instant::now() < deadline, "what was booked as hashes is found as tokens");
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -277,7 +278,7 @@ fn prompts_are_hashed_here_as_the_daemon_does_and_as_tokens_where_it_knows_bette
 
 #[test]
 fn nobody_decides_where_nobody_is_known_or_the_client_may_not() {
-    let folder = process::folder();
+    let folder = kit::folder();
     let nowhere = folder.path().join("s");
     runtime().block_on(async {
         let client = AsyncClient::new(&nowhere, options());
@@ -311,7 +312,7 @@ fn a_thread_that_blocks_has_the_same_client() {
         assert_eq!(client.overlap(&question(space, &tokens)).expect("overlaps").workers.len(), 2);
         daemon.process.end("-KILL");
         assert!(client.route(&question(space, &tokens)).expect("an answer").is_fallback());
-        // Between calls nobody looks after the connection.
+        // Between calls no thread serves the connection.
         std::thread::sleep(Duration::from_millis(100));
         let folder = Arc::clone(&daemon.folder);
         let _next = Daemon::start_in(folder, &WORKERS);
@@ -348,10 +349,10 @@ fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_c
             for booking in [first, second.booking().expect("booked")] {
                 assert_eq!(client.free(booking).await.expect("told"), Some(BookingOutcome::Applied));
             }
-            // Its turn comes when the second has made room; nobody takes the reply.
+            // It is dispatched when the second one has made room; no caller takes the reply.
             until_holds("nothing is booked", || bookings(&daemon) == 0 && daemon.counter("queue_waiting") == 0).await;
 
-            // Who waits while the daemon ends is told so, and the client decides.
+            // A request that waits while the daemon ends gets an error, and the client decides.
             client.route(&booked(space, &long, "last")).await.expect("an answer").booking().expect("booked");
             let waiting = waits("waits on");
             until_holds("it waits", || daemon.counter("queue_waiting") == 1).await;
@@ -367,7 +368,7 @@ fn a_booking_that_waits_for_a_worker_holds_up_nobody_and_is_cancelled_with_its_c
 
 #[test]
 fn a_socket_that_is_no_daemons_is_a_daemon_that_does_not_answer() {
-    let folder = process::folder();
+    let folder = kit::folder();
     let path = folder.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
     std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! Every fuzz target over its seeds and some thousand mutations of them, the same ones each time.
+//! Every fuzz target over its seeds and some thousand mutations of them, the same ones in each run.
 //!
-//! `KVROUTED_MUTATIONS` is how many (3000), `KVROUTED_RECORDINGS` a folder with more recordings of engines. libFuzzer
-//! goes further (`scripts/fuzz`) and begins with the seeds that are written to `KVROUTED_SEEDS`.
+//! `KVROUTED_MUTATIONS` sets their number (3000), `KVROUTED_RECORDINGS` names a folder with more recordings of engines.
+//! libFuzzer goes further (`scripts/fuzz`); it begins with the seeds that a test writes to `KVROUTED_SEEDS`.
 
 #![cfg(feature = "daemon")]
 

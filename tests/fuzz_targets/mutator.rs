@@ -1,4 +1,4 @@
-//! Seeded mutations of byte strings: what a fuzzer does without coverage.
+//! Seeded mutations of byte strings: a fuzzer without coverage.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;

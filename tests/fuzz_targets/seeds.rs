@@ -1,4 +1,4 @@
-//! What mutations begin with, made by the project's own encoders and from recordings of engines.
+//! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
 mod journals;
 
@@ -107,7 +107,7 @@ fn load_stats() -> Vec<Vec<u8>> {
     lengths.iter().flat_map(|places| numbers.map(|number| reading(*places, number))).collect()
 }
 
-/// The payloads of each recording in a folder, and in the folders in it; the layout is told in
+/// The payloads of each recording in a folder, and in the folders in it; their layout is in
 /// tests/fixtures/events/README.md.
 fn recorded(folder: &Path) -> Vec<Vec<Vec<u8>>> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };

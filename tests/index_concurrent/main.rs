@@ -1,8 +1,8 @@
-//! Readers beside a writer: what a query reports of all workers is what the oracle says at one boundary
-//! between two events, between the query's start and its end; and no reader ever goes back behind it.
+//! Readers beside a writer: the answer for all workers is the oracle's at one boundary between two events, between the
+//! query's start and its end. No reader ever goes back behind such a boundary.
 //!
-//! `KVROUTED_STRESS_SECONDS` says how long each test looks for a failure, seed after seed; `KVROUTED_SEED`
-//! takes one alone. Threads are not replayed, so a seed that failed once may have to be taken often.
+//! `KVROUTED_STRESS_SECONDS` is how long each test searches for a failure, seed after seed; `KVROUTED_SEED` runs a
+//! single one. Threads are not replayed, so a seed that failed once may need many runs.
 
 #![cfg(feature = "daemon")]
 
@@ -23,21 +23,21 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use watcher::{SHARD, Seen, watch};
 
-/// Seeds that each test takes at least, and for how long it goes on with more.
+/// Seeds of each test, at least, and for how long it continues with more.
 const SEEDS: u64 = 3;
 const TIME: Duration = Duration::from_secs(2);
-/// The threads of one test get all the cores.
+/// The threads of one test get all the cores. That is why these tests are a binary of their own.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-/// Shards that every second reader walks beside the one that changes.
+/// Shards that every second reader walks beside the changing one.
 const QUIET: u16 = 3;
 /// Events of one script.
 const EVENTS: usize = 2000;
 
-/// Prompts of several workers, in the device alone.
+/// Prompts of several workers, in the device tier alone.
 const FLEET: Alphabet = Alphabet { workers: 4, hashes: 400, locals: 3, groups: 1, seeds: 1, tiers: 1 };
 const PROMPTS: Shape = Shape::Prompts { prompts: 6, blocks_max: 40, step_blocks_max: 16, aliases: false };
 
-/// A shard that holds what the script's events leave, and does not change: its walks go the ways of the one that does.
+/// An unchanging shard with the blocks that the script's events leave: its walks take the paths of the changing one.
 fn quiet_shard(id: ShardId, script: &Script, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
     let (mut writer, reader) = shard_in(id, script.limits, reclaimer);
     let slots: Vec<_> = (0..script.workers).map(|_| writer.add_worker().expect("room")).collect();
@@ -102,7 +102,7 @@ fn check_scripts(test: &'static str, node_blocks_max: &[usize], script: impl Fn(
 fn plain_streams() {
     let seen =
         check("index_concurrent::plain_streams", Style { of: FLEET, shape: PROMPTS, rates: Rates::USUAL }, &[8, 1024]);
-    // How many are depends on how often the system stops the writer in the middle of something.
+    // Their number depends on how often the system stops the writer in the middle of a change.
     assert!(seen.contended * 2 < seen.reads, "most reads are contended: {seen:?}");
 }
 
@@ -147,8 +147,8 @@ fn several_names_for_one_content() {
 fn sliding_windows() {
     let of = Alphabet { workers: 3, groups: 2, ..FLEET };
     for (test, windows, rates) in [
-        ("index_concurrent::sliding_windows::near", (&[1][..], 1), Rates::REMOVING),
-        ("index_concurrent::sliding_windows::far", (&[1][..], 5), Rates::CLEARING),
+        ("index_concurrent::sliding_windows", (&[1][..], 1), Rates::REMOVING),
+        ("index_concurrent::sliding_windows", (&[1][..], 5), Rates::CLEARING),
     ] {
         let style = Style { of, shape: PROMPTS, rates };
         check_scripts(test, &[8, 1024], |limits, seed| Script::windowed(style, limits, seed, EVENTS, windows));

@@ -1,4 +1,4 @@
-//! The one writer: plays a script, and says what has begun and what is done.
+//! The only writer: plays a script, and reports how many events have begun and ended.
 
 use super::oracle::event::{Event, Outcome};
 use super::oracle::twin::{relieve, slot_for_worker};
@@ -9,21 +9,21 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How far the writer is. All accesses are `SeqCst`: the counters bracket what the index does, and must not
-/// be what makes it look right or wrong.
+/// The writer's progress. All accesses are `SeqCst`: the counters bracket the index's accesses, and must not be the
+/// reason why the index looks right or wrong.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Events that have begun, and that are done.
+    /// Events that have begun, and that have ended.
     pub(crate) begun: AtomicU64,
     pub(crate) done: AtomicU64,
-    /// Publishes that have begun, and that are done.
+    /// Publishes that have begun, and that have ended.
     pub(crate) publishes_begun: AtomicU64,
     pub(crate) publishes_done: AtomicU64,
-    /// The writer is through, or has failed.
+    /// The writer has finished or failed.
     pub(crate) ended: AtomicBool,
 }
 
-/// Tells the readers even when the writer panics.
+/// Signals the end to the readers even if the writer panics.
 struct End<'a>(&'a Progress);
 
 impl Drop for End<'_> {
@@ -86,7 +86,7 @@ impl Player<'_> {
         }
     }
 
-    /// Publishes, and keeps count. How many it takes is known only afterwards.
+    /// Publishes, and counts it. How many a run takes is known only afterwards.
     fn counted(&mut self, publish: impl FnOnce(&mut ShardWriter) -> u64) {
         const MANY: u64 = 1 << 32;
         self.progress.publishes_begun.fetch_add(MANY, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! What is done to a shard, and every answer it may give: worked out before a thread starts, and kept as
-//! changes, so that it takes little memory however many events there are.
+//! The events of a shard, and every answer it may give: computed before a thread starts, and stored as changes, so that
+//! many events take little memory.
 
 use super::oracle::Oracle;
 use super::oracle::event::{Event, Outcome};
@@ -17,17 +17,17 @@ pub(crate) struct Script {
     pub(crate) limits: ShardLimits,
     pub(crate) workers: usize,
     pub(crate) events: Vec<Event>,
-    /// What must become of each event.
+    /// The expected outcome of each event.
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) queries: Vec<Vec<LocalHash>>,
     /// By worker and query.
     pub(crate) timelines: Vec<Vec<Timeline>>,
 }
 
-/// What one worker answers to one query. A boundary is the number of events before it.
+/// The answers of one worker to one query. A boundary is the number of events before it.
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    /// From which boundary on, and what; the first is from 0 on.
+    /// The boundary from which on an answer holds, and the answer; the first is from 0 on.
     changes: Vec<(u64, TierBlocks)>,
 }
 
@@ -61,7 +61,7 @@ impl Script {
         Self::streamed(style, limits, seed, |stream| stream.events(events))
     }
 
-    /// Of workers whose engines have sliding windows.
+    /// For workers whose engines have sliding windows.
     pub(crate) fn windowed(style: Style, limits: ShardLimits, seed: u64, events: usize, windows: Windows) -> Self {
         let (groups, blocks) = windows;
         Self::streamed(style, limits, seed, |stream| {
@@ -69,7 +69,7 @@ impl Script {
         })
     }
 
-    /// The events that a stream gives, and some of the prompts that it knows.
+    /// The events of a stream, and some of the prompts that it knows.
     fn streamed(style: Style, limits: ShardLimits, seed: u64, events: impl FnOnce(Stream) -> Vec<Event>) -> Self {
         let workers = style.of.workers;
         let limits = ShardLimits { workers_max: workers, ..limits };
@@ -80,7 +80,7 @@ impl Script {
         Self::of(limits, workers, events(stream), queries)
     }
 
-    /// These events, and what is asked beside them.
+    /// These events, and the queries beside them.
     pub(crate) fn of(limits: ShardLimits, workers: usize, events: Vec<Event>, queries: Vec<Vec<LocalHash>>) -> Self {
         // A removed worker can only come back into the slot it had.
         let limits = ShardLimits { workers_max: workers, ..limits };
@@ -131,7 +131,7 @@ impl Script {
     }
 }
 
-/// What becomes of an event whose worker has been removed.
+/// The outcome of an event whose worker has been removed.
 fn nobodys(event: &Event) -> Outcome {
     use kvrouted::index::{Refusal, RemoveOutcome, StoreOutcome};
     match event {

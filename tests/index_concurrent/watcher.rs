@@ -9,15 +9,15 @@ use std::sync::atomic::Ordering;
 
 pub(crate) const SHARD: ShardId = ShardId(0);
 
-/// What a reader saw.
+/// The counts of a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) reads: u64,
-    /// Reads that said they may mix boundaries; these are not checked.
+    /// Contended reads, whose answers may mix boundaries; these are not checked.
     pub(crate) contended: u64,
     /// Reads during which an event began or ended.
     pub(crate) beside_an_event: u64,
-    /// Reads of which a worker answered otherwise than the time before.
+    /// Reads in which the answer for a worker differs from the one before.
     pub(crate) changed: u64,
 }
 
@@ -38,16 +38,16 @@ struct Watcher<'a> {
     reader: &'a IndexReader,
     progress: &'a Progress,
     depths: Depths,
-    /// The first boundary of which the last answer may have been: no later answer is of one before it.
+    /// The first boundary that the last answer may belong to: no later answer belongs to an earlier one.
     boundary: u64,
-    /// What all workers answer to the query at hand.
+    /// The answers of all workers to the current query.
     answers: Vec<TierBlocks>,
     /// The last answers, by query.
     last: Vec<Vec<TierBlocks>>,
     seen: Seen,
 }
 
-/// Reads until the writer is through, and once after.
+/// Reads until the writer has finished, and once after.
 pub(crate) fn watch(script: &Script, reader: &IndexReader, progress: &Progress) -> Seen {
     let (depths, answers) = (Depths::new(), vec![TierBlocks::default(); script.workers]);
     let last = vec![answers.clone(); script.queries.len()];
@@ -90,7 +90,7 @@ impl Watcher<'_> {
         self.last[at].clone_from(&self.answers);
     }
 
-    /// What there is to say about answers that are not those of one boundary within the read.
+    /// Describes answers that are not those of one boundary within the read.
     fn wrong(&self, at: usize, from: u64, to: u64) -> String {
         let mut text = format!("the query {} was read from {from} to {to}\n", numbers(&self.script.queries[at]));
         for (worker, answer) in self.answers.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Removals of blocks of many chains at once: no reader sees some of the chains as before and others as after.
+//! Removals from many chains at once: no reader sees some of the chains before the removal and others after it.
 
 use super::oracle::event::{Event, Stored};
 use super::script::Script;
@@ -10,11 +10,11 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Chains that one removal touches.
 const CHAINS: u64 = 12;
-/// Blocks that all chains begin with.
+/// Common first blocks of all chains.
 const SHARED_BLOCKS: u64 = 3;
-/// Blocks of one chain, those included.
+/// Blocks of one chain, including the common ones.
 const CHAIN_BLOCKS: u64 = 10;
-/// Times that all chains are stored and removed.
+/// How often all chains are stored and removed.
 const ROUNDS: usize = 60;
 
 /// Block `at` of a chain; half of the chains share their first blocks.
@@ -50,7 +50,7 @@ fn remove(rng: &mut Xoshiro256PlusPlus) -> Event {
     Event::Remove { worker: 0, tier: Tier::Device, group: GroupId(0), hashes }
 }
 
-/// All chains are stored, one event each, and then shortened by one event; again and again.
+/// Stores all chains, one event each, and then shortens them by one event; again and again.
 pub(crate) fn script(limits: ShardLimits, seed: u64) -> Script {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut events = Vec::new();

@@ -1,5 +1,5 @@
-//! Events of an index as values: what a stream is made of. An event prints as the call that makes it, so
-//! that a list that failed can be pasted into a test.
+//! Events of an index as values: the parts of a stream. An event prints as the call that makes it, so that a failing
+//! list can be pasted into a test.
 
 use super::Oracle;
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, WorkerSlot};

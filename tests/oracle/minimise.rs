@@ -1,4 +1,4 @@
-//! From a long list of events that fails to a short one.
+//! Reduces a failing list of events to a short one.
 
 use super::event::{Event, Stored};
 use kvrouted::ids::{GroupId, Seed, Tier};

@@ -1,6 +1,6 @@
-//! The index contract as a plain model: slow and obvious. Everything is looked up in ordered maps and
-//! recomputed for every question. Beside it, what every test of the index needs: events as values, seeded
-//! streams of them, a shard beside its models, and what a failure prints.
+//! The index contract as a plain model: slow and obvious. It keeps ordered maps and computes every answer anew. Beside
+//! it stands what every test of the index needs: events as values, seeded streams, a shard beside its models, and the
+//! report of a failure.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 pub(crate) mod event;
@@ -178,7 +178,7 @@ impl Oracle {
         self.depths_usable(query, usize::MAX)
     }
 
-    /// The same where at most so many blocks can be used again, if the worker has windows.
+    /// The same with a bound on the blocks that can be used again, if the worker has windows.
     pub(crate) fn depths_usable(&self, query: &[LocalHash], usable_max: usize) -> TierBlocks {
         if !self.windows.is_empty() {
             return self.windowed_depths(query, usable_max);

@@ -1,4 +1,4 @@
-//! A family of prompts that share prefixes, and what workers call their blocks.
+//! A family of prompts that share prefixes, and the engine hashes that workers give to their blocks.
 
 use kvrouted::ids::{EngineHash, LocalHash};
 use rand::RngExt;
@@ -67,7 +67,7 @@ impl Prompts {
         EngineHash((self.prompts[prompt][at].prefix + worker as u64 % 2) * FLAVOURS + flavour)
     }
 
-    /// Every prompt, half of it, and it with a block that nobody has in its place or after it.
+    /// Every prompt, its first half, and the prompt with a block that no worker holds, in place of one or at the end.
     pub(crate) fn queries(&self, rng: &mut Xoshiro256PlusPlus) -> Vec<Vec<LocalHash>> {
         let mut queries = vec![vec![]];
         for prompt in &self.prompts {

@@ -1,4 +1,4 @@
-//! Which seeds a test takes, and what it prints so that a failing one can be taken again.
+//! The seeds that a test takes, and the command that it prints to take a failing seed again.
 
 use std::ops::RangeInclusive;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -1,5 +1,5 @@
-//! Seeded streams of events. A stream knows, from models of its own, what its workers hold, so that most of
-//! what it removes is there and most of what it stores has a parent.
+//! Seeded streams of events. A stream knows from models of its own what its workers hold: most removals find their
+//! blocks, and most stores have a parent.
 
 use super::Oracle;
 use super::event::{Event, Stored, window};
@@ -81,7 +81,7 @@ impl Stream {
         Self { style, limits, rng, workers, past: Vec::new(), prompts, queries }
     }
 
-    /// What is worth asking of whoever takes this stream.
+    /// Queries worth asking after this stream.
     pub(crate) fn queries(&self) -> &[Vec<LocalHash>] {
         &self.queries
     }

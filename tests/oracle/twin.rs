@@ -1,4 +1,4 @@
-//! A shard beside one model for each of its workers. Whatever the two say differently is a panic.
+//! A shard beside one model for each of its workers. Any difference is a panic.
 
 use super::Oracle;
 use super::event::{Event, Outcome};

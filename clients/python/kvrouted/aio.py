@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 18
 
 
 class AsyncClient:
-    """A connection to a daemon, made when it is first needed and again when it broke.
+    """A connection to a daemon. It is made on first use, and again after it broke.
 
     For the tasks of one event loop. A task that is cancelled while it waits for a booking leaves none behind:
     the client frees what comes too late.
@@ -53,11 +53,11 @@ class AsyncClient:
         self.options = options or Options()
         self._core = Core(self.options)
         self._writer: asyncio.StreamWriter | None = None
-        #: The hello of the connection; None = there is none that is ready.
+        #: The hello of the connection; None = no connection is ready.
         self._greeted: Hello | None = None
         self._reading: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
-        #: Held by the task that waits for room to write; the others wait behind it.
+        #: Held by the task that waits for room to write; other tasks wait for it.
         self._making_room = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[_Answer]] = {}
         self._watching: dict[int, asyncio.Queue[_Answer | BaseException]] = {}
@@ -72,11 +72,11 @@ class AsyncClient:
 
     @property
     def session(self) -> Session:
-        """What this client's connections are known by; for the options of another that shares its bookings."""
+        """The session of this client, for the options of another that shares its bookings."""
         return self._core.session
 
     async def close(self) -> None:
-        """Closes the connection. What is booked stays so for the daemon's grace."""
+        """Closes the connection. The daemon keeps the bookings for its grace period."""
         reading, self._reading = self._reading, None
         self._lose(ConnectionLost("the client was closed"))
         if reading is not None:
@@ -91,7 +91,7 @@ class AsyncClient:
         return hello
 
     async def hello(self, *, timeout_s: float | None = None) -> Hello:
-        """What the daemon says of itself."""
+        """The daemon's reply to hello."""
         return await self._connected(self._deadline(timeout_s))
 
     async def route(self, request: RouteRequest, *, timeout_s: float | None = None) -> RouteReply:
@@ -107,7 +107,7 @@ class AsyncClient:
             return self._core.decide_alone(request, why)
 
     async def overlap(self, prompt: Prompt, *, timeout_s: float | None = None) -> OverlapReply:
-        """Who holds how much of a prompt?"""
+        """Asks how much of a prompt each worker holds."""
         deadline = self._deadline(timeout_s)
         return await self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
 
@@ -118,7 +118,7 @@ class AsyncClient:
         return await self._ask(build, PotentialLoads, deadline, hashed=prompt)
 
     async def watch(self, *, space_id: int | None = None) -> AsyncIterator[FleetView]:
-        """The workers of a space, or of all, now and again after each change; changes that follow closely come as one.
+        """The workers of a space, or of all, at once and after each change. Changes that follow closely are one.
 
         On this client's connection. Raises Unreachable when that ends: watch again.
         """
@@ -129,7 +129,7 @@ class AsyncClient:
         self._watching[correlation_id] = told
         try:
             self._write(frames.encode_watch(correlation_id, space_id, 0))
-            # A fleet may stay as it is for ever: only the first answer is due.
+            # A fleet may never change, so only the first reply has a deadline.
             reply = await asyncio.wait_for(told.get(), max(deadline - time.monotonic(), 0))
             while isinstance(reply, FleetView):
                 yield reply
@@ -220,7 +220,7 @@ class AsyncClient:
 
         return (await self._ask(say, LoadReport, self._deadline(timeout_s))).accepted
 
-    # ---- underneath --------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------
 
     def _route(self, request: RouteRequest, deadline: float, correlation_id: int) -> bytes:
         return self._core.route(correlation_id, request, deadline - time.monotonic())
@@ -237,7 +237,7 @@ class AsyncClient:
         except OtherRun:
             return BookingOutcome.UNKNOWN
         except Unreachable:
-            # Saying it twice changes nothing. The next count says it all.
+            # A report that arrives twice changes nothing. The next count replaces this one.
             if not is_interim:
                 self._core.owe(booking, say)
             return None
@@ -259,11 +259,11 @@ class AsyncClient:
     async def _ask(
         self, build: Callable[[int], bytes], kind: type[AnyReply], deadline: float, *, hashed: Prompt | None = None
     ) -> AnyReply:
-        """Asks, once more on another connection if this one breaks, and as tokens where hashes do not fit."""
+        """Asks. It retries once on another connection if this one breaks, and with tokens if hashes are refused."""
         broke = False
         while True:
             await self._connected(deadline)
-            # A daemon that was silent is left alone as one that is gone.
+            # A silent daemon gets a back-off, like one that is gone.
             self._core.check_backoff(time.monotonic())
             try:
                 await self._room(deadline)
@@ -289,7 +289,7 @@ class AsyncClient:
                 raise reply
 
     async def _room(self, deadline: float) -> None:
-        """Waits until the daemon has taken most of what was written: nothing piles up for one that hangs."""
+        """Waits until the daemon has read most of what was written, so that nothing piles up for a daemon that hangs."""
         writer = self._writer
         if writer is None or not self._is_full(writer):
             return
@@ -302,7 +302,7 @@ class AsyncClient:
             raise ConnectionLost(f"the connection to the daemon broke: {error}") from error
         if self._writer is not writer:
             raise ConnectionLost("the connection to the daemon broke")
-        # Another task may have found it silent in the meantime.
+        # Another task may have found the daemon silent meanwhile.
         self._core.check_backoff(time.monotonic())
 
     async def _drain(self, writer: asyncio.StreamWriter) -> None:
@@ -328,7 +328,7 @@ class AsyncClient:
         try:
             reply = await asyncio.wait_for(coming, max(deadline - time.monotonic(), 0))
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
-            # From here on its reply is one that nobody waits for, also if it came in this very moment.
+            # From here on no caller waits for its reply, even if the reply has just arrived.
             self._waiting.pop(correlation_id, None)
             if coming.done() and not coming.cancelled() and coming.exception() is None:
                 self._nobody_waits(correlation_id, coming.result())
@@ -342,7 +342,7 @@ class AsyncClient:
 
     async def _connected(self, deadline: float) -> Hello:
         if self._writer is not None and self._writer.is_closing():
-            # A send failed; that the stream has ended is still to be read.
+            # A send failed; the end of the stream is still to be read.
             self._lose(ConnectionLost("the connection to the daemon broke"))
         if self._greeted is not None:
             return self._greeted
@@ -381,7 +381,7 @@ class AsyncClient:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader, writer))
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hands replies to whoever waits for them, until the connection ends."""
+        """Delivers replies to the callers that wait for them, until the connection ends."""
         why: ConnectionLost | None = None
         try:
             while data := await reader.read(_READ_BYTES):
@@ -397,7 +397,7 @@ class AsyncClient:
 
     def _hand_out(self, correlation_id: int, reply: _Answer) -> None:
         if correlation_id == 0 and isinstance(reply, RemoteError) and self._waiting:
-            # A connection that is refused is told so on no request's id: its hello is what waits.
+            # An error about the whole connection has no request's id: it answers the hello.
             correlation_id = min(self._waiting)
         if correlation_id in self._watching:
             told = self._watching[correlation_id]

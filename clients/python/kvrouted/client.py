@@ -41,7 +41,7 @@ _READ_BYTES = 1 << 18
 
 
 class Client:
-    """A connection to a daemon, made when it is first needed and again when it broke.
+    """A connection to a daemon. It is made on first use, and again after it broke.
 
     Not to be used by two threads at once: give each a client of its own, and all the same `session` in their
     options, so that a booking made by one can be freed by another.
@@ -63,11 +63,11 @@ class Client:
 
     @property
     def session(self) -> Session:
-        """What this client's connections are known by; for the options of another that shares its bookings."""
+        """The session of this client, for the options of another that shares its bookings."""
         return self._core.session
 
     def close(self) -> None:
-        """Closes the connection. What is booked stays so for the daemon's grace."""
+        """Closes the connection. The daemon keeps the bookings for its grace period."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -81,11 +81,11 @@ class Client:
         return hello
 
     def hello(self, *, timeout_s: float | None = None) -> Hello:
-        """What the daemon says of itself."""
+        """The daemon's reply to hello."""
         return self._connected(self._deadline(timeout_s))
 
     def route(self, request: RouteRequest, *, timeout_s: float | None = None) -> RouteReply:
-        """Which worker should run a prompt?
+        """Asks which worker should run a prompt, and books it if the request says so.
 
         Look at `decided_by`: where no daemon answers in time the client decides alone, if its options allow it.
         Raises RemoteError for the daemon's refusals, Unreachable where nobody could decide.
@@ -102,17 +102,17 @@ class Client:
         return reply
 
     def overlap(self, prompt: Prompt, *, timeout_s: float | None = None) -> OverlapReply:
-        """Who holds how much of a prompt?"""
+        """Asks how much of a prompt each worker holds."""
         deadline = self._deadline(timeout_s)
         return self._ask(lambda at: self._core.overlap(at, prompt), OverlapReply, deadline, hashed=prompt)
 
     def potential_loads(self, prompt: Prompt, *, timeout_s: float | None = None) -> PotentialLoads:
-        """What would every worker have to do if it took a prompt? For a choice of one's own."""
+        """Asks for the work of every worker if it took a prompt, for a gateway that chooses by itself."""
         deadline = self._deadline(timeout_s)
         return self._ask(lambda at: self._core.potential_loads(at, prompt), PotentialLoads, deadline, hashed=prompt)
 
     def watch(self, *, space_id: int | None = None) -> Iterator[FleetView]:
-        """The workers of a space, or of all, now and again after each change; changes that follow closely come as one.
+        """The workers of a space, or of all, at once and after each change. Changes that follow closely are one.
 
         Over a connection of its own, which is closed with the iterator. Raises Unreachable when that ends: watch again.
         """
@@ -129,7 +129,7 @@ class Client:
                 if not isinstance(reply, FleetView):
                     raise ProtocolError(f"the daemon answered with a {type(reply).__name__}")
                 yield reply
-                # A fleet may stay as it is for ever.
+                # A fleet may never change.
                 deadline = float("inf")
         finally:
             watching.close()
@@ -143,7 +143,7 @@ class Client:
     def prefill_complete(
         self, booking: Booking | None, prefill_us: int = 0, *, timeout_s: float | None = None
     ) -> BookingOutcome | None:
-        """Says that a booked prompt has been computed, in so many microseconds (0 = not said).
+        """Reports that the prefill of a booked request is complete, and its microseconds (0 = not known).
 
         None: nothing was booked, or it will be said once the daemon can be reached again.
         """
@@ -155,7 +155,7 @@ class Client:
     def output_progress(
         self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
     ) -> BookingOutcome | None:
-        """Says how many tokens a booked request has produced so far.
+        """Reports how many tokens a booked request has generated since its start.
 
         None: nothing was booked, or the daemon cannot be reached. It is not said later: the next count says it all.
         """
@@ -168,14 +168,14 @@ class Client:
     def served(
         self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
     ) -> BookingOutcome | None:
-        """Says that another worker than the first runs a booked request. None: as for `prefill_complete`."""
+        """Reports that another worker runs a booked request than the booked one. None: as for `prefill_complete`."""
         if booking is None:
             return None
         told = booking
         return self._tell(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
 
     def free(self, booking: Booking | None, *, timeout_s: float | None = None) -> BookingOutcome | None:
-        """Says that a booked request has ended, however it ended. None: as for `prefill_complete`."""
+        """Frees a booking: its request has ended, however it ended. None: as for `prefill_complete`."""
         if booking is None:
             return None
         told = booking
@@ -191,9 +191,9 @@ class Client:
         role: PoolRole | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Reports that a worker failed a request (EVERY_RANK: every rank of it). How long it is left alone, milliseconds.
+        """Reports that a worker failed a request (EVERY_RANK: every rank of it). How long requests avoid it, milliseconds.
 
-        0 where reports of this user keep requests away from as many workers as the daemon's user_share_percent allows."""
+        0 if reports of this user keep requests away from as many workers as the daemon's user_share_percent allows."""
 
         def say(correlation_id: int) -> bytes:
             space = self._core.space(model, namespace, role)
@@ -211,7 +211,7 @@ class Client:
         role: PoolRole | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """Passes on what a worker says of its own load. Whether that was taken.
+        """Passes on an engine's own report of its load. Whether the daemon accepted it.
 
         Not where the worker has just left, or where reports of this user are in force for as many workers as the daemon's
         user_share_percent allows."""
@@ -222,7 +222,7 @@ class Client:
 
         return self._ask(say, LoadReport, self._deadline(timeout_s)).accepted
 
-    # ---- underneath --------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------
 
     def _route(self, request: RouteRequest, deadline: float, correlation_id: int) -> bytes:
         return self._core.route(correlation_id, request, deadline - time.monotonic())
@@ -239,7 +239,7 @@ class Client:
         except OtherRun:
             return BookingOutcome.UNKNOWN
         except Unreachable:
-            # Saying it twice changes nothing. The next count says it all.
+            # A report that arrives twice changes nothing. The next count replaces this one.
             if not is_interim:
                 self._core.owe(booking, say)
             return None
@@ -261,11 +261,11 @@ class Client:
     def _ask(
         self, build: Callable[[int], bytes], kind: type[AnyReply], deadline: float, *, hashed: Prompt | None = None
     ) -> AnyReply:
-        """Asks, once more on another connection if this one breaks, and as tokens where hashes do not fit."""
+        """Asks. It retries once on another connection if this one breaks, and with tokens if hashes are refused."""
         broke = False
         while True:
             self._connected(deadline)
-            # A daemon that was silent is left alone as one that is gone.
+            # A silent daemon gets a back-off, like one that is gone.
             self._core.check_backoff(time.monotonic())
             correlation_id = self._core.take_id()
             frame = build(correlation_id)
@@ -316,7 +316,7 @@ class Client:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             self._socket.sendall(data)
         except TimeoutError as error:
-            # Part of a frame may have been sent: the connection is of no more use.
+            # A part of a frame may be sent: the connection cannot be used any more.
             self._core.failed(time.monotonic())
             self.close()
             raise DeadlineExceeded("the daemon takes no more requests") from error
@@ -336,13 +336,13 @@ class Client:
                 self._read(deadline)
                 continue
             correlation_id, reply = found
-            # A connection that is refused is told so on no request's id.
+            # An error about the whole connection has no request's id.
             refused = correlation_id == 0 and isinstance(reply, RemoteError)
             if correlation_id != wanted and not refused:
                 follow_up = self._core.stray(correlation_id, reply)
                 if follow_up:
                     self._send(follow_up, deadline)
-                # Replies to no request may come without end.
+                # The daemon may send replies to no request without end.
                 self._check(deadline)
                 continue
             self._core.claimed(wanted, reply)
@@ -355,7 +355,7 @@ class Client:
         return DeadlineExceeded("the daemon did not answer in time")
 
     def _check(self, deadline: float) -> float:
-        """How long the call may still take. Raises DeadlineExceeded where that is no time at all."""
+        """The rest of the call's time. Raises DeadlineExceeded if there is none."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise self._late()
@@ -363,7 +363,7 @@ class Client:
 
     def _read(self, deadline: float) -> None:
         assert self._socket is not None
-        # A reply may come byte by byte.
+        # A reply may arrive byte by byte.
         left = self._check(deadline)
         try:
             self._socket.settimeout(None if left == float("inf") else left)

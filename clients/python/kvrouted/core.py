@@ -1,4 +1,4 @@
-"""What a client remembers and decides, whichever way it waits: no sockets, no clock of its own."""
+"""The state and the decisions that both clients share: no sockets, no clock of its own."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from .messages import (
 
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
-#: Reports that wait for the daemon's return; beyond it the oldest are forgotten, and its bookings end by age.
+#: The most reports that wait for the daemon's return. Beyond it the oldest are dropped, and their bookings end by age.
 OWED_MAX = 65_536
-#: Of them, so many are said at once: the next when those are answered.
+#: The most of them in flight at once.
 SAYING_MAX = 1_024
-#: Of a call's time, how much the request may wait for a worker.
+#: The share of a call's time that a request may wait for a worker.
 QUEUE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How a client behaves. The defaults suit a gateway on the daemon's host."""
+    """The options of a client. The defaults suit a gateway on the daemon's host."""
 
-    #: What the client calls itself in the daemon's logs.
+    #: The client's name in the daemon's logs.
     name: str = "python"
-    #: Shared by the connections of one gateway, and with it their bookings; None = one is drawn.
+    #: Connections of a gateway that share it share their bookings; None = a random one.
     session: Session | None = None
-    #: How long a call may take, connecting included.
+    #: The timeout of a call, connecting included.
     timeout_s: float = 1.0
-    #: Send 8 bytes a block instead of 4 a token, where the space's scheme is known. Needs `xxhash`.
+    #: Send 8 bytes a block instead of 4 a token, if the space's scheme is known. Needs `xxhash`.
     hash_locally: bool = False
-    #: Where no daemon answers, decide by rendezvous over the workers that it last called healthy.
+    #: Decide without the daemon while it does not answer: by rendezvous over the workers that it last reported as healthy.
     fallback: bool = True
-    #: By how many tokens of a prompt's beginning that is done, where the request names no session; 0 = all of it. More
-    #: than what every prompt begins with, else that sends them all to one worker; the same in every client.
+    #: How many tokens of a prompt's beginning such a decision hashes if the request names no session; 0 = all. It must
+    #: exceed the beginning that all prompts share, or one worker gets all of them. Every client needs the same value.
     fallback_prefix_tokens: int = 4096
-    #: How long to leave a daemon alone that did not answer: at first, and at most. Doubles each time.
+    #: The first and the longest pause after a daemon did not answer. The pause doubles each time.
     backoff_s: tuple[float, float] = (0.05, 2.0)
-    #: How old what is remembered of the workers may become while requests are made.
+    #: The greatest age of the known workers while requests are made.
     fleet_refresh_s: float = 5.0
 
 
@@ -67,11 +67,11 @@ class _Backoff:
 
     def failed(self, now: float) -> None:
         if now < self.until:
-            # One silence, however many requests it met.
+            # Requests that fail during a pause count as one failure.
             return
         wait = min(self.first_s * 2**min(self.failures, 30), self.most_s)
         self.failures += 1
-        # Gateways that lost the daemon together do not come back together.
+        # Chance keeps gateways that lost the daemon together from coming back together.
         self.until = now + wait * random.uniform(0.75, 1.25)
 
     def succeeded(self) -> None:
@@ -79,17 +79,17 @@ class _Backoff:
 
 
 class OtherRun(Exception):
-    """A booking is of a run of the daemon that has ended."""
+    """The booking belongs to a daemon run that has ended."""
 
 
 def _name(space: Space) -> tuple[int, str, str, PoolRole]:
-    """What tells spaces apart; how one hashes may be learnt later."""
+    """The names of a space. Its scheme is not among them: a daemon may learn it later."""
     return space.space_id, space.model, space.namespace, space.role
 
 
 @dataclass(slots=True)
 class Core:
-    """One connection's state, and what outlives the connection."""
+    """The state of a connection, and the state that outlives it."""
 
     options: Options
     session: Session = field(init=False)
@@ -97,21 +97,21 @@ class Core:
     fleet: fallback.Fleet = field(default_factory=fallback.Fleet)
     _spaces: tuple[Space, ...] = ()
     _backoff: _Backoff = field(init=False)
-    #: Whether the connection is ready: until then what comes may be a refusal of it, which is no answer.
+    #: Whether the connection is ready. Before that, a received error may be a refusal of the connection.
     _is_greeted: bool = False
     _next_id: int = 1
     _received: bytearray = field(default_factory=bytearray)
-    #: Routes that book and whose reply nobody has taken yet.
+    #: Routes that book, and whose reply no caller has taken yet.
     _booking: dict[int, RouteRequest] = field(default_factory=dict)
-    #: To be said when the daemon is back.
+    #: Reports to send when the daemon is back.
     _owed: deque[Callable[[int], bytes]] = field(default_factory=lambda: deque(maxlen=OWED_MAX))
-    #: Said of bookings, and not yet answered: said again if the connection ends first.
+    #: Reports in flight. They are sent again if the connection ends first.
     _saying: dict[int, Callable[[int], bytes]] = field(default_factory=dict)
-    #: The page of workers that was asked for: correlation id and cursor.
+    #: The requested page of workers: correlation id and cursor.
     _page: tuple[int, int] | None = None
     _refreshed_at: float | None = None
     _fleet_version_seen: int = 0
-    #: Spaces that refused hashes of the scheme that their hello named.
+    #: Spaces that refused hashes by the scheme of their hello.
     _other_scheme: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -119,15 +119,15 @@ class Core:
         self.session = self.options.session or drawn
         self._backoff = _Backoff(*self.options.backoff_s)
 
-    # ---- the connection's life ---------------------------------------------------------------------
+    # ---- making and ending a connection ---------------------------------------------------------------------
 
     def check_backoff(self, now: float) -> None:
-        """Raises Unreachable while the daemon is to be left alone."""
+        """Raises Unreachable during a back-off."""
         if now < self._backoff.until:
             raise Unreachable(f"the daemon did not answer; the next try is in {self._backoff.until - now:.3f} s")
 
     def failed(self, now: float) -> None:
-        """The daemon could not be reached, or was silent."""
+        """Notes that the daemon could not be reached, or was silent."""
         self._backoff.failed(now)
 
     def opening(self) -> tuple[int, bytes]:
@@ -136,7 +136,7 @@ class Core:
         return correlation_id, frames.encode_hello(correlation_id, self.options.name, self.session)
 
     def opened(self, reply: frames.Reply) -> None:
-        """Takes the answer to the first frame. Raises what it says if that is a refusal."""
+        """Takes the reply to the first frame. Raises its error if it is a refusal."""
         if isinstance(reply, RemoteError):
             if reply.retryable:
                 raise Unreachable(f"the daemon takes no connections: {reply}") from reply
@@ -144,11 +144,11 @@ class Core:
         if not isinstance(reply, Hello) or reply.version != frames.PROTOCOL_VERSION:
             raise ProtocolError("the daemon's first reply is no hello of this protocol version")
         if self.hello is not None and self.hello.instance_id != reply.instance_id:
-            # Another daemon: it knows nothing of what the last one held.
+            # Another daemon run has no bookings of the last one.
             self._owed.clear()
             self._saying.clear()
         if [_name(space) for space in self._spaces] != [_name(space) for space in reply.spaces]:
-            # The workers that are remembered are of spaces of other numbers.
+            # The known workers belong to spaces with other numbers.
             self.fleet = fallback.Fleet()
         self._backoff.succeeded()
         self._is_greeted = True
@@ -156,11 +156,11 @@ class Core:
         self._other_scheme.clear()
 
     def closed(self) -> None:
-        """The connection has ended. Whatever was being booked is freed by name when there is another."""
+        """Notes that the connection has ended. Bookings in flight are freed by name on the next one."""
         self._is_greeted = False
         self._received.clear()
         self._page, self._refreshed_at = None, None
-        # Beyond the room that there is the oldest are forgotten.
+        # Beyond the limit the oldest are dropped.
         owed, self._owed = self._owed, deque(self._saying.values(), OWED_MAX)
         self._owed.extend(owed)
         self._saying.clear()
@@ -173,13 +173,13 @@ class Core:
         self._owed.append(say)
 
     def report(self, booking: Booking, say: Callable[[int], bytes], correlation_id: int) -> bytes:
-        """The frame of a report. Raises OtherRun for a booking of another run of the daemon: it means nothing here."""
+        """The frame of a report. Raises OtherRun for a booking of another daemon run, which this one does not know."""
         if self.hello is not None and self.hello.instance_id != booking.instance_id:
             raise OtherRun
         return say(correlation_id)
 
     def owe(self, booking: Booking, say: Callable[[int], bytes]) -> None:
-        """Something to be said of a booking when its daemon can be reached again."""
+        """Stores a report about a booking until its daemon can be reached again."""
         if self.hello is None or self.hello.instance_id == booking.instance_id:
             self._owed.append(say)
 
@@ -190,11 +190,11 @@ class Core:
         return self._next_id - 1
 
     def feed(self, data: bytes) -> None:
-        """Bytes that came."""
+        """Takes received bytes."""
         self._received += data
 
     def next_reply(self, deadline: float = float("inf")) -> tuple[int, frames.Reply | ProtocolError] | None:
-        """The next whole reply, read by the deadline. Raises ProtocolError if the connection cannot go on."""
+        """The next whole reply, decoded by the deadline. Raises ProtocolError if the connection cannot continue."""
         if len(self._received) < frames.HEADER_BYTES:
             return None
         header = frames.parse_header(self._received)
@@ -215,19 +215,19 @@ class Core:
         return header.correlation_id, reply
 
     def claimed(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> None:
-        """The caller that waits for this reply has got it."""
+        """Notes that a caller has taken this reply."""
         request = self._booking.pop(correlation_id, None)
         if request is not None and isinstance(reply, ProtocolError):
-            # What was booked cannot be read.
+            # The reply cannot be read, so the booking is freed by its name.
             self._owe_free_of(request)
 
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
-        """A reply that no caller waits for; answers with what is to be sent because of it."""
+        """Handles a reply that no caller waits for. Answers with the frames to send because of it."""
         self._booking.pop(correlation_id, None)
         if self._saying.pop(correlation_id, None) is not None:
             return self._owed_frames()
         if isinstance(reply, RouteReply):
-            # Whoever asked has given up: nobody else would ever free it.
+            # The caller has given up, so nothing else would free the booking.
             left = [booking for booking in (reply.booking, reply.prefill_booking) if booking is not None]
             self._owed.extend(partial(frames.encode_free, booking=booking) for booking in left)
             return self._owed_frames()
@@ -245,7 +245,7 @@ class Core:
         return say(correlation_id)
 
     def _owed_frames(self) -> bytes:
-        """What is owed, as much of it as may be unanswered at once."""
+        """The frames of stored reports, as many as may be in flight at once."""
         said = []
         while self._owed and len(self._saying) < SAYING_MAX:
             said.append(self._say(self._owed.popleft()))
@@ -258,13 +258,13 @@ class Core:
         return frames.encode_workers(self._page[0], None, cursor)
 
     def ahead(self, now: float) -> bytes:
-        """What is to be sent before the next request: what is owed, and the question who there is."""
+        """The frames to send before the next request: stored reports, and the request for the workers."""
         owed = self._owed_frames()
         moved = self._fleet_version_seen not in (0, self.fleet.version)
         age = now - self._refreshed_at if self._refreshed_at is not None else None
         if self._page is not None or not self.options.fallback:
             return owed
-        # A fleet that changes all the time is not asked for all the time.
+        # A fleet that changes all the time must not be requested all the time.
         if age is not None and age < self.options.fleet_refresh_s and not (moved and age >= 0.1):
             return owed
         self._refreshed_at = now
@@ -274,7 +274,7 @@ class Core:
     # ---- requests ----------------------------------------------------------------------------------
 
     def space(self, model: str, namespace: str | None, role: PoolRole | None) -> Space:
-        """A space, by the last hello."""
+        """A space, by the latest hello."""
         fits = [
             space
             for space in self._spaces
@@ -292,13 +292,13 @@ class Core:
         return self.space(prompt.model, prompt.namespace, prompt.role)
 
     def route(self, correlation_id: int, request: RouteRequest, left_s: float) -> bytes:
-        """The frame of a route for which its caller has so much time left."""
+        """The frame of a route whose caller has this much time left."""
         space = self._space_of(request)
         if request.book == "":
             raise InvalidRequest("a booking needs a name")
         hashed = self._hashed(space, request)
         if request.book is not None and request.deadline_us == 0 and self.hello and "queue" in self.hello.features:
-            # The daemon is to say that no worker had room, before the caller takes its silence for its end.
+            # The share leaves time for the daemon to answer that no worker had room, before it counts as silent.
             hashed = replace(hashed, deadline_us=max(int(left_s * QUEUE_SHARE * 1e6), 1))
         frame = frames.encode_route(correlation_id, space.space_id, hashed)
         if request.book is not None:
@@ -311,24 +311,24 @@ class Core:
         return frames.encode_overlap(correlation_id, space.space_id, self._hashed(space, prompt))
 
     def potential_loads(self, correlation_id: int, prompt: Prompt) -> bytes:
-        """The frame of a question for potential loads."""
+        """The frame of a request for potential loads."""
         space = self._space_of(prompt)
         return frames.encode_potential_loads(correlation_id, space.space_id, self._hashed(space, prompt))
 
     def _hashed(self, space: Space, prompt: AnyPrompt) -> AnyPrompt:
-        """The prompt as local hashes, where that is wanted and the space's scheme is known."""
+        """The prompt as local hashes, if the options say so and the space's scheme is known."""
         known = space.scheme.block_size > 0 and space.space_id not in self._other_scheme
         if not (self.options.hash_locally and known) or prompt.tokens is None:
             return prompt
         packed = token_bytes(prompt.tokens)
         hashes = local_hashes(packed, space.scheme, lora=prompt.lora, salt=prompt.salt, media=prompt.media)
-        # What the objects are is in the hashes already.
+        # The hashes cover the objects already.
         return replace(
             prompt, tokens=None, local_hashes=hashes, scheme=space.scheme, token_count=len(packed) // 4, media=()
         )
 
     def hashes_refused(self, prompt: Prompt, error: RemoteError) -> bool:
-        """Whether a request failed because this client hashed it, and goes as tokens from now on."""
+        """Whether a request failed because this client hashed it. From now on the client sends tokens."""
         space = self._space_of(prompt)
         if error.kind != "scheme_mismatch" or prompt.tokens is None or space.space_id in self._other_scheme:
             return False

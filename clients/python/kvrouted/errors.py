@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault it is and what helps."""
+"""The errors, each with the side that has to act and a remedy."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ ERROR_NAMES: dict[int, str] = {
 
 
 def error_name(code: int) -> str:
-    """The name of an error code; one that has none here is called code_N."""
+    """The name of an error code; code_N if this version does not know it."""
     return ERROR_NAMES.get(code, f"code_{code}")
 
 
 class KvroutedError(Exception):
-    """Anything that this package raises on purpose."""
+    """The base of every error of this package."""
 
 
 class Unreachable(KvroutedError):
-    """No daemon answers, and it was not possible, or not wanted, to decide without one."""
+    """No daemon answers, and the client could not, or must not, decide without it."""
 
 
 class ConnectionLost(Unreachable):
-    """The connection ended while a reply was awaited."""
+    """The connection ended while a call waited for its reply."""
 
 
 class DeadlineExceeded(Unreachable):
@@ -55,7 +55,7 @@ class DeadlineExceeded(Unreachable):
 
 
 class ProtocolError(KvroutedError):
-    """The daemon sent what cannot be read: use a daemon and a client of one release."""
+    """The daemon sent something unreadable: use a daemon and a client of the same release."""
 
 
 class UnknownSpace(KvroutedError):
@@ -63,11 +63,11 @@ class UnknownSpace(KvroutedError):
 
 
 class InvalidRequest(KvroutedError, ValueError):
-    """The request means nothing; it was not sent."""
+    """The request is invalid; it was not sent."""
 
 
 class RemoteError(KvroutedError):
-    """The daemon's own word on why a request failed."""
+    """The daemon refused the request."""
 
     def __init__(
         self, code: int, side: str, retryable: bool, retry_after_us: int, message: str, remedy: str
@@ -76,11 +76,11 @@ class RemoteError(KvroutedError):
         self.code = code
         #: The code's name in schemas/README.md.
         self.kind = error_name(code)
-        #: Who has to act: gateway, worker, kernel, config or daemon.
+        #: The side that has to act: gateway, worker, kernel, config or daemon.
         self.side = side
         #: Whether the same request may succeed later, unchanged.
         self.retryable = retryable
-        #: When to try again, microseconds; 0 = not said.
+        #: The pause before a retry, microseconds; 0 = not stated.
         self.retry_after_us = retry_after_us
         self.message = message
         self.remedy = remedy

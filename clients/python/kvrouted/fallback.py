@@ -1,4 +1,4 @@
-"""Deciding without the daemon: by rendezvous over the workers that it last called healthy.
+"""Decisions without the daemon: by rendezvous over the workers that it last reported as healthy.
 
 Every client that remembers the same workers, in whatever language, gives a key to the same one, and one that goes
 moves only its own keys. `tests/fixtures/fallback_vectors.json` holds them all to the same bits. What workers hold in
@@ -35,22 +35,22 @@ _U64 = 2**64 - 1
 
 
 class Fleet:
-    """The workers that a daemon last named, all spaces together."""
+    """The workers of all spaces, as a daemon last reported them."""
 
     def __init__(self) -> None:
         self.workers: tuple[WorkerInfo, ...] = ()
-        #: Of the fleet that `workers` is; None = never learnt.
+        #: The version of the fleet in `workers`; None = not known yet.
         self.version: int | None = None
         self._pages: list[WorkerInfo] = []
         self._pages_version: int | None = None
 
     def take_page(self, page: WorkersPage, cursor: int) -> int:
-        """Takes the page that was asked for from `cursor` on; answers with the next cursor, 0 = there is none."""
+        """Takes the page requested from `cursor` on. Answers with the next cursor; 0 = none."""
         if cursor == 0:
             self._pages, self._pages_version = [], page.fleet_version
         self._pages.extend(page.workers)
         if page.fleet_version != self._pages_version or 0 < page.next_cursor <= cursor:
-            # It changed between two pages: what was remembered stays until it can be read in one go.
+            # The fleet changed between two pages: the known workers stay until one version can be read as a whole.
             return 0
         if len(self._pages) > WORKERS_MAX:
             self._pages = []
@@ -63,12 +63,12 @@ class Fleet:
 def decide(
     fleet: Fleet, space_id: int, request: RouteRequest, reason: str, prefix_tokens: int = 4096
 ) -> RouteReply | None:
-    """A decision without the daemon; None if nobody is known who may run the prompt."""
+    """A decision without the daemon; None if no known worker may run the prompt."""
     of_space = [info for info in fleet.workers if info.space_id == space_id and _is_wanted(info, request)]
     running = [info for info in of_space if info.state in (WorkerState.JOINING, WorkerState.READY)]
     notes: frozenset[str] = frozenset()
     if not running:
-        # As the daemon does: that they are down is a doubt, which is set aside where nobody else is left.
+        # As the daemon does: a worker that is down is used only if no other worker is left.
         running = [info for info in of_space if info.state is WorkerState.DOWN]
         notes = frozenset({"all_down"})
     if not running:
@@ -106,7 +106,7 @@ def _names(listed: Sequence[Worker], worker: Worker) -> bool:
 
 
 def key(request: RouteRequest, prefix_tokens: int) -> int:
-    """What is the same for requests that should go to the same worker: the name that they give, else how their prompts
+    """A number that is equal for requests that should go to the same worker: made of their name, or else of how their prompts
     begin. `prefix_tokens` 0 = all of it.
     """
     name = request.fallback_key or request.affinity_session
@@ -123,15 +123,15 @@ def key(request: RouteRequest, prefix_tokens: int) -> int:
         except struct.error as error:
             raise InvalidRequest(f"local hashes are integers of 0 to 2^64-1: {error}") from error
     for name in (request.lora, request.salt):
-        # No UTF-8 has this byte: one name is not taken for the other.
+        # UTF-8 has no such byte, so it separates the two names.
         crc = crc32(b"\xff" + (name or "").encode(), crc)
     return crc
 
 
 def _beginning(tokens: Tokens, most: int) -> bytes:
-    """So many tokens, 0 = all of them, as bytes."""
+    """The first tokens as bytes; 0 = all of them."""
     if isinstance(tokens, (bytes, bytearray, memoryview)):
-        # Packed first: what a view is sliced by need not be bytes.
+        # Packed first, because the elements of a view need not be bytes.
         return token_bytes(tokens)[: 4 * most or None]
     return token_bytes(tokens[: most or None])
 
@@ -174,7 +174,7 @@ def rank(key: int, workers: Sequence[WorkerInfo], most: int) -> list[tuple[float
     """
     drawn = [(draw(key, info.worker), info) for info in workers]
     if len({info.weight for info in workers}) == 1:
-        # The cost never rises with the draw: it need not be known of all.
+        # The cost never rises with the draw, so it need not be computed for all.
         first = nsmallest(most, drawn, key=lambda pair: (-pair[0], pair[1].worker))
         return [(_cost(number, info.weight), info) for number, info in first]
     costs = [(_cost(number, info.weight), -number, info.worker, info) for number, info in drawn]

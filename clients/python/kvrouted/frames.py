@@ -587,7 +587,7 @@ def _watch(reading: _Reading) -> FleetView:
 
 def _error(reading: _Reading) -> RemoteError:
     table = fb.Error.GetRootAs(reading.body)
-    # A side that is not known here is somebody else's: the daemon's.
+    # An unknown side counts as the daemon's.
     side = _SIDES[min(table.Side(), len(_SIDES) - 1)]
     code, retryable, after_us = table.Code(), table.Retryable(), table.RetryAfterUs()
     return RemoteError(code, side, retryable, after_us, reading.text(table.Message()), reading.text(table.Remedy()))

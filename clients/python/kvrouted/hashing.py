@@ -1,4 +1,4 @@
-"""Tokens into block hashes, bit for bit as the daemon does it. Needs the package `xxhash` (`kvrouted[hash]`).
+"""Block hashes of tokens, bit for bit as the daemon computes them. Needs the package `xxhash` (`kvrouted[hash]`).
 
 A prompt sent as local hashes costs 8 bytes a block instead of 4 a token, and the daemon is spared the hashing.
 Which scheme a space has, the daemon says in its hello: `Client.hello().spaces`.
@@ -58,7 +58,7 @@ def seed(lora: str | None = None, salt: str | None = None) -> int:
 
 
 def block_count(token_count: int, scheme: Scheme) -> int:
-    """How many whole blocks so many tokens make. A bigram block needs the token after its last."""
+    """The number of whole blocks in a number of tokens. A bigram block needs the token after its last."""
     if scheme.block_size == 0:
         return 0
     return max(token_count - (scheme.window is Window.BIGRAM), 0) // scheme.block_size
@@ -72,7 +72,7 @@ def local_hashes(
     salt: str | None = None,
     media: Sequence[tuple[int, int]] = (),
 ) -> list[int]:
-    """The local hash of every whole block; what does not fill a block is left out.
+    """The local hash of every whole block. Tokens that do not fill a block are left out.
 
     `media` are (block index, object hash) in any order.
     """

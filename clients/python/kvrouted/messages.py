@@ -1,4 +1,4 @@
-"""What is asked and what is answered, as plain values.
+"""Requests and replies, as plain values.
 
 Overlaps are in blocks, lengths in tokens, everything else in what the field's name says. A value that this
 version does not know is read as the most cautious one that it does know.
@@ -15,7 +15,7 @@ from .errors import InvalidRequest
 
 #: Every data-parallel rank of a worker.
 EVERY_RANK = 2**32 - 1
-#: Workers that a client remembers: far more than a daemon has. Pages that go on beyond them do not end.
+#: The most workers that a client remembers: far more than a daemon has. More pages than that count as endless.
 WORKERS_MAX = 2**16
 #: No event batch has been applied yet.
 NO_SEQUENCE = 2**64 - 1
@@ -41,20 +41,20 @@ Tokens = Sequence[int] | bytes | bytearray | memoryview
 
 
 def named_bits(bits: int, names: Sequence[str]) -> frozenset[str]:
-    """The names of the bits that are set; one that has no name here is called bit_N."""
+    """The names of the set bits; bit_N for a bit that this version does not know."""
     set_bits = (at for at in range(bits.bit_length()) if bits >> at & 1)
     return frozenset(names[at] if at < len(names) else f"bit_{at}" for at in set_bits)
 
 
 class Window(IntEnum):
-    """Which tokens a block's hash covers: its own, or the one after as well."""
+    """The tokens that a block's hash covers: its own, or also the one after them."""
 
     PLAIN = 0
     BIGRAM = 1
 
 
 class PoolRole(IntEnum):
-    """What the workers of a space do."""
+    """The role of a space's workers."""
 
     BOTH = 0
     PREFILL = 1
@@ -62,7 +62,7 @@ class PoolRole(IntEnum):
 
 
 class WorkerState(IntEnum):
-    """Where a worker is in its life."""
+    """The state of a worker."""
 
     JOINING = 0
     READY = 1
@@ -75,7 +75,7 @@ class WorkerState(IntEnum):
 
 
 class DeviceClass(IntEnum):
-    """What a worker runs on."""
+    """The class of a worker's device."""
 
     GPU = 0
     CPU = 1
@@ -86,7 +86,7 @@ class DeviceClass(IntEnum):
 
 
 class TrustLevel(IntEnum):
-    """What is known of a worker's cache is worth so much, lowest first."""
+    """How far an overlap may be believed, lowest first."""
 
     NONE = 0
     PREDICTED = 1
@@ -100,7 +100,7 @@ class TrustLevel(IntEnum):
 
 
 class MatchStatus(IntEnum):
-    """Whether a prompt could be looked up at all."""
+    """Whether a prompt could be looked up."""
 
     MATCHED = 0
     UNMATCHABLE = 1
@@ -111,7 +111,7 @@ class MatchStatus(IntEnum):
 
 
 class BookingOutcome(IntEnum):
-    """What became of a report about a booking."""
+    """The outcome of a report about a booking."""
 
     APPLIED = 0
     ALREADY_APPLIED = 1
@@ -124,7 +124,7 @@ class BookingOutcome(IntEnum):
 
 
 class Mode(IntEnum):
-    """How a space's policy decides."""
+    """The mode of a space's policy."""
 
     DEFAULT = 0
     KV = 1
@@ -144,10 +144,10 @@ class Mode(IntEnum):
 
 
 class DecidedBy(Enum):
-    """Who made a decision."""
+    """The side that decided."""
 
     DAEMON = "daemon"
-    #: This client alone, without the daemon: nothing is booked, and no cache was looked at.
+    #: The client, without the daemon: nothing is booked, and caches did not count.
     FALLBACK = "fallback"
 
 
@@ -159,7 +159,7 @@ class Worker(NamedTuple):
 
 
 class Session(NamedTuple):
-    """128 bits that the connections of a gateway share, and with them their bookings."""
+    """128 bits that name a gateway. Connections with the same session share their bookings."""
 
     hi: int
     lo: int
@@ -167,7 +167,7 @@ class Session(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How tokens become block hashes. A block size of 0 is not known yet."""
+    """The scheme of block hashes. A block size of 0 is not known yet."""
 
     block_size: int
     window: Window = Window.PLAIN
@@ -186,7 +186,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the daemon takes."""
+    """The daemon's limits."""
 
     frame_body_bytes_max: int
     prompt_tokens_max: int
@@ -197,7 +197,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the daemon says of itself."""
+    """The daemon's reply to hello."""
 
     version: int
     #: Drawn when the daemon starts.
@@ -210,7 +210,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a request wants otherwise than its space's policy; None keeps the policy's."""
+    """What a request changes of its space's policy; None changes nothing."""
 
     mode: Mode = Mode.DEFAULT
     device_credit: float | None = None
@@ -226,7 +226,7 @@ class Prompt:
     """A prompt of a model: its tokens, or the local hashes of its whole blocks with scheme and token count."""
 
     model: str
-    #: Needed where the model is served in several.
+    #: Needed if the model is in several.
     namespace: str | None = None
     role: PoolRole | None = None
     tokens: Tokens | None = None
@@ -234,9 +234,9 @@ class Prompt:
     scheme: Scheme | None = None
     token_count: int | None = None
     lora: str | None = None
-    #: The cache salt; prompts of different salts share nothing.
+    #: The cache salt. Prompts with different salts share no blocks.
     salt: str | None = None
-    #: Multimodal objects: (index of the block they touch, hash).
+    #: Multimodal objects: (index of a block that it touches, hash).
     media: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
@@ -248,14 +248,14 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouteRequest(Prompt):
-    """Which worker should run this prompt?
+    """Asks which worker should run a prompt.
 
     Fields that the daemon's version does not serve are refused by name (`RemoteError`, kind `unsupported`).
     """
 
     #: Book the chosen worker under this name, unique within the session while the booking lives.
     book: str | None = None
-    #: Which try of the request this is; a later one takes the booking over.
+    #: The attempt of the request. A later attempt takes over the booking.
     attempt: int = 0
     explain: bool = False
     candidates_max: int = 8
@@ -266,17 +266,17 @@ class RouteRequest(Prompt):
     preferred_taints: Mapping[str, float] = field(default_factory=dict)
     expected_output_tokens: int = 0
     overrides: Overrides | None = None
-    #: Blocks [start, end) that a cache shared by all workers holds.
+    #: Blocks [start, end) in a cache that all workers share.
     shared_hits: Sequence[tuple[int, int]] = ()
-    #: The conversation it belongs to, whose requests are to come to one worker. Without the daemon too.
+    #: A conversation whose requests should go to one worker, also without the daemon.
     affinity_session: str | None = None
     #: Choose a worker of the model's prefill pool too; name the decode pool in `role`.
     disaggregate: bool = False
     priority: int = 0
     priority_jump: float = 0.0
-    #: How long it may wait for a worker, microseconds; 0 = most of the call's own time.
+    #: The longest wait for a worker, microseconds; 0 = most of the call's own time.
     deadline_us: int = 0
-    #: Bits of `features` that a daemon must know to answer this.
+    #: Bits of `features`: a daemon without them must refuse this request.
     must_understand: int = 0
     #: What the client hashes if it decides without the daemon, in place of `affinity_session` and of how the prompt
     #: begins: requests of one key then go to one worker. Never sent.
@@ -285,7 +285,7 @@ class RouteRequest(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class TierBlocks:
-    """Blocks held, by tier; each counts what extends the tier before."""
+    """Blocks held, by tier. Each tier counts only what extends the tier before."""
 
     device: int = 0
     host: int = 0
@@ -295,7 +295,7 @@ class TierBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """How far what is known of a worker's cache may be believed, and why not further."""
+    """How far an overlap may be believed, and why not further."""
 
     level: TrustLevel = TrustLevel.NONE
     reasons: frozenset[str] = frozenset()
@@ -307,7 +307,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """What a cost was made of, in the order of the computation; in blocks unless the name says otherwise."""
+    """The terms of a cost, in the order of the computation. In blocks, unless the name says otherwise."""
 
     request_blocks: float
     cached_tokens: float
@@ -327,7 +327,7 @@ class CostTerms:
     capability_weight: float
     taint_factor: float
     cost: float
-    #: Below 1 where the request's session is bound to the worker.
+    #: Below 1 if the request's session is bound to the worker.
     affinity_factor: float = 1.0
 
 
@@ -341,13 +341,13 @@ class Candidate:
     trust: Trust
     cost: float
     state: WorkerState
-    #: When asked to explain.
+    #: Set if the request asked to explain.
     terms: CostTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A rule and the workers that it took out of the running."""
+    """A rule and the workers that it excluded."""
 
     rule: str
     workers: tuple[Worker, ...]
@@ -355,11 +355,11 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """A place booked on a worker. Say when its prefill is complete, and free it however the request ends."""
+    """A booking of a worker. Report its prefill, and free it however the request ends."""
 
     slot: int
     generation: int
-    #: The daemon that holds it; after a restart it is unknown.
+    #: The daemon run that holds it. Another run does not know it.
     instance_id: int
 
 
@@ -367,9 +367,9 @@ class Booking:
 class RouteReply:
     """A decision."""
 
-    #: The chosen one first, then by ascending cost; empty = nobody was eligible.
+    #: The chosen worker first, then by ascending cost; empty = no worker was eligible.
     candidates: tuple[Candidate, ...]
-    #: How many were in the running, however many are listed.
+    #: The number of eligible workers, however many are listed.
     eligible: int
     match: MatchStatus
     notes: frozenset[str]
@@ -380,17 +380,17 @@ class RouteReply:
     index_epoch: int
     booking: Booking | None
     removed: tuple[Removal, ...]
-    #: How many candidates shared the lowest cost.
+    #: The number of workers with the lowest cost.
     ties: int
-    #: Why nobody was eligible, by the name of an error code; None = somebody was.
+    #: The name of the error code that says why no worker was eligible; None = some were.
     nobody: str | None = None
-    #: Where nobody was and time may change that, microseconds.
+    #: The pause before a retry if no worker was eligible and time may change that, microseconds.
     retry_after_us: int = 0
-    #: How the first was chosen, and so what costs are costs of.
+    #: The mode that chose; it defines what a cost means.
     mode: Mode = Mode.DEFAULT
-    #: Who prefills, the chosen one first; empty = who is chosen above does both.
+    #: The workers to prefill, the chosen one first; empty = the worker chosen above does both.
     prefill: tuple[Candidate, ...] = ()
-    #: What the half that prefills is booked as.
+    #: The booking of the worker that prefills.
     prefill_booking: Booking | None = None
     decided_by: DecidedBy = DecidedBy.DAEMON
     #: Why the daemon did not decide.
@@ -413,7 +413,7 @@ class OverlapEntry:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReply:
-    """Who holds how much of a prompt."""
+    """How much of a prompt each worker holds."""
 
     workers: tuple[OverlapEntry, ...]
     match: MatchStatus
@@ -423,7 +423,7 @@ class OverlapReply:
 
 @dataclass(frozen=True, slots=True)
 class PotentialLoad:
-    """What a worker would have to do if it took a prompt."""
+    """The work of a worker if it took a prompt."""
 
     worker: Worker
     #: Now.
@@ -436,7 +436,7 @@ class PotentialLoad:
 
 @dataclass(frozen=True, slots=True)
 class PotentialLoads:
-    """What every worker of a space, eligible or not, would have to do if it took a prompt."""
+    """The work of every worker of a space, eligible or not, if it took a prompt."""
 
     loads: tuple[PotentialLoad, ...]
     match: MatchStatus
@@ -466,14 +466,14 @@ class WorkersPage:
     """A part of the fleet."""
 
     workers: tuple[WorkerInfo, ...]
-    #: Where the next page starts; 0 = this was the last.
+    #: The cursor of the next page; 0 = this is the last.
     next_cursor: int
     fleet_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Who there is, as a watch tells it."""
+    """The workers, as a watch sends them."""
 
     workers: tuple[WorkerInfo, ...]
     fleet_version: int
@@ -481,7 +481,7 @@ class FleetView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """What a worker says of its own load."""
+    """An engine's own report of its load."""
 
     active_prefill_tokens: int = 0
     active_decode_blocks: int = 0
@@ -493,22 +493,22 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """The answer to a reported failure."""
+    """The reply to a reported failure."""
 
-    #: How long the worker is left alone while others can run requests.
+    #: How long requests avoid the worker while others can run them.
     back_off_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The answer to a reported load."""
+    """The reply to a reported load."""
 
     accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BookingReport:
-    """The answer to what was said of a booking."""
+    """The reply to a report about a booking."""
 
     outcome: BookingOutcome
     instance_id: int

@@ -69,7 +69,7 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         again = await client.route(ask(tokens=prompt(1), book="twice", attempt=1))
         await client.free(again.booking)
 
-    async def test_the_fleet_and_what_workers_would_have_to_do_are_told_beside_requests(self):
+    async def test_the_fleet_and_potential_loads_arrive_beside_requests(self):
         client = await self.client()
         views = client.watch()
         first = await anext(views)

@@ -77,14 +77,14 @@ class Example(WithDaemon):
 
 
 class Requests(WithDaemon):
-    def test_hello_says_what_the_daemon_is(self):
+    def test_hello_describes_the_daemon(self):
         hello = self.client().hello()
         self.assertEqual([(s.model, s.role, s.scheme) for s in hello.spaces], [("m", PoolRole.BOTH, Scheme(16))])
         self.assertLessEqual({"routing", "bookings", "local_hash_prompts"}, hello.features)
         self.assertGreater(hello.limits.prompt_tokens_max, 1000)
         self.assertTrue(hello.admin_socket)
 
-    def test_workers_are_named_with_what_is_known_of_them(self):
+    def test_workers_are_listed_with_their_records(self):
         client = self.client()
         workers = client.workers()
         self.assertEqual([info.worker for info in workers], [Worker(1), Worker(2)])
@@ -171,7 +171,7 @@ class Requests(WithDaemon):
             client.served(reply.booking, Worker(99))
         self.assertIs(client.free(reply.booking), BookingOutcome.APPLIED)
 
-    def test_what_every_worker_would_have_to_do_is_told(self):
+    def test_potential_loads_cover_every_worker(self):
         client = self.client()
         before = client.potential_loads(Prompt(model="m", tokens=prompt(70)))
         self.assertEqual([load.worker for load in before.loads], [Worker(1), Worker(2)])
@@ -183,7 +183,7 @@ class Requests(WithDaemon):
         self.assertEqual(after.loads[1 - at], before.loads[1 - at])
         client.free(booked.booking)
 
-    def test_what_is_known_of_a_worker_is_reported(self):
+    def test_failures_and_loads_of_a_worker_are_reported(self):
         client = self.client()
         taken = client.report_load("m", Worker(1), EngineLoad(running_requests=1, kv_usage=0.25))
         self.assertIsInstance(taken, bool)
@@ -193,7 +193,7 @@ class Requests(WithDaemon):
         with self.assertRaises(UnknownSpace):
             client.report_failure("other", Worker(1))
 
-    def test_nobody_who_is_eligible_is_an_answer_with_its_reason(self):
+    def test_a_reply_without_an_eligible_worker_has_its_reason(self):
         reply = self.client().route(ask(tokens=prompt(8), allow=[Worker(99)], book="nobody"))
         self.assertEqual((reply.candidates, reply.best, reply.booking), ((), None, None))
         self.assertEqual(reply.nobody, "all_filtered")
@@ -219,7 +219,7 @@ class Requests(WithDaemon):
             else:
                 self.assertIsNotNone(reply.best, name)
 
-    def test_what_means_nothing_is_refused_before_it_is_sent(self):
+    def test_an_invalid_request_is_refused_before_it_is_sent(self):
         client = self.client()
         for wrong in (
             lambda: Prompt(model="m"),
@@ -259,7 +259,7 @@ class Sessions(unittest.TestCase):
 class Pairs(unittest.TestCase):
     """A model of two pools."""
 
-    def test_one_reply_names_who_prefills_and_who_decodes(self):
+    def test_one_reply_names_a_worker_to_prefill_and_one_to_decode(self):
         roles = ("prefill", "decode")
         spaces = "".join(f'[[space]]\nmodel = "m"\nblock_size = 16\nrole = "{role}"\n' for role in roles)
         workers = "".join(
@@ -279,7 +279,7 @@ class Pairs(unittest.TestCase):
 
 
 class Watching(unittest.TestCase):
-    def test_the_fleet_is_told_at_once_and_after_each_change(self):
+    def test_the_fleet_arrives_at_once_and_after_each_change(self):
         daemon = Daemon()
         self.addCleanup(daemon.remove)
         with Client(daemon.socket, PATIENT) as client:
@@ -364,7 +364,7 @@ class Troubles(WithDaemon):
         until("the daemon decides again", lambda: self.decided_by(client) is DecidedBy.DAEMON)
         until("nothing is booked", lambda: busy(watcher) == [0.0, 0.0])
 
-    def test_what_could_not_be_said_of_a_booking_is_said_when_the_daemon_is_back(self):
+    def test_a_report_that_could_not_be_sent_is_sent_when_the_daemon_is_back(self):
         watcher = self.client()
         client = self.client(Options(timeout_s=PATIENCE_S, backoff_s=(0.001, 0.001)))
         booking = client.route(ask(tokens=prompt(1), book="held")).booking
@@ -399,7 +399,7 @@ class Strangers(unittest.TestCase):
         self.addCleanup(thread.join)
         return path
 
-    def test_what_is_no_frame_is_refused(self):
+    def test_bytes_that_are_not_a_frame_are_refused(self):
         for reply in (b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(16), b"\x08\0\0\0\x02\0\x01\0\x01" + bytes(15)):
             with self.assertRaises(ProtocolError):
                 Client(self.answer(reply), PATIENT).hello()

@@ -77,7 +77,7 @@ class Replies(unittest.TestCase):
         core.feed(route_reply(9, 5, 6))
         self.assertEqual([name for _, name in freed(core.stray(*core.next_reply()))], [5, 6])
 
-    def test_what_was_booked_by_a_reply_that_cannot_be_read_is_freed_by_name(self):
+    def test_the_booking_of_an_unreadable_reply_is_freed_by_name(self):
         core = connected()
         core.route(50, RouteRequest(model="m", tokens=[1], book="one"), 1.0)
         core.feed(frames._HEADER.pack(8, fb.Kind.RouteReply, 0, 1, 50) + bytes(8))
@@ -130,7 +130,7 @@ class Bookings(unittest.TestCase):
         core.opened(hello(1))
         self.assertEqual(core.ahead(0.0), b"")
 
-    def test_what_was_being_booked_when_the_connection_ended_is_freed_by_name(self):
+    def test_a_booking_in_flight_when_the_connection_ends_is_freed_by_name(self):
         core = connected()
         for at, name in enumerate(("one", "two", None)):
             core.route(at + 50, RouteRequest(model="m", tokens=[1], book=name), 1.0)
@@ -140,7 +140,7 @@ class Bookings(unittest.TestCase):
         core.opened(hello(1))
         self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["two"])
 
-    def test_another_daemon_is_told_nothing_of_the_last_ones_bookings(self):
+    def test_another_daemon_run_gets_no_reports_of_the_last_ones_bookings(self):
         core = connected()
         booking = Booking(1, 1, instance_id=1)
         core.owe(booking, lambda at: frames.encode_free(at, booking))
@@ -151,7 +151,7 @@ class Bookings(unittest.TestCase):
         self.assertEqual(core.ahead(0.0), b"")
 
 
-    def test_what_is_owed_is_said_in_turns_and_never_grows_beyond_its_room(self):
+    def test_stored_reports_are_sent_in_portions_and_stay_within_their_limit(self):
         core = connected()
         for slot in range(OWED_MAX + 10):
             booking = Booking(slot, 1, instance_id=1)

@@ -46,7 +46,7 @@ class Rendezvous(unittest.TestCase):
         self.assertEqual(len({chosen(known, at, fallback_key="talk-1") for at in range(50)}), 1)
         self.assertGreater(len({chosen(known, 1, fallback_key=f"talk-{at}") for at in range(50)}), 1)
 
-    def test_salt_and_adapter_are_told_apart(self):
+    def test_salt_and_adapter_differ(self):
         known = fleet(*(worker(at) for at in range(32)))
         self.assertNotEqual(
             [chosen(known, at, salt="x") for at in range(20)], [chosen(known, at, lora="x") for at in range(20)]

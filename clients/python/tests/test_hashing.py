@@ -15,7 +15,7 @@ class Vectors(unittest.TestCase):
         self.assertEqual([hex(hash_of) for hash_of in found], [hex(hash_of) for hash_of in local])
         self.assertEqual(hex(sequence_hashes(found)[-1]), hex(last_sequence))
 
-    def test_plain_blocks_leave_out_what_fills_none(self):
+    def test_tokens_that_fill_no_block_are_left_out(self):
         self.check(local_hashes(TOKENS, BY_16), A, 0xAD01835A37DD294C)
         large = local_hashes(range(1, 131), Scheme(64))
         self.check(large, [0xF617BF3B93A1D900, 0xEB9DEC89F9D951F4], 0x0E934255BC70C31F)
@@ -58,7 +58,7 @@ class Tokens(unittest.TestCase):
         self.assertEqual(token_bytes([1, 2**32 - 1]), b"\x01\0\0\0\xff\xff\xff\xff")
         self.assertEqual(local_hashes(token_bytes(TOKENS), BY_16), A)
 
-    def test_what_is_no_token_is_refused(self):
+    def test_an_invalid_token_is_refused(self):
         for tokens in ([-1], [2**32], ["a"], b"\0\0\0"):
             with self.assertRaises(InvalidRequest):
                 token_bytes(tokens)

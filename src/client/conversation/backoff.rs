@@ -1,15 +1,15 @@
-//! When a daemon that did not answer is tried again. Pure: time and chance are arguments.
+//! The pauses between tries of a daemon that does not answer. Pure: time and chance are arguments.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::{CLIENT_BACK_OFF_MS_MAX, CLIENT_BACK_OFF_MS_MIN};
 
-/// How long to leave a daemon alone that did not answer.
+/// The pauses between tries of a daemon that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// After the first failure; twice as long after each further one, a quarter more or less by chance.
+    /// The pause after the first failure. It doubles after each further one; chance adds or takes up to a quarter.
     pub first: Duration,
-    /// No longer than this.
+    /// The longest pause.
     pub most: Duration,
 }
 
@@ -22,26 +22,26 @@ impl Default for BackOff {
     }
 }
 
-/// What a client knows of its daemon's silence.
+/// Whether and how long a daemon has not answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::client) enum Silence {
-    /// It answered when it was last asked, or was not asked yet.
+    /// It answered the last request, or there was none yet.
     #[default]
     None,
-    /// It did not answer, so many times since the first.
+    /// It does not answer.
     Since {
-        /// The first time.
+        /// The first failure.
         since: Instant,
-        /// How often.
+        /// Failures so far.
         failures: u32,
-        /// It is left alone until then.
+        /// The end of the current pause.
         until: Instant,
     },
 }
 
 impl Silence {
-    /// The daemon did not answer. `chance` is from 0 up to 1, so that clients which lost it together do not come back
-    /// together. However many requests one silence meets, it is one failure.
+    /// Notes that the daemon did not answer. `chance`, from 0 up to 1, keeps clients that lost it together from coming back
+    /// together. Requests that fail during a pause count as one failure.
     pub(in crate::client) fn failed(&mut self, times: BackOff, now: Instant, chance: f64) {
         let (since, failures) = match *self {
             Self::None => (now, 0),
@@ -53,20 +53,20 @@ impl Silence {
         *self = Self::Since { since, failures: failures.saturating_add(1), until };
     }
 
-    /// The daemon answered.
+    /// Notes that the daemon answered.
     pub(in crate::client) const fn answered(&mut self) {
         *self = Self::None;
     }
 
-    /// Until when it is left alone; `None` = it may be asked.
-    pub(in crate::client) fn rests_until(&self, now: Instant) -> Option<Instant> {
+    /// The end of the current pause; `None` = requests may be sent.
+    pub(in crate::client) fn paused_until(&self, now: Instant) -> Option<Instant> {
         match *self {
             Self::Since { until, .. } if now < until => Some(until),
             _ => None,
         }
     }
 
-    /// Since when it has not answered.
+    /// The start of the silence.
     pub(in crate::client) const fn since(&self) -> Option<Instant> {
         match *self {
             Self::Since { since, .. } => Some(since),
@@ -80,24 +80,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silence_is_one_failure_and_each_further_one_lasts_twice_as_long_up_to_a_bound() {
+    fn pauses_double_up_to_the_limit_and_count_one_failure_each() {
         let times = BackOff { first: Duration::from_millis(100), most: Duration::from_millis(350) };
         let start = Instant::now();
         let (mut silence, mut now) = (Silence::default(), start);
-        assert_eq!((silence.rests_until(now), silence.since()), (None, None));
+        assert_eq!((silence.paused_until(now), silence.since()), (None, None));
         for expected in [100, 200, 350, 350] {
             silence.failed(times, now, 0.5);
             let until = now + Duration::from_millis(expected);
-            assert_eq!((silence.rests_until(now), silence.since()), (Some(until), Some(start)));
-            // Others who met the same silence.
+            assert_eq!((silence.paused_until(now), silence.since()), (Some(until), Some(start)));
+            // Another request that fails during the same pause.
             silence.failed(times, until - Duration::from_millis(1), 0.5);
-            assert_eq!(silence.rests_until(now), Some(until));
-            assert_eq!(silence.rests_until(until), None, "then it may be asked");
+            assert_eq!(silence.paused_until(now), Some(until));
+            assert_eq!(silence.paused_until(until), None, "then requests may be sent");
             now = until;
         }
         silence.answered();
         assert_eq!(silence, Silence::None);
         silence.failed(times, now, 0.0);
-        assert_eq!(silence.rests_until(now), Some(now + Duration::from_millis(75)), "it begins anew");
+        assert_eq!(silence.paused_until(now), Some(now + Duration::from_millis(75)), "it begins anew");
     }
 }

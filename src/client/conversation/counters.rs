@@ -1,10 +1,10 @@
-//! What a client counts, so that nothing fails silently.
+//! The counters of a client, so that no failure is silent.
 
-/// What [`AsyncClient::counter`](crate::client::AsyncClient::counter) tells.
+/// The counters of [`AsyncClient::counter`](crate::client::AsyncClient::counter).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum ClientCounter {
-    /// Connections made.
+    /// Connections that were made.
     Connected,
     /// Connections that could not be made, or were refused.
     ConnectsFailed,
@@ -12,11 +12,11 @@ pub enum ClientCounter {
     ConnectionsLost,
     /// Calls that ended without a reply in time.
     DeadlinesPassed,
-    /// Bookings whose reply nobody took any more, freed by the client.
+    /// Bookings that the client freed because no call waited for their reply any more.
     BookingsGivenBack,
-    /// Reports kept for the next connection.
+    /// Reports stored for the next connection.
     ReportsOwed,
-    /// Reports forgotten because too many were owed; their bookings end by age.
+    /// Stored reports dropped because there were too many. The daemon ends their bookings by age.
     ReportsForgotten,
     /// Decisions without the daemon: it cannot be reached.
     FallbackUnreachable,
@@ -24,13 +24,13 @@ pub enum ClientCounter {
     FallbackConnectionLost,
     /// Decisions without the daemon: it did not answer.
     FallbackSilent,
-    /// Decisions without the daemon: it is about to end.
+    /// Decisions without the daemon: it is draining.
     FallbackDraining,
     /// Prompts sent as tokens because the daemon refused their hashes.
     HashesRefused,
-    /// Lanes opened.
+    /// Shm lanes that were opened.
     LanesOpened,
-    /// Connections that go by their socket though a lane was to be tried.
+    /// Connections without a lane, though one was requested.
     LanesRefused,
 }
 

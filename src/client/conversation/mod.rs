@@ -1,74 +1,70 @@
-//! What an async client remembers of its daemon, and what it says and hears on a connection: who waits for which reply,
-//! what is owed, whom the fleet has. Pure: no sockets and no clock; `W` is whatever a reply is handed to.
+//! The state of a client across its connections: the requests in flight and who waits for their replies, the reports to send
+//! on the next connection, the spaces and the fleet. Pure: no sockets and no clock. `W` is what takes a reply.
 
 mod backoff;
 mod counters;
-mod refusal;
-mod report;
 
 use std::collections::VecDeque;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
+use super::fallback::Fleet;
+use super::replies::FleetPages;
+use super::replies::next_frame;
+use super::spaces::Spaces;
+use crate::error::{Error, Kind, Result};
+use crate::ids::{CorrelationId, Worker};
+use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
+use crate::protocol::{BookingHandle, BookingRef, SessionToken};
+use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
 
-use super::fallback::Fleet;
-use super::frame::next_frame;
-use super::pages::FleetPages;
-use super::spaces::Spaces;
-use crate::error::{Error, Result};
-use crate::ids::CorrelationId;
-use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
-use crate::protocol::SessionToken;
-use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 pub use backoff::BackOff;
 pub use counters::ClientCounter;
-pub(in crate::client) use refusal::Refusal;
-pub use report::Booking;
-pub(in crate::client) use report::{Name, Report, Word};
 
-/// How a connection is.
+/// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::client) enum Phase {
-    /// Being made; `is_first` = nothing has failed since the daemon last answered, so that it is worth waiting for.
+    /// It is being made. `is_first` = nothing has failed since the daemon last answered, so calls wait for it.
     Connecting { is_first: bool },
     /// Requests can be sent.
     Open,
-    /// Nobody answers; it is tried again later.
-    Resting,
+    /// The daemon does not answer; the next try follows after a pause.
+    BackingOff,
 }
 
-/// A reply, and the run of the daemon that gave it: handles in it mean nothing to another.
+/// A reply, and the daemon run that sent it. Booking handles are valid for that run only.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::client) struct Told {
+pub(in crate::client) struct RunReply {
     pub(in crate::client) reply: Reply,
     pub(in crate::client) instance_id: u64,
 }
 
-/// Who is handed a reply.
+/// A call that waits for a reply.
 pub(in crate::client) trait Waiter {
-    /// Hands over a reply, or why there is none; answers with a reply that nobody waits for.
-    fn hand(self, told: Result<Told>) -> Option<Told>;
+    /// Delivers a reply, or the reason why there is none. Returns a reply that no call waits for any more.
+    fn deliver(self, reply: Result<RunReply>) -> Option<RunReply>;
 }
 
-/// What stays behind if a request's reply is not taken.
+/// What a request leaves to do if no call takes its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) enum Leaves {
+pub(in crate::client) enum Leftover {
     Nothing,
-    /// It may have booked.
+    /// The request may have booked a worker: free the booking.
     Booking {
         request_id: Box<str>,
         attempt: u32,
     },
-    /// It is to be said again on the next connection.
+    /// Send the report again on the next connection.
     Report(Report),
 }
 
-/// By which way bytes come: frames of one are not mixed with those of the other.
+/// The channel of received bytes. Frames of one channel are not mixed with those of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::client) enum Source {
+pub(in crate::client) enum Channel {
     /// The connection's socket.
     Socket,
     /// Its lane.
@@ -76,33 +72,34 @@ pub(in crate::client) enum Source {
 }
 
 /// A request in flight.
-struct Asked<W> {
-    /// `None` = the client's own, or whoever asked has given up.
+struct InFlight<W> {
+    /// `None` = the request is the client's own, or its caller has given up.
     waiter: Option<W>,
-    leaves: Leaves,
+    leftover: Leftover,
 }
 
 /// The state of one client.
 pub(in crate::client) struct Conversation<W> {
     encoder: RequestEncoder,
     next_id: u64,
-    /// Encoded and not yet taken by the socket.
+    /// Encoded requests that are not sent yet.
     pub(in crate::client) unsent: Vec<u8>,
-    /// What has come and is not whole yet, by source.
+    /// The received bytes of incomplete frames, by channel.
     received: [Vec<u8>; 2],
-    asked: FxHashMap<CorrelationId, Asked<W>>,
-    owed: VecDeque<Report>,
+    in_flight: FxHashMap<CorrelationId, InFlight<W>>,
+    /// Reports for the next connection.
+    stored_reports: VecDeque<Report>,
     pub(in crate::client) phase: Phase,
     pub(in crate::client) silence: Silence,
     back_off: BackOff,
     heard_at: Option<Instant>,
     pub(in crate::client) hello: Option<HelloReply>,
-    /// Why the last connection was refused for good, in the daemon's words.
-    pub(in crate::client) refusal: Option<Refusal>,
+    /// Why the daemon refused the last connection for good.
+    pub(in crate::client) refusal: Option<StoredError>,
     /// Why the last connection could not be made.
-    pub(in crate::client) last_failure: Option<Refusal>,
-    /// Why the last connection goes by its socket though a lane was to be tried.
-    pub(in crate::client) lane_refusal: Option<Refusal>,
+    pub(in crate::client) last_failure: Option<StoredError>,
+    /// Why the last connection has no lane, though one was requested.
+    pub(in crate::client) lane_refusal: Option<StoredError>,
     pub(in crate::client) spaces: Spaces,
     pub(in crate::client) fleet: Arc<Fleet>,
     watch: Option<CorrelationId>,
@@ -117,8 +114,8 @@ impl<W: Waiter> Conversation<W> {
             next_id: 1,
             unsent: Vec::new(),
             received: Default::default(),
-            asked: FxHashMap::default(),
-            owed: VecDeque::new(),
+            in_flight: FxHashMap::default(),
+            stored_reports: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
             silence: Silence::default(),
             back_off,
@@ -139,7 +136,7 @@ impl<W: Waiter> Conversation<W> {
         self.counters[counter as usize] += 1;
     }
 
-    /// Which run of the daemon was last spoken to; 0 = none yet.
+    /// The daemon run of the last connection; 0 = none yet.
     pub(in crate::client) fn instance_id(&self) -> u64 {
         self.hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
@@ -149,34 +146,34 @@ impl<W: Waiter> Conversation<W> {
         self.counters[ClientCounter::Connected as usize]
     }
 
-    /// Whether this run of the daemon was the last that was spoken to.
+    /// Whether the last connection was to this daemon run.
     pub(in crate::client) fn is_run(&self, instance_id: u64) -> bool {
         self.hello.as_ref().is_some_and(|hello| hello.instance_id == instance_id)
     }
 
-    /// Whether everything that was asked or is owed has been answered.
+    /// Whether every request and every report has been answered.
     pub(in crate::client) fn is_settled(&self) -> bool {
-        self.unsent.is_empty() && self.owed.is_empty() && !self.is_waiting()
+        self.unsent.is_empty() && self.stored_reports.is_empty() && !self.is_waiting()
     }
 
-    /// Whether replies are due; what a watch tells comes when it comes.
+    /// Whether replies are due, other than those of the watch.
     pub(in crate::client) fn is_waiting(&self) -> bool {
-        self.asked.len() > usize::from(self.watch.is_some())
+        self.in_flight.len() > usize::from(self.watch.is_some())
     }
 
-    // The connection's life.
+    // Making and ending a connection.
 
-    /// Begins a connection with its first frame.
-    pub(in crate::client) fn greet(&mut self, name: &str, session: SessionToken) -> CorrelationId {
+    /// Encodes hello, the first frame of a connection.
+    pub(in crate::client) fn begin(&mut self, name: &str, session: SessionToken) -> CorrelationId {
         let id = self.take_id();
         self.encoder.hello(id, name, Some(session), &mut self.unsent);
         id
     }
 
-    /// Takes the answer to it.
+    /// Takes the reply to hello.
     ///
     /// # Errors
-    /// Why the connection is refused.
+    /// The daemon refuses the connection.
     pub(in crate::client) fn accepted(&mut self, reply: Reply) -> Result<HelloReply> {
         match reply {
             Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => Ok(hello),
@@ -184,7 +181,7 @@ impl<W: Waiter> Conversation<W> {
                 let is_final = !error.retryable;
                 let error = Error::from(error);
                 if is_final {
-                    self.refusal = Some(Refusal::of(&error));
+                    self.refusal = Some(StoredError::of(&error));
                 }
                 Err(error)
             }
@@ -192,35 +189,35 @@ impl<W: Waiter> Conversation<W> {
         }
     }
 
-    /// Asks for a lane, before anything else is asked on this connection.
+    /// Encodes the request for a lane, which must precede all others.
     pub(in crate::client) fn ask_lane(&mut self) -> CorrelationId {
         let id = self.take_id();
         self.encoder.open_lane(id, LaneAsked::default(), &mut self.unsent);
         id
     }
 
-    /// The connection was refused, in a way that asking again may not mend.
+    /// Remembers a refusal of the connection, unless a retry may succeed.
     pub(in crate::client) fn refuse(&mut self, error: &Error) {
         if !error.is_retryable() {
-            self.refusal = Some(Refusal::of(error));
+            self.refusal = Some(StoredError::of(error));
         }
     }
 
-    /// The connection, or the next one, is to go by its socket though a lane was to be tried.
+    /// Counts and remembers that the connection, or the next one, has no lane though one was requested.
     pub(in crate::client) fn refuse_lane(&mut self, error: &Error) {
         self.count(ClientCounter::LanesRefused);
-        self.lane_refusal = Some(Refusal::of(error));
+        self.lane_refusal = Some(StoredError::of(error));
     }
 
-    /// Requests can be sent from now on, by a lane or not. What is owed goes first, and the fleet is watched.
-    pub(in crate::client) fn greeted(&mut self, hello: HelloReply, learns_fleet: bool, has_lane: bool) {
+    /// Opens the connection for requests. The stored reports are sent first, and the fleet is watched.
+    pub(in crate::client) fn opened(&mut self, hello: HelloReply, learns_fleet: bool, has_lane: bool) {
         if has_lane {
             self.count(ClientCounter::LanesOpened);
             self.lane_refusal = None;
         }
         if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
-            // Another run of the daemon: it knows nothing of what the last one held.
-            self.owed.clear();
+            // Another run of the daemon has no bookings of the last one.
+            self.stored_reports.clear();
         }
         self.spaces.learn(&hello.spaces);
         let watches = learns_fleet && hello.features & features::WATCH != 0;
@@ -228,62 +225,65 @@ impl<W: Waiter> Conversation<W> {
         (self.refusal, self.last_failure) = (None, None);
         self.phase = Phase::Open;
         self.count(ClientCounter::Connected);
-        for report in std::mem::take(&mut self.owed) {
-            self.say(report, None);
+        for report in std::mem::take(&mut self.stored_reports) {
+            self.send_report(report, None);
         }
         if watches {
             let id = self.take_id();
             self.encoder.watch(id, None, (0, WORKERS_PAGE_MAX as u32), &mut self.unsent);
             self.pages = FleetPages::default();
-            self.asked.insert(id, Asked { waiter: None, leaves: Leaves::Nothing });
+            self.in_flight.insert(id, InFlight { waiter: None, leftover: Leftover::Nothing });
             self.watch = Some(id);
         }
     }
 
     /// The connection could not be made.
     pub(in crate::client) fn failed(&mut self, error: &Error, now: Instant, chance: f64) {
-        self.last_failure = Some(Refusal::of(error));
+        self.last_failure = Some(StoredError::of(error));
         self.count(ClientCounter::ConnectsFailed);
         self.silence.failed(self.back_off, now, chance);
-        self.closed(Phase::Resting);
+        self.closed(Phase::BackingOff);
     }
 
-    /// The connection that was made has ended; one that did not last is not made again at once.
+    /// Notes that the connection has ended. After one that did not last, a pause precedes the next.
     pub(in crate::client) fn ended(&mut self, is_stable: bool, now: Instant, chance: f64) {
         self.count(ClientCounter::ConnectionsLost);
         if is_stable {
             self.closed(Phase::Connecting { is_first: true });
         } else {
             self.silence.failed(self.back_off, now, chance);
-            self.closed(Phase::Resting);
+            self.closed(Phase::BackingOff);
         }
     }
 
-    /// The connection has ended. Who waits is told, and what they leave is said on the next one.
+    /// Delivers an error to all waiting calls, and stores the reports that the next connection must send.
     fn closed(&mut self, phase: Phase) {
         self.phase = phase;
         self.unsent.clear();
         self.received.iter_mut().for_each(Vec::clear);
         self.watch = None;
-        let mut left: Vec<_> = self.asked.drain().collect();
+        let mut left: Vec<_> = self.in_flight.drain().collect();
         left.sort_unstable_by_key(|(id, _)| *id);
-        for (_, asked) in left {
-            match asked.leaves {
-                Leaves::Nothing => {}
-                Leaves::Booking { request_id, attempt } => {
-                    self.owe(Report { name: Name::Request { request_id, attempt }, word: Word::Free });
+        for (_, request) in left {
+            match request.leftover {
+                Leftover::Nothing => {}
+                Leftover::Booking { request_id, attempt } => {
+                    self.store_report(Report {
+                        name: BookingName::Request { request_id, attempt },
+                        kind: ReportKind::Free,
+                    });
                 }
-                Leaves::Report(report) => self.owe(report),
+                Leftover::Report(report) => self.store_report(report),
             }
-            if let Some(waiter) = asked.waiter {
-                // Whoever has left needs no word.
-                drop(waiter.hand(Err(super::lost())));
+            if let Some(waiter) = request.waiter {
+                // A caller that has given up gets nothing.
+                drop(waiter.deliver(Err(super::lost())));
             }
         }
     }
 
-    /// A call ended in vain: that is the daemon's silence if nothing was heard of it all the while.
-    pub(in crate::client) fn waited_in_vain(&mut self, since: Instant, now: Instant, chance: f64) {
+    /// Notes that a call timed out. If the daemon sent nothing during the call, it counts as silent.
+    pub(in crate::client) fn timed_out(&mut self, since: Instant, now: Instant, chance: f64) {
         if self.heard_at.is_none_or(|heard| heard < since) {
             self.silence.failed(self.back_off, now, chance);
         }
@@ -297,68 +297,68 @@ impl<W: Waiter> Conversation<W> {
         id
     }
 
-    /// Sends a request that `encode` appends, for whoever waits for its reply.
+    /// Sends a request that `encode` appends. `waiter` takes its reply.
     ///
     /// # Errors
-    /// Those of the encoder; nothing is sent then.
+    /// Those of the encoder; then nothing is sent.
     pub(in crate::client) fn ask(
         &mut self,
         encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>,
-        leaves: Leaves,
+        leftover: Leftover,
         waiter: W,
     ) -> Result<()> {
         let id = self.take_id();
         encode(&mut self.encoder, id, &mut self.unsent)?;
-        self.asked.insert(id, Asked { waiter: Some(waiter), leaves });
+        self.in_flight.insert(id, InFlight { waiter: Some(waiter), leftover });
         Ok(())
     }
 
-    /// Says a report on this connection.
-    pub(in crate::client) fn say(&mut self, report: Report, waiter: Option<W>) {
+    /// Sends a report on this connection.
+    pub(in crate::client) fn send_report(&mut self, report: Report, waiter: Option<W>) {
         let id = self.take_id();
         report.encode(&mut self.encoder, id, &mut self.unsent);
-        self.asked.insert(id, Asked { waiter, leaves: Leaves::Report(report) });
+        self.in_flight.insert(id, InFlight { waiter, leftover: Leftover::Report(report) });
     }
 
-    /// Keeps a report for the next connection. What is only an interim count is left out: the next count says it all.
-    pub(in crate::client) fn owe(&mut self, report: Report) {
-        if matches!(report.word, Word::OutputProgress { .. }) {
+    /// Stores a report for the next connection, except counts of output tokens: the next count replaces them.
+    pub(in crate::client) fn store_report(&mut self, report: Report) {
+        if matches!(report.kind, ReportKind::OutputProgress { .. }) {
             return;
         }
-        if self.owed.len() >= CLIENT_REPORTS_OWED_MAX {
-            self.owed.pop_front();
+        if self.stored_reports.len() >= CLIENT_REPORTS_OWED_MAX {
+            self.stored_reports.pop_front();
             self.count(ClientCounter::ReportsForgotten);
         }
         self.count(ClientCounter::ReportsOwed);
-        self.owed.push_back(report);
+        self.stored_reports.push_back(report);
     }
 
     // Replies.
 
-    /// Takes bytes that came, and hands out the replies in them.
+    /// Takes received bytes, and delivers the replies in them.
     ///
     /// # Errors
-    /// [`Kind::Malformed`] if what came cannot be trusted: the connection cannot go on.
-    pub(in crate::client) fn hear(&mut self, source: Source, bytes: &[u8], now: Instant) -> Result<()> {
-        self.received[source as usize].extend_from_slice(bytes);
+    /// [`Kind::Malformed`] for an invalid frame: the connection must be closed.
+    pub(in crate::client) fn receive(&mut self, channel: Channel, bytes: &[u8], now: Instant) -> Result<()> {
+        self.received[channel as usize].extend_from_slice(bytes);
         let mut consumed = 0;
-        while let Some(frame) = next_frame(&self.received[source as usize][consumed..])? {
+        while let Some(frame) = next_frame(&self.received[channel as usize][consumed..])? {
             consumed += frame.bytes;
             self.heard_at = Some(now);
             self.silence.answered();
             self.answered(frame.id, frame.reply);
         }
-        self.received[source as usize].drain(..consumed);
+        self.received[channel as usize].drain(..consumed);
         Ok(())
     }
 
-    /// The reply to what begins a connection, hello or the request for a lane, once it is whole: it or the word that the
-    /// connection is refused, which is on no request's id.
+    /// Takes received bytes while the connection begins. Returns the reply to hello or to the request for a lane once it is
+    /// whole. That may be an error about the whole connection, which has no request's id.
     ///
     /// # Errors
-    /// As [`Conversation::hear`].
-    pub(in crate::client) fn hear_beginning(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
-        let received = &mut self.received[Source::Socket as usize];
+    /// As [`Conversation::receive`].
+    pub(in crate::client) fn receive_beginning(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
+        let received = &mut self.received[Channel::Socket as usize];
         received.extend_from_slice(bytes);
         let Some(frame) = next_frame(received)? else { return Ok(None) };
         received.drain(..frame.bytes);
@@ -375,48 +375,139 @@ impl<W: Waiter> Conversation<W> {
                 Ok(Reply::Watch(page)) => self.pages.take(page).into_iter().for_each(|fleet| self.learn(fleet)),
                 // An error ends the watch; the fleet stays as it was.
                 _ => {
-                    self.asked.remove(&id);
+                    self.in_flight.remove(&id);
                     self.watch = None;
                 }
             }
             return;
         }
-        let Some(asked) = self.asked.remove(&id) else { return };
-        if let (Err(_), Leaves::Booking { request_id, attempt }) = (&reply, asked.leaves) {
-            // It cannot be read what was booked.
+        let Some(request) = self.in_flight.remove(&id) else { return };
+        if let (Err(_), Leftover::Booking { request_id, attempt }) = (&reply, request.leftover) {
+            // The reply cannot be read, so the booking is freed by its name.
             self.count(ClientCounter::BookingsGivenBack);
-            self.say(Report { name: Name::Request { request_id, attempt }, word: Word::Free }, None);
+            self.send_report(
+                Report { name: BookingName::Request { request_id, attempt }, kind: ReportKind::Free },
+                None,
+            );
         }
         let instance_id = self.instance_id();
-        let told = reply.map(|reply| Told { reply, instance_id });
-        let untaken = match asked.waiter {
-            Some(waiter) => waiter.hand(told),
-            None => told.ok(),
+        let reply = reply.map(|reply| RunReply { reply, instance_id });
+        let unclaimed = match request.waiter {
+            Some(waiter) => waiter.deliver(reply),
+            None => reply.ok(),
         };
-        if let Some(told) = untaken {
-            self.untaken(&told);
+        if let Some(reply) = unclaimed {
+            self.free_unclaimed(&reply);
         }
     }
 
-    /// A reply that nobody takes: what it booked nobody else would ever free.
-    pub(in crate::client) fn untaken(&mut self, told: &Told) {
-        let Reply::Route(route) = &told.reply else { return };
-        if !self.is_run(told.instance_id) {
+    /// Frees the bookings of a reply that no call takes: nothing else would free them.
+    pub(in crate::client) fn free_unclaimed(&mut self, reply: &RunReply) {
+        let Reply::Route(route) = &reply.reply else { return };
+        if !self.is_run(reply.instance_id) {
             return;
         }
         for handle in [route.booking, route.prefill_booking].into_iter().flatten() {
             self.count(ClientCounter::BookingsGivenBack);
-            let report = Report { name: Name::Handle(handle), word: Word::Free };
+            let report = Report { name: BookingName::Handle(handle), kind: ReportKind::Free };
             match self.phase {
-                Phase::Open => self.say(report, None),
-                _ => self.owe(report),
+                Phase::Open => self.send_report(report, None),
+                _ => self.store_report(report),
             }
         }
     }
 
-    fn learn(&mut self, told: WatchReply) {
-        let (version, instance_id) = (told.fleet_version, self.instance_id());
-        self.fleet = Arc::new(Fleet { workers: self.spaces.ours_of(told.workers), version, instance_id });
+    fn learn(&mut self, fleet: WatchReply) {
+        let (version, instance_id) = (fleet.fleet_version, self.instance_id());
+        self.fleet = Arc::new(Fleet { workers: self.spaces.ours_of(fleet.workers), version, instance_id });
+    }
+}
+
+/// A booking, and the daemon run that holds it: another run does not know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Booking {
+    /// The daemon's handle of the booking.
+    pub handle: BookingHandle,
+    /// The daemon run.
+    pub instance_id: u64,
+}
+
+/// How a report names its booking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::client) enum BookingName {
+    Handle(BookingHandle),
+    /// The booking that a route without a reply may have made.
+    Request {
+        request_id: Box<str>,
+        attempt: u32,
+    },
+}
+
+impl BookingName {
+    fn as_ref(&self) -> BookingRef<'_> {
+        match self {
+            Self::Handle(handle) => BookingRef::Handle(*handle),
+            Self::Request { request_id, attempt } => BookingRef::Request { request_id, attempt: *attempt },
+        }
+    }
+}
+
+/// What is reported about a booking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::client) enum ReportKind {
+    /// The prompt was computed, in `prefill_us` microseconds; 0 = not known.
+    PrefillComplete { prefill_us: u64 },
+    /// The request has generated `output_tokens` tokens.
+    OutputProgress { output_tokens: u32 },
+    /// Another worker runs the request.
+    Served { worker: Worker },
+    /// The request has ended.
+    Free,
+}
+
+/// A report about a booking. The daemon ignores a report that arrives twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::client) struct Report {
+    pub(in crate::client) name: BookingName,
+    pub(in crate::client) kind: ReportKind,
+}
+
+impl Report {
+    /// Appends the report as a frame.
+    pub(in crate::client) fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) {
+        let booking = self.name.as_ref();
+        match self.kind {
+            ReportKind::PrefillComplete { prefill_us } => encoder.prefill_complete(id, &booking, prefill_us, out),
+            ReportKind::OutputProgress { output_tokens } => encoder.output_progress(id, &booking, output_tokens, out),
+            ReportKind::Served { worker } => encoder.served(id, &booking, worker, out),
+            ReportKind::Free => encoder.free(id, &booking, out),
+        }
+    }
+}
+
+/// A copy of an error, for calls that fail later for the same reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::client) struct StoredError {
+    kind: Kind,
+    message: String,
+    remedy: String,
+}
+
+impl StoredError {
+    pub(in crate::client) fn of(error: &Error) -> Self {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        let message = format!("{}{cause}", error.message());
+        Self { kind: error.kind(), message, remedy: error.remedy().to_owned() }
+    }
+
+    pub(in crate::client) fn error(&self) -> Error {
+        Error::new(self.kind, self.message.as_str(), self.remedy.as_str())
+    }
+
+    /// The error of a call that needs a connection, if this is why there is none.
+    pub(in crate::client) fn unreachable(&self) -> Error {
+        let what = format!("the daemon cannot be reached: {}", self.message);
+        Error::new(Kind::Connection, what, self.remedy.as_str())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who gets which prompt without the daemon, and that clients in other languages agree.
+//! The worker of each prompt without the daemon, and the agreement with clients in other languages.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn chosen(fleet: &Fleet, request: &RouteRequest<'_>) -> Option<Worker> {
 }
 
 fn shares(fleet: &Fleet) -> BTreeMap<u32, u64> {
-    let request = |token: &u32| (*token, chosen(fleet, &question(&[*token])).expect("somebody").id.0);
+    let request = |token: &u32| (*token, chosen(fleet, &question(&[*token])).expect("a worker").id.0);
     (0..4000).map(|token| request(&token)).collect()
 }
 
@@ -86,7 +86,7 @@ fn only_healthy_workers_that_the_request_may_have_are_chosen() {
     assert_eq!(ranked(&RouteRequest { pin: Some(c), ..plain }), (vec![c], false));
     assert_eq!(ranked(&RouteRequest { required_taints: Names::Listed(&["fast"]), ..plain }), (vec![a], false));
     let down = Worker::new(2, 0);
-    assert_eq!(ranked(&RouteRequest { pin: Some(down), ..plain }), (vec![down], true), "nobody else is left");
+    assert_eq!(ranked(&RouteRequest { pin: Some(down), ..plain }), (vec![down], true), "no other worker is left");
     assert_eq!(ranked(&RouteRequest { pin: Some(Worker::new(1, 0)), ..plain }).0, [], "one that drains is not");
     assert_eq!(ranked(&RouteRequest { space: SpaceId(1), ..plain }).0, []);
     assert_eq!(rank(&known, &RouteRequest { candidates_max: 2, ..plain }, 4096).0.len(), 2);
@@ -103,7 +103,7 @@ fn every_client_chooses_alike() {
     let listed = |name: &str| vectors[name].as_array().expect("a list").clone();
     for vector in listed("costs") {
         let draw: u64 = vector["draw"].as_str().expect("a text").parse().expect("a number");
-        assert_eq!(rendezvous::surprise(draw), vector["units"].as_u64().expect("a number"), "{vector}");
+        assert_eq!(surprise(draw), vector["units"].as_u64().expect("a number"), "{vector}");
     }
     let worker = |value: &Value| {
         let numbers = numbers(value);
@@ -129,7 +129,7 @@ fn every_client_chooses_alike() {
             ..RouteRequest::new(SpaceId(0), prompt)
         };
         let prefix = vector["prefix_tokens"].as_u64().expect("a number") as usize;
-        assert_eq!(u64::from(rendezvous::key(&request, prefix)), vector["key"].as_u64().expect("a key"), "{vector}");
+        assert_eq!(u64::from(key(&request, prefix)), vector["key"].as_u64().expect("a key"), "{vector}");
         let workers = vector["workers"].as_array().expect("workers").iter();
         let weighted = workers
             .map(|row| info(worker(&row["worker"]), row["weight"].as_f64().expect("a weight"), WorkerState::Ready));
@@ -142,4 +142,44 @@ fn every_client_chooses_alike() {
 fn listed_texts(value: &Value) -> impl Iterator<Item = u64> {
     let texts = value.as_array().into_iter().flatten();
     texts.map(|text| text.as_str().expect("a text").parse().expect("a number"))
+}
+
+#[test]
+fn the_cost_of_a_draw_is_its_negative_logarithm() {
+    assert_eq!(surprise(0), 64 << 32);
+    assert_eq!(surprise(1 << 63), 1 << 32);
+    assert_eq!(surprise(3 << 62), 1_782_572_487, "log2(4/3) = 0.415037...");
+    let mut before = 64 << 32;
+    for at in 0..4096_u64 {
+        let draw = next(at).rotate_left((at % 64) as u32) >> (at % 60);
+        let exact = (64.0 - ((draw | 1) as f64).log2()) * (1_u64 << 32) as f64;
+        assert!((surprise(draw) as f64 - exact).abs() < 64.0, "{draw:#x}: {} and {exact}", surprise(draw));
+        let risen = surprise(at << 52);
+        assert!(risen <= before, "it falls");
+        before = risen;
+    }
+    assert_eq!(cost(1 << 63, 2.0), (1_u64 << 31) as f64);
+    assert_eq!(cost(1 << 63, f64::NAN), cost(1 << 63, 1.0));
+}
+
+#[test]
+fn a_key_is_of_the_session_or_of_how_the_prompt_begins() {
+    let tokens: Vec<u32> = (0..100).collect();
+    let request = RouteRequest::new(SpaceId(0), Prompt::of_tokens(&tokens));
+    let named = |request: RouteRequest<'_>, prefix| key(&request, prefix);
+    let begun = RouteRequest::new(SpaceId(0), Prompt::of_tokens(&tokens[..10]));
+    assert_eq!(named(request, 10), named(begun, 10));
+    assert_ne!(named(request, 0), named(begun, 0), "0 = the whole prompt");
+    let session = |session| RouteRequest { affinity_session: Some(session), ..request };
+    assert_eq!(named(session("123456789"), 10), 0xCBF4_3926, "the check value of CRC-32");
+    assert_eq!(named(session(""), 10), named(request, 10), "no name is no session");
+    assert_ne!(
+        named(RouteRequest { lora: Some("x"), ..request }, 10),
+        named(RouteRequest { salt: Some("x"), ..request }, 10)
+    );
+    let scheme = Scheme { block_size: 16, window: Window::Plain };
+    let hashed = |hashes| Prompt::LocalHashes { hashes, scheme, token_count: 48 };
+    let of = |hashes, prefix| named(RouteRequest::new(SpaceId(0), hashed(hashes)), prefix);
+    assert_eq!(of(&[7; 24], 32), of(&[7; 16], 32));
+    assert_eq!(of(&[7; 24], 1), of(&[7; 8], 0), "no less than a block");
 }

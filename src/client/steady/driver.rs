@@ -1,47 +1,58 @@
-//! The task behind an async client: makes the connection, carries bytes both ways, and makes it again when it breaks.
+//! The task behind an async client: it connects, carries bytes both ways until the connection ends, and reconnects.
 
+use std::convert::Infallible;
+use std::hint::spin_loop;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use rustix::buffer::spare_capacity;
+use rustix::net::{RecvFlags, recv};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
-use super::carrying::{Ended, carry};
-use super::connecting::connect;
-use super::lane::Lane;
-use super::options::SteadyOptions;
+use super::SteadyOptions;
+use super::shm::{Lane, rung};
+use super::unexpected;
 use crate::client::connection::LaneUse;
-use crate::client::conversation::{Conversation, Phase, Told, Waiter};
+use crate::client::conversation::{Channel, Conversation, Phase, RunReply, Waiter};
 use crate::client::fallback::Fleet;
-use crate::client::handed::distrust;
+use crate::client::lane_opening::broken_lane;
+use crate::client::{lane_opening, lost};
 use crate::error::{Error, Kind, Result};
+use crate::lane::{Awaited, LaneFault};
+use crate::limits::LOOKS_PER_TURN;
 use crate::protocol::SessionToken;
+use crate::wire::{HelloReply, Reply};
 
-/// A task that waits for its reply, and its place among those in flight, which is free when the reply has come.
+/// A call that waits for its reply, with its permit to have a request in flight. The reply frees the permit.
 pub(super) struct Caller {
-    pub(super) reply: oneshot::Sender<Result<Told>>,
-    pub(super) _place: OwnedSemaphorePermit,
+    pub(super) reply: oneshot::Sender<Result<RunReply>>,
+    pub(super) _permit: OwnedSemaphorePermit,
 }
 
 impl Waiter for Caller {
-    fn hand(self, told: Result<Told>) -> Option<Told> {
-        self.reply.send(told).err().and_then(Result::ok)
+    fn deliver(self, reply: Result<RunReply>) -> Option<RunReply> {
+        self.reply.send(reply).err().and_then(Result::ok)
     }
 }
 
-/// What an async client's handles and its task share.
+/// The state that the handles of an async client share with its task.
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) options: SteadyOptions,
     pub(super) session: SessionToken,
     pub(super) conversation: Mutex<Conversation<Caller>>,
-    /// The lane of the connection, if it has one. Locked after the conversation where both are.
+    /// The lane of the connection, if it has one. Code that locks both locks the conversation first.
     pub(super) lane: Mutex<Option<Lane>>,
-    /// There is something to be sent, or a reply to be looked for.
+    /// Wakes the task: there are bytes to send, or a reply to busy-poll for.
     pub(super) wake: Notify,
-    pub(super) places: Arc<Semaphore>,
+    /// Permits for requests in flight.
+    pub(super) permits: Arc<Semaphore>,
     pub(super) phases: watch::Sender<Phase>,
     pub(super) fleets: watch::Sender<Arc<Fleet>>,
 }
@@ -52,24 +63,24 @@ impl Shared {
         rand::random()
     }
 
-    /// Has what was put sent: by a lane at once as far as there is room, and else by the task.
-    pub(super) fn put(&self, mut conversation: MutexGuard<'_, Conversation<Caller>>) {
+    /// Sends the encoded requests: over a lane at once, as far as there is room, and otherwise by the task.
+    pub(super) fn send_encoded(&self, mut conversation: MutexGuard<'_, Conversation<Caller>>) {
         let mut lane = self.lane.lock();
-        let is_looking = !self.options.spin.is_zero();
+        let busy_polls = !self.options.spin.is_zero();
         if let Some(lane) = &mut *lane {
-            // The task meets the same fault, and ends the connection.
-            let went = lane.send(&mut conversation.unsent);
-            if went.is_ok() && conversation.unsent.is_empty() && !is_looking {
+            // If it fails, the task meets the same fault, and ends the connection.
+            let sent = lane.send(&mut conversation.unsent);
+            if sent.is_ok() && conversation.unsent.is_empty() && !busy_polls {
                 return;
             }
-            // It is about to be woken, and need not be so by the daemon too.
+            // This wakes the task, so the daemon need not.
             lane.settle();
         }
         drop((conversation, lane));
         self.wake.notify_one();
     }
 
-    /// Tells those who wait for it what the conversation has come to.
+    /// Publishes the phase and the fleet to the calls that wait for them.
     pub(super) fn publish(&self) {
         let conversation = self.conversation.lock();
         let (phase, fleet) = (conversation.phase, Arc::clone(&conversation.fleet));
@@ -83,24 +94,25 @@ impl Shared {
     }
 }
 
-/// Connects and carries, until the task is ended.
+/// Connects and carries bytes, again and again, until the task is aborted.
 pub(super) async fn drive(shared: Arc<Shared>) {
     let mut wanted = shared.options.lane;
     loop {
         match timeout(shared.options.timeout, connect(&shared, wanted)).await {
-            Ok(Ok(way)) => {
+            Ok(Ok(channels)) => {
                 shared.publish();
                 let began = Instant::now();
-                // Those who wait are told that it ended; nobody asks why.
-                let ended = carry(&shared, &way).await;
+                // The waiting calls get an error without this reason.
+                let ended = carry(&shared, &channels).await;
                 let is_stable = began.elapsed() >= shared.options.back_off.first;
                 drop(shared.lane.lock().take());
                 let mut conversation = shared.conversation.lock();
                 conversation.ended(is_stable, Instant::now(), Shared::chance());
                 wanted = match ended {
-                    // Another lane may be no better; the connection after the next one asks for one again.
+                    // The next connection goes without a lane, because another lane may break too. The one after it requests
+                    // one again.
                     Ended::Lane(fault) if wanted == LaneUse::Try && !is_stable => {
-                        conversation.refuse_lane(&distrust(&fault));
+                        conversation.refuse_lane(&broken_lane(&fault));
                         LaneUse::Off
                     }
                     _ => shared.options.lane,
@@ -114,26 +126,387 @@ pub(super) async fn drive(shared: Arc<Shared>) {
             }
         }
         shared.publish();
-        let resting = shared.conversation.lock().silence.rests_until(Instant::now());
+        let resting = shared.conversation.lock().silence.paused_until(Instant::now());
         if let Some(until) = resting {
             tokio::time::sleep_until(until.into()).await;
             let mut conversation = shared.conversation.lock();
             let is_first = conversation.silence.since().is_none();
             conversation.phase = Phase::Connecting { is_first };
             drop(conversation);
-            // Those who found it due wait for what comes next, which may be another rest.
+            // Calls that found the pause over wait for the next phase, which may be another pause.
             shared.publish();
         }
     }
 }
 
-/// Waits until everything said has been answered, no longer than `patience`; whether it has.
-pub(super) async fn settle(shared: &Shared, patience: Duration) -> bool {
-    const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Waits until every request and report has been answered, for at most `limit`. Whether it was.
+pub(super) async fn settle(shared: &Shared, limit: Duration) -> bool {
+    const CHECK_EVERY: Duration = Duration::from_millis(1);
     let settled = async {
         while !shared.conversation.lock().is_settled() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
     };
-    timeout(patience, settled).await.is_ok()
+    timeout(limit, settled).await.is_ok()
+}
+
+/// Connects, sends hello, and requests a lane if one is `wanted`.
+async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels> {
+    let cannot = |error: io::Error| {
+        Error::new(Kind::Connection, format!("cannot connect to {}", shared.path.display()), "start the daemon")
+            .caused_by(error)
+    };
+    let socket = UnixStream::connect(&shared.path).await.map_err(cannot)?;
+    shared.conversation.lock().begin(&shared.options.name, shared.session);
+    let reply = beginning(shared, &socket, |bytes| read(&socket, bytes)).await.map_err(|error| match error {
+        Broken::Stream(error) => cannot(error),
+        Broken::Frame(error) => error,
+    })?;
+    let hello = shared.conversation.lock().accepted(reply)?;
+    let lane = match wanted {
+        LaneUse::Off => None,
+        LaneUse::Try | LaneUse::Require => match open_lane(shared, &socket, &hello).await {
+            Ok(lane) => Some(lane),
+            Err(error) if wanted == LaneUse::Try && error.kind() != Kind::Connection => {
+                shared.conversation.lock().refuse_lane(&error);
+                None
+            }
+            Err(error) => {
+                shared.conversation.lock().refuse(&error);
+                return Err(error);
+            }
+        },
+    };
+    let bell = lane.as_ref().map(Lane::bell);
+    let has_lane = lane.is_some();
+    *shared.lane.lock() = lane;
+    shared.conversation.lock().opened(hello, shared.options.fallback, has_lane);
+    Ok(Channels { socket, bell })
+}
+
+/// Requests a lane. Its descriptors come with the reply.
+async fn open_lane(shared: &Shared, socket: &UnixStream, hello: &HelloReply) -> Result<Lane> {
+    lane_opening::has_lanes(hello.features)?;
+    shared.conversation.lock().ask_lane();
+    let mut descriptors = Vec::new();
+    let receive = |bytes: &mut Vec<u8>| {
+        socket.try_io(Interest::READABLE, || match lane_opening::receive(socket, bytes, &mut descriptors) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            other => other.map(drop),
+        })
+    };
+    match beginning(shared, socket, receive).await {
+        Ok(Reply::OpenLane(opened)) => Lane::map(opened, descriptors),
+        Ok(other) => Err(unexpected("open_lane", &other)),
+        Err(Broken::Stream(error)) => Err(lost().caused_by(error)),
+        Err(Broken::Frame(error)) => Err(error),
+    }
+}
+
+/// Why a connection could not begin.
+enum Broken {
+    /// The stream ended.
+    Stream(io::Error),
+    /// A frame cannot be read.
+    Frame(Error),
+}
+
+/// Sends a frame that begins a connection and waits for its reply. `receive` reads from a readable socket.
+async fn beginning(
+    shared: &Shared,
+    socket: &UnixStream,
+    mut receive: impl FnMut(&mut Vec<u8>) -> io::Result<()>,
+) -> Result<Reply, Broken> {
+    let mut bytes = Vec::new();
+    loop {
+        let interest = {
+            let unsent = &mut shared.conversation.lock().unsent;
+            write(socket, unsent).map_err(Broken::Stream)?;
+            interest(unsent)
+        };
+        let ready = socket.ready(interest).await.map_err(Broken::Stream)?;
+        if !ready.is_readable() {
+            continue;
+        }
+        bytes.clear();
+        match receive(&mut bytes) {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(Broken::Stream(error)),
+        }
+        let reply = shared.conversation.lock().receive_beginning(&bytes, Instant::now());
+        if let Some(reply) = reply.map_err(Broken::Frame)? {
+            return Ok(reply);
+        }
+    }
+}
+
+/// Bytes of one read.
+const READ_BYTES: usize = 64 << 10;
+
+/// The channels of a connection.
+struct Channels {
+    socket: UnixStream,
+    /// The bell of the lane, if there is one. The lane then carries all frames, and the socket shows the end.
+    bell: Option<Arc<UnixStream>>,
+}
+
+/// Why a connection ended.
+pub(super) enum Ended {
+    /// The daemon closed it, or sent an invalid frame.
+    Connection,
+    /// Its lane cannot be used any more.
+    Lane(LaneFault),
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Self::Connection
+    }
+}
+
+impl From<Error> for Ended {
+    fn from(_: Error) -> Self {
+        Self::Connection
+    }
+}
+
+impl From<LaneFault> for Ended {
+    fn from(fault: LaneFault) -> Self {
+        Self::Lane(fault)
+    }
+}
+
+/// Carries bytes both ways until the connection ends. Returns why it ended.
+async fn carry(shared: &Shared, channels: &Channels) -> Ended {
+    let fleet = Arc::clone(&shared.conversation.lock().fleet);
+    let mut carrier = Carrier { shared, received: Vec::with_capacity(READ_BYTES), fleet };
+    let Err(ended) = carrier.carry(channels).await;
+    if matches!(ended, Ended::Connection) {
+        // The bytes that the daemon wrote to the lane before it ended the connection are there by now.
+        while matches!(carrier.receive_from_lane(), Ok(true)) {}
+    }
+    ended
+}
+
+/// Moves bytes between the channels and the conversation.
+struct Carrier<'a> {
+    shared: &'a Shared,
+    received: Vec<u8>,
+    /// The fleet that was published last.
+    fleet: Arc<Fleet>,
+}
+
+impl Carrier<'_> {
+    async fn carry(&mut self, channels: &Channels) -> Result<Infallible, Ended> {
+        // Bytes may have arrived behind the hello.
+        self.take_received(Channel::Socket)?;
+        loop {
+            self.send(channels)?;
+            if self.receive_from_lane()? {
+                continue;
+            }
+            let is_readable = match busy_poll(self.shared, channels).await? {
+                Some(is_readable) => is_readable,
+                None => sleep(self.shared, channels).await?,
+            };
+            if is_readable {
+                self.receive_from_socket(&channels.socket)?;
+            }
+        }
+    }
+
+    /// Sends as many encoded bytes as there is room for.
+    fn send(&self, channels: &Channels) -> Result<(), Ended> {
+        let mut conversation = self.shared.conversation.lock();
+        match &mut *self.shared.lane.lock() {
+            Some(lane) => Ok(lane.send(&mut conversation.unsent)?),
+            None => Ok(write(&channels.socket, &mut conversation.unsent)?),
+        }
+    }
+
+    /// Receives from the lane. Whether bytes have arrived.
+    fn receive_from_lane(&mut self) -> Result<bool, Ended> {
+        if let Some(lane) = &mut *self.shared.lane.lock() {
+            lane.receive(&mut self.received)?;
+        }
+        let has_received = !self.received.is_empty();
+        if has_received {
+            self.take_received(Channel::Lane)?;
+        }
+        Ok(has_received)
+    }
+
+    fn receive_from_socket(&mut self, socket: &UnixStream) -> Result<(), Ended> {
+        match read(socket, &mut self.received) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            read => read?,
+        }
+        self.take_received(Channel::Socket)
+    }
+
+    /// Passes received bytes to the conversation.
+    fn take_received(&mut self, channel: Channel) -> Result<(), Ended> {
+        let mut conversation = self.shared.conversation.lock();
+        let outcome = conversation.receive(channel, &self.received, Instant::now());
+        self.received.clear();
+        outcome?;
+        if !Arc::ptr_eq(&self.fleet, &conversation.fleet) {
+            self.fleet = Arc::clone(&conversation.fleet);
+            drop(conversation);
+            self.shared.publish();
+        }
+        Ok(())
+    }
+}
+
+/// What the task waits for in a lane.
+fn awaited(shared: &Shared) -> Awaited {
+    match shared.conversation.lock().unsent.is_empty() {
+        true => Awaited::DATA,
+        false => Awaited::BOTH,
+    }
+}
+
+/// Busy-polls for a while, if a reply is due. Other tasks run between polls. `None` = nothing arrived; otherwise whether the
+/// socket is readable.
+async fn busy_poll(shared: &Shared, channels: &Channels) -> Result<Option<bool>, Ended> {
+    let spin = shared.options.spin;
+    if spin.is_zero() || !shared.conversation.lock().is_waiting() {
+        return Ok(None);
+    }
+    let (awaited, until) = (awaited(shared), Instant::now() + spin);
+    loop {
+        if channels.bell.is_some() {
+            for _ in 0..LOOKS_PER_TURN {
+                if is_ready(shared, awaited)? {
+                    return Ok(Some(false));
+                }
+                spin_loop();
+            }
+        }
+        if Instant::now() >= until {
+            return Ok(None);
+        }
+        tokio::select! {
+            biased;
+            ready = channels.socket.readable() => {
+                ready?;
+                return Ok(Some(true));
+            }
+            () = shared.wake.notified() => return Ok(Some(false)),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+}
+
+fn is_ready(shared: &Shared, awaited: Awaited) -> Result<bool, LaneFault> {
+    shared.lane.lock().as_mut().map_or(Ok(false), |lane| lane.is_ready(awaited))
+}
+
+/// Sleeps until there is something to do. Whether the socket is readable.
+async fn sleep(shared: &Shared, channels: &Channels) -> Result<bool, Ended> {
+    let Some(bell) = &channels.bell else {
+        let interest = interest(&shared.conversation.lock().unsent);
+        return tokio::select! {
+            ready = channels.socket.ready(interest) => Ok(ready?.is_readable()),
+            () = shared.wake.notified() => Ok(false),
+        };
+    };
+    let asleep = Asleep::fall(shared);
+    // Checks for words that arrived before the daemon could know that this side sleeps.
+    if is_ready(shared, asleep.awaited)? {
+        return Ok(false);
+    }
+    tokio::select! {
+        ready = channels.socket.readable() => {
+            ready?;
+            Ok(true)
+        }
+        heard = rung(bell) => {
+            heard?;
+            Ok(false)
+        }
+        () = shared.wake.notified() => Ok(false),
+    }
+}
+
+/// An announcement that this side sleeps. It is withdrawn on drop.
+struct Asleep<'a> {
+    shared: &'a Shared,
+    awaited: Awaited,
+}
+
+impl<'a> Asleep<'a> {
+    fn fall(shared: &'a Shared) -> Self {
+        let awaited = awaited(shared);
+        if let Some(lane) = &*shared.lane.lock() {
+            lane.announce(awaited);
+        }
+        Self { shared, awaited }
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = &*self.shared.lane.lock() {
+            lane.settle();
+        }
+    }
+}
+
+fn interest(unsent: &[u8]) -> Interest {
+    match unsent.is_empty() {
+        true => Interest::READABLE,
+        false => Interest::READABLE | Interest::WRITABLE,
+    }
+}
+
+/// Writes as much of `unsent` as the socket takes, and removes it from there.
+fn write(socket: &UnixStream, unsent: &mut Vec<u8>) -> io::Result<()> {
+    let mut sent = 0;
+    let ended = loop {
+        match unsent.get(sent..) {
+            None | Some([]) => break Ok(()),
+            Some(rest) => match socket.try_write(rest) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                // The daemon reads no more, but may have sent a reason: the next reads find it, and then the end.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    sent = unsent.len();
+                    break Ok(());
+                }
+                Err(error) => break Err(error),
+            },
+        }
+    };
+    unsent.drain(..sent);
+    ended
+}
+
+/// Appends what the socket has to `received`.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] if the socket has nothing; the end of the stream.
+fn read(socket: &UnixStream, received: &mut Vec<u8>) -> io::Result<()> {
+    received.reserve(READ_BYTES);
+    let room = received.spare_capacity_mut().len();
+    let mut read = Err(io::ErrorKind::WouldBlock.into());
+    // A read that leaves room has emptied the socket. Reporting WouldBlock then saves another system call.
+    let all = socket.try_io(Interest::READABLE, || {
+        read = recv(socket, spare_capacity(received), RecvFlags::DONTWAIT)
+            .map(|(_, bytes)| bytes)
+            .map_err(io::Error::from);
+        match &read {
+            Ok(bytes) if *bytes == room => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    });
+    drop(all);
+    match read {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(io::ErrorKind::WouldBlock.into()),
+        read => read.map(drop),
+    }
 }

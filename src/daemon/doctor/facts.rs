@@ -1,6 +1,6 @@
-//! Everything that a diagnosis is made from, as plain values.
+//! The facts that a diagnosis is made from, as plain values.
 
-use super::counts::Counts;
+use super::history::Counts;
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
 use crate::metrics::{CoreCounter, DaemonCounter, RouteCounter, SnapshotCounter, WorkerCounter};
@@ -12,19 +12,19 @@ use crate::wire::SourceStatus;
 pub(super) struct Facts {
     pub(super) workers: Vec<WorkerFacts>,
     pub(super) spaces: Vec<SpaceFacts>,
-    /// What all cores counted of late.
+    /// Recent counts of all threads that decide.
     pub(super) cores: Counts<CoreCounter>,
-    /// What the control thread counted of late.
+    /// Recent counts of the control thread.
     pub(super) daemon: Counts<DaemonCounter>,
-    /// What was counted of snapshots of late.
+    /// Recent counts of snapshots.
     pub(super) snapshots: Counts<SnapshotCounter>,
-    /// Open files, and how many there may be; `None` = not known.
+    /// Open files and their limit; `None` = unknown.
     pub(super) open_files: Option<(u64, u64)>,
-    /// How far the wall clock jumped lately, milliseconds; 0 = it did not.
+    /// The recent jump of the wall clock, milliseconds; 0 = none.
     pub(super) clock_step_ms: i64,
-    /// Who names workers, with what is the matter with each.
+    /// The sources of workers, each with its problem.
     pub(super) naming: Vec<SourceStatus>,
-    /// Fields of the configuration whose change waits for the next start.
+    /// Changed fields of the configuration that need a restart.
     pub(super) pending: Vec<&'static str>,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct WorkerFacts {
     pub(super) space: SpaceId,
     pub(super) state: WorkerState,
     pub(super) trust: Trust,
-    /// The topic its events are subscribed by; `None` = its record names no events.
+    /// The topic of its subscription; `None` = its record names no events.
     pub(super) topic: Option<String>,
-    /// The scheme of a store that was refused for it.
+    /// The scheme of a store that was refused because of it.
     pub(super) refused_scheme: Option<Scheme>,
     pub(super) blocks_held: u64,
     pub(super) messages_waiting: u64,

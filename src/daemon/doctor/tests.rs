@@ -1,8 +1,8 @@
-//! What is found in which facts: one row a symptom, and one a reason.
+//! The findings in given facts: one row for each symptom, and one for each reason.
 
-use super::counts::Counts;
 use super::facts::{Facts, SpaceFacts, WorkerFacts};
-use super::{rules, sign};
+use super::history::Counts;
+use super::{findings, rules};
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
@@ -15,7 +15,7 @@ use crate::wire::SourceStatus;
 
 const PLAIN_16: Scheme = Scheme { block_size: 16, window: Window::Plain };
 
-/// A worker of which nothing is wrong.
+/// A worker without symptoms.
 fn well(id: u64) -> WorkerFacts {
     WorkerFacts {
         worker: Worker::new(id, 0),
@@ -45,7 +45,7 @@ fn facts(workers: Vec<WorkerFacts>) -> Facts {
 }
 
 fn found(facts: &Facts) -> Vec<Finding> {
-    sign::findings(rules::signs(facts))
+    findings::findings(rules::symptoms(facts))
 }
 
 #[track_caller]
@@ -54,7 +54,7 @@ fn names(facts: &Facts) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_found_where_all_is_well() {
+fn a_healthy_fleet_has_no_findings() {
     assert_eq!(found(&facts(vec![well(1), well(2)])), []);
     assert_eq!(found(&Facts::default()), []);
 }
@@ -63,7 +63,7 @@ fn nothing_is_found_where_all_is_well() {
 fn every_reason_is_a_finding_with_a_remedy() {
     for reason in TrustReason::ALL {
         let worker = doubted(*reason);
-        // An events endpoint that is not listened to is worse than none, and has a name of its own.
+        // An events endpoint that the daemon does not receive from is worse than none, and has a symptom of its own.
         let no_events = *reason == TrustReason::NoEvents;
         let worker = if no_events { WorkerFacts { topic: None, ..worker } } else { worker };
         let found = found(&facts(vec![worker]));
@@ -77,7 +77,7 @@ fn every_reason_is_a_finding_with_a_remedy() {
 }
 
 #[test]
-fn second_copies_are_a_finding_that_names_the_setting_and_what_follows_is_not_to_be_reported() {
+fn second_copies_are_a_finding_with_its_setting_and_their_consequences_ask_for_no_report() {
     let doubted_by = |reasons: &[TrustReason]| {
         let reasons = reasons.iter().copied().collect();
         found(&facts(vec![WorkerFacts { trust: Trust { reasons, ..doubted(TrustReason::Gap).trust }, ..well(1) }]))
@@ -93,7 +93,7 @@ fn second_copies_are_a_finding_that_names_the_setting_and_what_follows_is_not_to
     assert!(alone.what.contains("capture"), "{alone:?}");
 }
 
-/// Facts in which a symptom is found, and facts just short of it.
+/// Facts with a symptom, and facts that just miss it.
 type Examples = (Facts, Facts);
 
 fn changed(change: impl Fn(&mut WorkerFacts)) -> Facts {
@@ -106,7 +106,7 @@ fn recent(counter: C, n: u64) -> Facts {
     changed(|worker| worker.recent = Counts::of(&[(C::Batches, 100), (counter, n)]))
 }
 
-fn unheard(topic: &str, decisions: u64) -> Facts {
+fn without_events(topic: &str, decisions: u64) -> Facts {
     changed(|worker| {
         worker.topic = Some(topic.into());
         worker.trust.as_of_seq = None;
@@ -157,8 +157,10 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
             let WorkerFacts { trust, .. } = doubted(TrustReason::NoEvents);
             (changed(|worker| worker.trust = trust), fine())
         }
-        Symptom::EventsOff => (unheard("", EVENTS_OFF_DECISIONS_MIN), unheard("", EVENTS_OFF_DECISIONS_MIN - 1)),
-        Symptom::TopicFiltersAll => (unheard("kv@", EVENTS_OFF_DECISIONS_MIN), unheard("kv@", 0)),
+        Symptom::EventsOff => {
+            (without_events("", EVENTS_OFF_DECISIONS_MIN), without_events("", EVENTS_OFF_DECISIONS_MIN - 1))
+        }
+        Symptom::TopicFiltersAll => (without_events("kv@", EVENTS_OFF_DECISIONS_MIN), without_events("kv@", 0)),
         Symptom::ForeignHashes => (foreign(FOREIGN_REPEATS_MIN, 0), foreign(FOREIGN_REPEATS_MIN, 1)),
         Symptom::EventsChoked => (changed(|worker| worker.choked = true), fine()),
         Symptom::RestartLoop => {
@@ -214,7 +216,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
     })
 }
 
-/// What only `kvrouted doctor` can see, from outside the daemon.
+/// Symptoms that only `kvrouted doctor` can see, from outside the daemon.
 const OUTSIDE: [Symptom; 9] = [
     Symptom::SocketUnreachable,
     Symptom::SocketDenied,
@@ -228,7 +230,7 @@ const OUTSIDE: [Symptom; 9] = [
 ];
 
 #[test]
-fn every_symptom_is_found_where_it_is_and_not_short_of_it() {
+fn every_symptom_is_found_at_its_threshold_and_not_below() {
     for symptom in Symptom::ALL.iter().filter(|symptom| !OUTSIDE.contains(symptom)) {
         let (sick, well) = of_worker(*symptom).or_else(|| of_daemon(*symptom)).expect("every symptom has a row");
         assert_eq!(names(&sick), [symptom.name()], "{symptom:?}");
@@ -244,7 +246,7 @@ fn a_block_size_mismatch_names_both_sizes_and_what_to_set() {
     let total = Counts::of(&[(C::StoresSchemeMismatch, 12)]);
     let found = found(&facts(vec![WorkerFacts { refused_scheme, total, ..doubted(TrustReason::SchemeMismatch) }]));
     let finding = &found[0];
-    for words in ["of 32 tokens", "of 16", "(stores_scheme_mismatch 12)"] {
+    for words in ["have 32 tokens", "have 16", "(stores_scheme_mismatch 12)"] {
         assert!(finding.what.contains(words), "{words}: {}", finding.what);
     }
     for words in ["vLLM --block-size 16", "SGLang --page-size 16", "block_size = 32 in the [[space]] of model \"m\""] {
@@ -261,10 +263,10 @@ fn routed(id: u64, missed: u64, found: u64) -> WorkerFacts {
 }
 
 #[test]
-fn foreign_hashes_are_a_spaces_or_single_workers() {
+fn foreign_hashes_are_reported_for_the_space_or_for_single_workers() {
     let half = FOREIGN_REPEATS_MIN / 2;
     let space = found(&facts(vec![routed(1, half, 0), routed(2, half, 0), routed(3, 0, 0)]));
-    assert_eq!(space[0].workers, [Worker::new(1, 0), Worker::new(2, 0)], "what both missed is added up");
+    assert_eq!(space[0].workers, [Worker::new(1, 0), Worker::new(2, 0)], "the misses of both are added up");
     assert!(space[0].what.contains("any worker of the space \"m\""), "{}", space[0].what);
     let single = found(&facts(vec![routed(1, FOREIGN_REPEATS_MIN, 0), routed(2, half, 0), routed(3, 0, 1)]));
     assert_eq!(single[0].workers, [Worker::new(1, 0)]);
@@ -272,7 +274,7 @@ fn foreign_hashes_are_a_spaces_or_single_workers() {
 }
 
 #[test]
-fn foreign_hashes_are_no_false_alarm_where_something_else_explains_them() {
+fn foreign_hashes_are_not_reported_if_something_else_explains_the_misses() {
     let foreign = || routed(1, 10 * FOREIGN_REPEATS_MIN, 0);
     assert_eq!(names(&facts(vec![foreign()])), ["foreign_hashes"]);
     let named = |worker| names(&facts(vec![worker])).contains(&"foreign_hashes".to_owned());
@@ -283,25 +285,25 @@ fn foreign_hashes_are_no_false_alarm_where_something_else_explains_them() {
         assert!(!named(WorkerFacts { trust, ..foreign() }), "{reason:?}");
     }
     let WorkerFacts { trust, .. } = doubted(TrustReason::JoinedLate);
-    assert!(named(WorkerFacts { trust, ..foreign() }), "what it holds by now is bound, and would be found");
+    assert!(named(WorkerFacts { trust, ..foreign() }), "the blocks it holds by now are known, and would match");
     assert!(!named(WorkerFacts { space: SpaceId(9), ..foreign() }));
 }
 
 #[test]
-fn duplicates_and_breaks_count_by_what_is_usual() {
+fn duplicates_and_disconnects_are_compared_with_their_usual_number() {
     let recent = |counts: &[(C, u64)]| names(&facts(vec![WorkerFacts { recent: Counts::of(counts), ..well(1) }]));
     let (many, busy) = (DUPLICATES_RECENT_MIN, 4 * DUPLICATES_RECENT_MIN);
     assert_eq!(recent(&[(C::StoresAmbiguous, many), (C::Batches, busy)]), ["duplicate_storm"]);
-    assert!(recent(&[(C::Duplicates, many), (C::Batches, busy + 4)]).is_empty(), "a small part of much");
+    assert!(recent(&[(C::Duplicates, many), (C::Batches, busy + 4)]).is_empty(), "a small part of many batches");
     assert!(
         recent(&[(C::Duplicates, many), (C::MessagesHeld, 1)]).is_empty(),
-        "it waited for a replay that had it too"
+        "the replay has the messages that waited for it"
     );
     assert_eq!(recent(&[(C::Disconnects, DISCONNECTS_RECENT_MIN)]), ["restart_loop"]);
 }
 
 #[test]
-fn a_replay_that_came_is_not_silent() {
+fn an_answered_replay_is_not_silent() {
     let counts = &[(C::ReplaysTimedOut, 9 * REPLAYS_SILENT_RECENT_MIN), (C::ReplaysAnswered, 1)];
     assert!(names(&changed(|worker| worker.recent = Counts::of(counts))).is_empty());
     let down = changed(|worker| {
@@ -312,7 +314,7 @@ fn a_replay_that_came_is_not_silent() {
 }
 
 #[test]
-fn workers_that_are_not_taken_are_told_by_the_first_and_the_rest_counted() {
+fn of_several_refused_sources_the_first_is_named_and_the_rest_counted() {
     let said = found(&named(&[Some("torn"), None, Some("owned")]));
     assert!(said[0].what.ends_with(": file f: torn, and 1 more."), "{}", said[0].what);
     let full = found(&daemon(Daemon::WorkersRefusedFull, 2));
@@ -333,7 +335,7 @@ fn contended_reads_are_found_by_their_share() {
 }
 
 #[test]
-fn a_worker_that_is_down_is_not_also_said_to_be_joining() {
+fn a_worker_that_is_down_is_not_reported_as_joining_too() {
     let down = WorkerFacts { state: WorkerState::Down, ..doubted(TrustReason::Joining) };
     assert_eq!(names(&facts(vec![down])), ["worker_down"]);
 }

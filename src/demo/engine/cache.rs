@@ -1,33 +1,57 @@
-//! A prefix cache as vLLM's: blocks in use are pinned, the rest wait in the order of their last use, and
-//! within one request the block farthest from the root goes first. Pure.
+//! A prefix cache like vLLM's, and the names of its blocks. Pure.
+//!
+//! Blocks in use are pinned. The others are evicted in the order of their last use; of one request, the block farthest from
+//! the root goes first. The names are a chained hash with nothing in common with the daemon's, so that a comparison of
+//! both proves something.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Tokens per KV block of the demo's engines.
+pub(crate) const BLOCK_TOKENS: usize = 16;
+
+const ROOT: u64 = 0x6465_6d6f_5f72_6f6f;
+
+/// The names of the whole blocks of `tokens`, first block first.
+pub(crate) fn block_names(tokens: &[u32]) -> Vec<u64> {
+    let mut parent = ROOT;
+    let mut bytes = [0_u8; BLOCK_TOKENS * 4];
+    tokens
+        .chunks_exact(BLOCK_TOKENS)
+        .map(|block| {
+            for (to, token) in bytes.chunks_exact_mut(4).zip(block) {
+                to.copy_from_slice(&token.to_be_bytes());
+            }
+            parent = xxh3_64_with_seed(&bytes, parent);
+            parent
+        })
+        .collect()
+}
 
 /// A block in the cache.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     /// Running requests that use it.
     pins: u32,
-    /// Its place among the unpinned; meaningless while pinned.
+    /// Its key in the order of eviction; not used while pinned.
     stamp: u64,
 }
 
-/// An LRU cache of blocks, closed under prefixes: no block is held without the one before it.
+/// An LRU cache of blocks. It never holds a block without the block before it.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     capacity_blocks: usize,
     held: FxHashMap<u64, Held>,
-    /// Unpinned blocks, the next to go first.
+    /// Unpinned blocks in the order of eviction.
     unpinned: BTreeMap<u64, u64>,
     stamp_next: u64,
-    /// Blocks promised to running requests for their output.
+    /// Blocks reserved for the output of running requests.
     reserved_blocks: usize,
 }
 
 impl PrefixCache {
-    /// An empty cache.
     pub(crate) fn new(capacity_blocks: usize) -> Self {
         Self {
             capacity_blocks,
@@ -38,14 +62,14 @@ impl PrefixCache {
         }
     }
 
-    /// Leading blocks of `chain` that are held.
+    /// The number of leading blocks of `chain` that are held.
     pub(crate) fn depth(&self, chain: &[u64]) -> usize {
         chain.iter().take_while(|name| self.held.contains_key(name)).count()
     }
 
-    /// Takes a prompt in: pins what is held, stores the rest, and reserves `output_blocks` for
-    /// [`PrefixCache::append`]. Answers how many blocks were held before, or `None` (and changes nothing)
-    /// if running requests leave no room. What had to go is added to `evicted`.
+    /// Admits a prompt: pins its held blocks, stores the others, and reserves `output_blocks` for [`PrefixCache::append`].
+    /// Returns how many blocks were held before, or `None`, without a change, if running requests leave no room. Adds
+    /// evicted blocks to `evicted`.
     pub(crate) fn admit(&mut self, chain: &[u64], output_blocks: usize, evicted: &mut Vec<u64>) -> Option<usize> {
         let cached = self.depth(chain);
         let already_pinned =
@@ -56,7 +80,7 @@ impl PrefixCache {
             return None;
         }
         self.reserved_blocks += output_blocks;
-        // Pinned before anything is evicted: what was found must not go to make room for the rest.
+        // Pin before evicting, so that held blocks are not evicted to make room for the others.
         for name in &chain[..cached] {
             self.pin(*name);
         }
@@ -66,8 +90,8 @@ impl PrefixCache {
         Some(cached)
     }
 
-    /// Stores one more block of a running request, out of its reserve. Answers whether it is new here;
-    /// another running request may have generated the same.
+    /// Stores one more block of a running request, from its reserve. Returns whether the block is new: another running
+    /// request may have generated the same.
     pub(crate) fn append(&mut self, name: u64, evicted: &mut Vec<u64>) -> bool {
         self.reserved_blocks = self.reserved_blocks.saturating_sub(1);
         if self.held.contains_key(&name) {
@@ -78,7 +102,7 @@ impl PrefixCache {
         true
     }
 
-    /// Unpins a finished request's blocks; they stay until room is needed.
+    /// Unpins a finished request's blocks. They stay until they are evicted.
     pub(crate) fn release(&mut self, chain: &[u64]) {
         for name in chain.iter().rev() {
             let Some(held) = self.held.get_mut(name) else { continue };
@@ -91,7 +115,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets everything; only sound while nothing runs.
+    /// Drops all blocks. Only valid while no request runs.
     pub(crate) fn clear(&mut self) {
         self.held.clear();
         self.unpinned.clear();
@@ -123,7 +147,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_recently_used_goes_first_and_its_end_before_its_start() {
+    fn a_name_depends_on_everything_before_it_and_partial_blocks_have_none() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let mut other = tokens.clone();
+        other[0] = 99;
+        let (names, others) = (block_names(&tokens), block_names(&other));
+        assert_eq!(names.len(), 2);
+        assert_eq!(names, block_names(&tokens[..32]));
+        assert_ne!(names[1], others[1]);
+    }
+
+    #[test]
+    fn the_least_recently_used_is_evicted_first_and_its_end_before_its_start() {
         let mut cache = PrefixCache::new(4);
         let mut evicted = Vec::new();
         assert_eq!(cache.admit(&[1, 2], 0, &mut evicted), Some(0));
@@ -139,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_never_evicted_and_its_output_always_finds_room() {
+    fn running_requests_are_never_evicted_and_their_output_always_fits() {
         let mut cache = PrefixCache::new(4);
         let mut evicted = Vec::new();
         assert_eq!(cache.admit(&[1, 2], 1, &mut evicted), Some(0));

@@ -1,12 +1,11 @@
-//! A simulated engine: a prefix cache that publishes as vLLM does, and a clock in place of a GPU.
+//! A simulated engine: a prefix cache that publishes events as vLLM does, and a clock in place of a GPU.
 //!
-//! It runs in steps, as engines do: a step takes waiting prompts in, computes them, advances every running
-//! request by one block of output, and publishes what changed in the cache as one batch. Only its durations
-//! are made up, scaled to about a fortieth of a large model's on one accelerator.
+//! It runs in steps, as engines do: a step admits waiting prompts, computes them, advances every running request by one
+//! block of output, and publishes the changes of the cache as one batch. Only its durations are invented: about a fortieth
+//! of a large model's on one accelerator.
 
 mod cache;
 mod publish;
-mod publisher;
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -14,45 +13,43 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::cache::PrefixCache;
-use self::publish::CacheEvent;
-use self::publisher::Publisher;
+pub(crate) use self::cache::{BLOCK_TOKENS, PrefixCache, block_names};
+use self::publish::{CacheEvent, Publisher};
 use super::args::EngineArgs;
-use super::chain::BLOCK_TOKENS;
 use super::link::{FromEngine, ToEngine};
-use super::{chain, lifetime};
+use super::processes;
 use crate::error::{Error, Kind};
 
 /// Prompt tokens computed in a second.
 const PREFILL_TOKENS_PER_S: f64 = 250_000.0;
-/// How long a step takes that generates a block for every running request.
+/// Time of a step that generates a block for every running request.
 const DECODE_BLOCK: Duration = Duration::from_micros(4_000);
-/// Prompt tokens taken into one step, unless a single prompt has more.
+/// Most prompt tokens in one step, unless a single prompt has more.
 const STEP_PREFILL_TOKENS_MAX: usize = 8_192;
 /// Requests running at once.
 const RUNNING_MAX: usize = 32;
 
-/// Runs an engine until standard input ends. Its first line on standard output is the ZeroMQ endpoint.
+/// Runs an engine until standard input ends. The first line on standard output is its ZeroMQ endpoint.
 ///
 /// # Errors
 /// `system` if sockets or the log cannot be used; `internal` if the gateway asks for the impossible.
 pub fn run(args: &EngineArgs) -> Result<(), Error> {
-    lifetime::end_with_stdin()?;
+    processes::end_with_stdin()?;
     let listener = UnixListener::bind(&args.link)
         .map_err(|error| system(&format!("{} cannot be bound", args.link.display())).caused_by(error))?;
     let publisher = Publisher::bind(&args.log)?;
     writeln!(std::io::stdout().lock(), "{}", publisher.endpoint()?)
         .map_err(|error| system("standard output is closed").caused_by(error))?;
-    // Kept open when the gateway has left: to the daemon a closed publisher is a lost engine. The demo says
-    // when to leave.
+    // Keep the publisher open after the gateway has left: to the daemon a closed publisher is a lost engine. The demo ends
+    // this process.
     let _publisher = serve(&listener, publisher, args.capacity_blocks)?;
     loop {
         std::thread::park();
     }
 }
 
-/// Waits for the daemon's subscription and a gateway, and serves that until it leaves. Answers with the
-/// publisher, still open.
+/// Waits for the daemon's subscription and for a gateway, and serves the gateway until it leaves. Returns the publisher,
+/// still open.
 fn serve(listener: &UnixListener, publisher: Publisher, capacity_blocks: usize) -> Result<Publisher, Error> {
     publisher.wait_for_subscription()?;
     let (stream, _) = listener.accept().map_err(|error| system("no gateway can be accepted").caused_by(error))?;
@@ -77,9 +74,9 @@ fn serve(listener: &UnixListener, publisher: Publisher, capacity_blocks: usize) 
 
 fn read_requests(stream: UnixStream, arrivals: &mpsc::Sender<Arrival>) {
     let mut from = std::io::BufReader::with_capacity(1 << 16, stream);
-    // A broken stream ends as a closed one does: the gateway is gone.
+    // A broken stream means the same as a closed one: the gateway has left.
     while let Ok(Some(request)) = ToEngine::read(&mut from) {
-        // Hashed here, beside the steps, as engines do.
+        // Hashing happens beside the steps, as in engines.
         let arrival = match request {
             ToEngine::Submit { id, prompt, output } => Arrival::Prompt(Sequence::new(id, prompt, &output)),
             ToEngine::Clear => Arrival::Clear,
@@ -105,7 +102,7 @@ struct Sequence {
     prompt_tokens: usize,
     /// Names of the whole blocks of `tokens`.
     chain: Vec<u64>,
-    /// Tokens whose KV is there.
+    /// Tokens computed so far.
     computed_tokens: usize,
     /// Leading blocks of `chain` that it has pinned.
     pinned_blocks: usize,
@@ -117,7 +114,7 @@ impl Sequence {
     fn new(id: u32, prompt: Vec<u32>, output: &[u32]) -> Self {
         let (prompt_tokens, mut tokens) = (prompt.len(), prompt);
         tokens.extend_from_slice(output);
-        let chain = chain::of_tokens(&tokens);
+        let chain = block_names(&tokens);
         Self { id, tokens, prompt_tokens, chain, computed_tokens: 0, pinned_blocks: 0, cached_blocks: 0 }
     }
 
@@ -129,7 +126,7 @@ impl Sequence {
         self.computed_tokens >= self.tokens.len()
     }
 
-    /// The event that says that blocks `from..to` are held now.
+    /// The store event of blocks `from..to`.
     fn stored(&self, from: usize, to: usize) -> CacheEvent<'_> {
         CacheEvent::Stored {
             parent: from.checked_sub(1).map(|before| self.chain[before]),
@@ -145,7 +142,7 @@ struct Engine {
     gateway: UnixStream,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    /// What had to leave the cache in this step.
+    /// Blocks evicted in this step.
     evicted: Vec<u64>,
 }
 
@@ -180,7 +177,7 @@ impl Engine {
                 let seq = self.publisher.publish(&[CacheEvent::Cleared])?;
                 self.reply(FromEngine::Cleared { seq })
             }
-            Arrival::Clear => Err(impossible("to clear a cache that is in use")),
+            Arrival::Clear => Err(impossible("to clear a cache in use")),
             Arrival::Finish => {
                 let batches = self.publisher.finish()?;
                 self.reply(FromEngine::Finished { batches })
@@ -202,8 +199,7 @@ impl Engine {
         self.report(decoding)
     }
 
-    /// Takes waiting prompts in, in order, as far as step and cache have room. Answers how many tokens have
-    /// to be computed.
+    /// Admits waiting prompts in order, as far as step and cache have room. Returns the number of tokens to compute.
     fn admit(&mut self) -> Result<usize, Error> {
         let mut prefill_tokens = 0;
         while let Some(next) = self.waiting.front_mut()
@@ -229,8 +225,8 @@ impl Engine {
         Ok(prefill_tokens)
     }
 
-    /// Advances the first `decoding` running requests by a block. Answers what is held now that was not
-    /// before this step, as (running request, from block, to block).
+    /// Advances the first `decoding` running requests by a block. Returns the newly held blocks, as (running request, from
+    /// block, to block).
     fn advance(&mut self, decoding: usize) -> Vec<(usize, usize, usize)> {
         let mut stored = Vec::new();
         for (index, sequence) in self.running.iter_mut().enumerate() {
@@ -252,11 +248,10 @@ impl Engine {
         stored
     }
 
-    /// Publishes the step's changes: one event for each block that had to go, then what was stored.
+    /// Publishes the step's changes: one event for each evicted block, then the stored blocks.
     ///
-    /// Within a batch, blocks near the root go first. An index that publishes event by event then passes
-    /// through no depth that is not also one before or after the batch, whichever prompt is asked for; that
-    /// is what lets the demo hold every answer to batch boundaries.
+    /// Within a batch, blocks near the root go first. An index that applies event by event then shows, for any prompt, only
+    /// depths from before or after the batch. That lets the demo compare every answer with batch boundaries.
     fn publish(&mut self, stored: &[(usize, usize, usize)]) -> Result<(), Error> {
         let removed = self.evicted.drain(..).rev().map(|name| CacheEvent::Removed { name });
         let stored = stored.iter().map(|(index, from, to)| self.running[*index].stored(*from, *to));
@@ -267,7 +262,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells the gateway what was computed and what is done, and lets go of the latter.
+    /// Tells the gateway which prompts were computed and which requests are complete, and releases the latter.
     fn report(&mut self, decoding: usize) -> Result<(), Error> {
         for index in decoding..self.running.len() {
             let Sequence { id, cached_blocks, .. } = self.running[index];
@@ -300,4 +295,90 @@ fn impossible(what: &str) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::demo::record::{BatchRecord, EventRecord, read_all};
+
+    struct Running {
+        _folder: tempfile::TempDir,
+        log: PathBuf,
+        gateway: UnixStream,
+        events: zmq::Socket,
+    }
+
+    /// Starts an engine with 8 blocks, subscribes and connects to it.
+    fn start() -> Running {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, log) = (folder.path().join("link"), folder.path().join("log"));
+        let listener = UnixListener::bind(&link).unwrap();
+        let publisher = Publisher::bind(&log).unwrap();
+        let events = zmq::Context::new().socket(zmq::SUB).unwrap();
+        events.set_rcvtimeo(10_000).unwrap();
+        events.connect(&publisher.endpoint().unwrap()).unwrap();
+        events.set_subscribe(b"").unwrap();
+        std::thread::spawn(move || serve(&listener, publisher, 8).map(drop).unwrap());
+        let gateway = UnixStream::connect(&link).unwrap();
+        Running { _folder: folder, log, gateway, events }
+    }
+
+    impl Running {
+        fn say(&mut self, request: &ToEngine) {
+            request.write(&mut self.gateway).unwrap();
+        }
+
+        fn hear(&mut self) -> FromEngine {
+            FromEngine::read(&mut self.gateway).unwrap().unwrap()
+        }
+
+        fn run(&mut self, id: u32, prompt: std::ops::Range<u32>, output: std::ops::Range<u32>) -> u32 {
+            self.say(&ToEngine::Submit { id, prompt: prompt.collect(), output: output.collect() });
+            let FromEngine::Prefilled { id: prefilled, cached_blocks } = self.hear() else { panic!("no prefill") };
+            assert_eq!((prefilled, self.hear()), (id, FromEngine::Done { id }));
+            cached_blocks
+        }
+    }
+
+    #[test]
+    fn published_events_match_the_cache() {
+        let mut engine = start();
+        assert_eq!(engine.hear(), FromEngine::Ready);
+        engine.say(&ToEngine::Clear);
+        assert_eq!(engine.hear(), FromEngine::Cleared { seq: 0 });
+        assert_eq!(engine.run(1, 0..50, 50..80), 0, "3 blocks of prompt, 2 of output");
+        assert_eq!(engine.run(2, 0..80, 80..81), 5, "the next turn finds both");
+        assert_eq!(engine.run(3, 500..564, 0..1), 0, "4 blocks, of which the cache has room for 3");
+        assert_eq!(engine.run(4, 0..80, 80..81), 4, "its last block was evicted");
+        engine.say(&ToEngine::Finish);
+        let FromEngine::Finished { batches } = engine.hear() else { panic!("not finished") };
+
+        let mut log: Vec<BatchRecord> = Vec::new();
+        read_all(&engine.log, |batch| log.push(batch)).unwrap();
+        assert_eq!((log.len() as u64, log[0].events.as_slice()), (batches, [EventRecord::Cleared].as_slice()));
+        let first: Vec<u32> = (0..80).collect();
+        let other: Vec<u32> = (500..564).collect();
+        let (first, other) = (block_names(&first), block_names(&other));
+        let events: Vec<EventRecord> = log.iter().flat_map(|batch| batch.events.clone()).collect();
+        assert_eq!(
+            events,
+            [
+                EventRecord::Cleared,
+                EventRecord::Stored(first[..3].to_vec()),
+                EventRecord::Stored(vec![first[3]]),
+                EventRecord::Stored(vec![first[4]]),
+                EventRecord::Removed(vec![first[4]]),
+                EventRecord::Stored(other.clone()),
+                EventRecord::Removed(vec![other[3]]),
+                EventRecord::Stored(vec![first[4]]),
+            ]
+        );
+        for batch in &log {
+            let frames = engine.events.recv_multipart(0).unwrap();
+            assert_eq!(frames.len(), 3);
+            assert_eq!((frames[0].as_slice(), frames[1].as_slice()), (&[][..], &batch.seq.to_be_bytes()[..]));
+            assert_eq!(frames[2][0], 0x93);
+        }
+        assert!(log.windows(2).all(|pair| pair[0].sent_ns <= pair[1].sent_ns));
+    }
+}

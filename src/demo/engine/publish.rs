@@ -1,10 +1,95 @@
-//! vLLM 0.33's event messages, byte by byte. Pure.
+//! The engine's ZeroMQ socket, and vLLM 0.33's event messages byte by byte.
 //!
-//! A message is three frames: topic (empty), sequence (8 bytes, big endian), and a msgpack array
+//! A message is three frames: topic (empty), sequence number (8 bytes, big endian), and a msgpack array
 //! `[ts, [event…], data_parallel_rank]` whose events are maps with their tag under `type`. Keys are in the
 //! order in which vLLM declares them.
 
-use super::super::chain::BLOCK_TOKENS;
+use std::path::Path;
+
+use super::BLOCK_TOKENS;
+use crate::demo::record::{BatchRecord, EventRecord, RecordWriter, monotonic_ns, unix_s};
+use crate::error::{Error, Kind};
+use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
+
+/// Numbers batches, sends and records them.
+///
+/// XPUB instead of vLLM's PUB: the same on the wire, but it reports subscriptions, so that the engine publishes nothing
+/// before the daemon listens.
+pub(super) struct Publisher {
+    socket: zmq::Socket,
+    log: RecordWriter,
+    seq_next: u64,
+}
+
+impl Publisher {
+    /// Binds a free port of the loopback interface and creates the log.
+    ///
+    /// # Errors
+    /// `system` if either fails.
+    pub(super) fn bind(log: &Path) -> Result<Self, Error> {
+        let socket = zmq::Context::new().socket(zmq::XPUB).map_err(failed)?;
+        socket.set_sndhwm(ZMQ_RECEIVE_MESSAGES_MAX).map_err(failed)?;
+        socket.set_linger(0).map_err(failed)?;
+        socket.bind("tcp://127.0.0.1:*").map_err(failed)?;
+        Ok(Self { socket, log: RecordWriter::create(log)?, seq_next: 0 })
+    }
+
+    /// The endpoint for subscribers.
+    ///
+    /// # Errors
+    /// `system` if the socket fails.
+    pub(super) fn endpoint(&self) -> Result<String, Error> {
+        let endpoint = self.socket.get_last_endpoint().map_err(failed)?;
+        endpoint.map_err(|_| failed(zmq::Error::EINVAL))
+    }
+
+    /// Waits for the first subscription.
+    ///
+    /// # Errors
+    /// `system` if the socket fails.
+    pub(super) fn wait_for_subscription(&self) -> Result<(), Error> {
+        // XPUB delivers subscriptions as 1 and cancellations as 0, each followed by the prefix.
+        while self.socket.recv_bytes(0).map_err(failed)?.first() != Some(&1) {}
+        Ok(())
+    }
+
+    /// Sends and records one batch. Returns its sequence number.
+    ///
+    /// # Errors
+    /// `system` if it cannot be sent or recorded.
+    pub(super) fn publish(&mut self, events: &[CacheEvent<'_>]) -> Result<u64, Error> {
+        let seq = self.seq_next;
+        self.seq_next += 1;
+        let payload = encode_batch(unix_s(), events.iter().copied());
+        // Taken before the send, so no reader can know the batch earlier.
+        let sent_ns = monotonic_ns();
+        self.socket.send_multipart([&[][..], &seq.to_be_bytes(), &payload], 0).map_err(failed)?;
+        self.log.write(&BatchRecord { seq, sent_ns, events: events.iter().map(record).collect() })?;
+        Ok(seq)
+    }
+
+    /// Completes the log and returns the number of batches.
+    ///
+    /// # Errors
+    /// `system` if it cannot be written.
+    pub(super) fn finish(&mut self) -> Result<u64, Error> {
+        self.log.flush()?;
+        Ok(self.seq_next)
+    }
+}
+
+fn record(event: &CacheEvent<'_>) -> EventRecord {
+    match event {
+        CacheEvent::Stored { names, .. } => EventRecord::Stored(names.to_vec()),
+        CacheEvent::Removed { name } => EventRecord::Removed(vec![*name]),
+        CacheEvent::Cleared => EventRecord::Cleared,
+    }
+}
+
+fn failed(error: zmq::Error) -> Error {
+    Error::new(Kind::System, "the engine's ZeroMQ socket cannot be used", "check the limits on files and ports")
+        .caused_by(error)
+}
 
 /// One event of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +108,7 @@ pub(crate) enum CacheEvent<'a> {
         /// The block's name.
         name: u64,
     },
-    /// Nothing is held any more.
+    /// No block is held any more.
     Cleared,
 }
 
@@ -98,7 +183,7 @@ fn nil_at(out: &mut Vec<u8>, key: &str) {
     out.push(NIL);
 }
 
-/// A short string; every one here is below 32 bytes.
+/// A short string, below 32 bytes.
 fn text(out: &mut Vec<u8>, text: &str) {
     debug_assert!(text.len() < 32);
     out.push(0xa0 | text.len() as u8);
@@ -126,7 +211,7 @@ fn uints(out: &mut Vec<u8>, values: impl ExactSizeIterator<Item = u64>) {
     }
 }
 
-/// In the shortest form, as msgspec does.
+/// An integer in its shortest form, as msgspec writes it.
 fn uint(out: &mut Vec<u8>, value: u64) {
     match value {
         0..=0x7f => out.push(value as u8),
@@ -155,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_and_a_clear_are_these_bytes() {
+    fn removals_and_clears_have_known_bytes() {
         let events = [CacheEvent::Removed { name: u64::MAX }, CacheEvent::Cleared];
         let payload = encode_batch(1.0, events.into_iter());
         let expected = [
@@ -191,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_reads_it_as_it_was_meant() {
+    fn the_daemon_decodes_every_event() {
         use crate::event::{Content, EventBatch, KvEvent, Medium, Removed, msgpack};
         use crate::ids::{DpRank, EngineHash, GroupId, Tier};
 
@@ -205,7 +290,7 @@ mod tests {
         let mut batch = EventBatch::new();
         msgpack::decode(&encode_batch(12.5, sent.into_iter()), &mut batch).unwrap();
         assert_eq!(batch.info().dp_rank, Some(DpRank(0)));
-        assert!(batch.info().oddities.is_empty());
+        assert!(batch.info().warnings.is_empty());
         let events: Vec<KvEvent<'_>> = batch.events().collect();
         let device = Medium::Tier(Tier::Device);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The gateway's connections to the engines: one each, shared by all requests in flight.
+//! The gateway's connections to the engines: one for each engine, shared by all requests in flight.
 
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
@@ -18,14 +18,14 @@ pub(super) struct EngineLink {
     /// Its worker id.
     pub(super) worker: u64,
     writing: Mutex<UnixStream>,
-    /// Who waits for which request; `None` once the engine has gone.
+    /// The receivers of requests in flight; `None` once the engine has ended.
     waiting: Arc<Waiting>,
-    /// Everything that is not about a request.
+    /// Messages that are not about a request.
     control: Mutex<mpsc::Receiver<FromEngine>>,
 }
 
 impl EngineLink {
-    /// Connects to the engine and starts the thread that hears it.
+    /// Connects to the engine and starts the thread that receives its messages.
     ///
     /// # Errors
     /// `connection` if it does not listen.
@@ -37,29 +37,29 @@ impl EngineLink {
         let shared = Arc::clone(&waiting);
         std::thread::Builder::new()
             .name(format!("engine-{worker}"))
-            .spawn(move || hear(reading, &shared, &controls))
+            .spawn(move || receive(reading, &shared, &controls))
             .map_err(|error| gone(worker).caused_by(error))?;
         Ok(Self { worker, writing: Mutex::new(writing), waiting, control: Mutex::new(control) })
     }
 
-    /// Sends a prompt. What the engine says of it comes through the answer.
+    /// Sends a prompt. The result delivers the engine's messages about it.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn submit(&self, id: u32, prompt: Vec<u32>, output: Vec<u32>) -> Result<Answers, Error> {
         let (sender, receiver) = mpsc::channel();
         match self.waiting.lock().as_mut() {
             Some(waiting) => waiting.insert(id, sender),
             None => return Err(gone(self.worker)),
         };
-        self.say(&ToEngine::Submit { id, prompt, output })?;
+        self.send(&ToEngine::Submit { id, prompt, output })?;
         Ok(Answers { worker: self.worker, receiver })
     }
 
-    /// Waits until the engine may be used.
+    /// Waits until the engine is ready.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn ready(&self) -> Result<(), Error> {
         match self.next_control()? {
             FromEngine::Ready => Ok(()),
@@ -67,31 +67,31 @@ impl EngineLink {
         }
     }
 
-    /// Empties the cache. Answers with the sequence of the batch that says so.
+    /// Clears the cache. Returns the sequence number of the batch with the clear.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn clear(&self) -> Result<u64, Error> {
-        self.say(&ToEngine::Clear)?;
+        self.send(&ToEngine::Clear)?;
         match self.next_control()? {
             FromEngine::Cleared { seq } => Ok(seq),
             other => Err(unexpected(self.worker, other)),
         }
     }
 
-    /// Has the engine complete its log. Answers with the batches in it.
+    /// Makes the engine complete its log. Returns the number of batches in it.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn finish(&self) -> Result<u64, Error> {
-        self.say(&ToEngine::Finish)?;
+        self.send(&ToEngine::Finish)?;
         match self.next_control()? {
             FromEngine::Finished { batches } => Ok(batches),
             other => Err(unexpected(self.worker, other)),
         }
     }
 
-    fn say(&self, request: &ToEngine) -> Result<(), Error> {
+    fn send(&self, request: &ToEngine) -> Result<(), Error> {
         request.write(&mut *self.writing.lock()).map_err(|error| gone(self.worker).caused_by(error))
     }
 
@@ -100,17 +100,17 @@ impl EngineLink {
     }
 }
 
-/// What an engine says of one request.
+/// The engine's messages about one request.
 pub(super) struct Answers {
     worker: u64,
     receiver: mpsc::Receiver<FromEngine>,
 }
 
 impl Answers {
-    /// Waits until the prompt is computed. Answers with the blocks that were in the cache.
+    /// Waits until the prompt is computed. Returns the number of blocks that were in the cache.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn prefilled(&self) -> Result<u32, Error> {
         match self.next()? {
             FromEngine::Prefilled { cached_blocks, .. } => Ok(cached_blocks),
@@ -121,7 +121,7 @@ impl Answers {
     /// Waits until the output is complete.
     ///
     /// # Errors
-    /// `connection` if the engine has gone.
+    /// `connection` if the engine has ended.
     pub(super) fn done(&self) -> Result<(), Error> {
         match self.next()? {
             FromEngine::Done { .. } => Ok(()),
@@ -134,13 +134,13 @@ impl Answers {
     }
 }
 
-/// Hands what the engine says to whom it concerns, until it goes; then nobody waits any longer.
-fn hear(stream: UnixStream, waiting: &Waiting, control: &mpsc::Sender<FromEngine>) {
+/// Delivers the engine's messages until it ends; then all waits end.
+fn receive(stream: UnixStream, waiting: &Waiting, control: &mpsc::Sender<FromEngine>) {
     let mut from = BufReader::new(stream);
     while let Ok(Some(message)) = FromEngine::read(&mut from) {
         let mut waiting = waiting.lock();
         let Some(waiting) = waiting.as_mut() else { break };
-        // A receiver that has gone has given up on the request; there is nobody to tell.
+        // A closed receiver has given up on the request.
         match message {
             FromEngine::Prefilled { id, .. } => drop(waiting.get(&id).map(|sender| sender.send(message))),
             FromEngine::Done { id } => drop(waiting.remove(&id).map(|sender| sender.send(message))),
@@ -153,9 +153,9 @@ fn hear(stream: UnixStream, waiting: &Waiting, control: &mpsc::Sender<FromEngine
 }
 
 fn gone(worker: u64) -> Error {
-    Error::new(Kind::Connection, format!("engine {worker} has gone"), "see its log in the folder given by --keep")
+    Error::new(Kind::Connection, format!("engine {worker} has ended"), "see its log in the folder given by --keep")
 }
 
 fn unexpected(worker: u64, message: FromEngine) -> Error {
-    Error::new(Kind::Internal, format!("engine {worker} says {message:?} out of turn"), "report it")
+    Error::new(Kind::Internal, format!("engine {worker} sent {message:?} unexpectedly"), "report it")
 }

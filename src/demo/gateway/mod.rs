@@ -1,11 +1,11 @@
-//! The demo's gateway: replays the workload through the daemon's socket, once under each policy, and runs every
-//! request where the daemon says.
+//! The demo's gateway: replays the workload through the daemon's socket, once under each policy, and runs every request on
+//! the worker that the daemon chose. It also reads the daemon's decision times from `/metrics`.
 
 mod engines;
-mod scrape;
-mod turnstile;
+mod pacer;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,15 +13,13 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
 use self::engines::EngineLink;
-use self::scrape::Decisions;
-use self::turnstile::Turnstile;
+use self::pacer::Pacer;
 use super::args::GatewayArgs;
-use super::chain::BLOCK_TOKENS;
-use super::clock::monotonic_ns;
+use super::engine::{BLOCK_TOKENS, block_names};
 use super::record::{self, CandidateRecord, RecordWriter, ReplyRecord};
 use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals};
 use super::workload::Workload;
-use super::{MODEL, chain, lifetime, load_workload};
+use super::{MODEL, load_workload, processes};
 use crate::client::{Client, ClientOptions};
 use crate::error::{Error, Kind};
 use crate::ids::SpaceId;
@@ -30,31 +28,31 @@ use crate::route::{BookingRequest, Mode, Overrides, Prompt, RouteRequest};
 use crate::trust::TrustLevel;
 use crate::wire::RouteReply;
 
-/// How long the daemon may take to answer anything.
+/// Timeout of the daemon's answers.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it may take to apply what was published.
+/// Time for the daemon to apply published batches.
 const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Requests between two reports of progress.
 const PROGRESS_REQUESTS: usize = 10;
 
-/// Runs every phase and prints a `GatewayMessage` a line.
+/// Runs every phase and prints `GatewayMessage`s, one in each line.
 ///
 /// # Errors
-/// Whatever daemon, engines or files cannot do, by whose fault it is.
+/// Failures of the daemon, an engine or a file.
 pub fn run(args: &GatewayArgs) -> Result<(), Error> {
-    lifetime::end_with_stdin()?;
+    processes::end_with_stdin()?;
     let workload = load_workload(args.seed, args.requests, args.trace.as_deref())?;
     let engines: Vec<EngineLink> =
         args.engines.iter().map(|(id, path)| EngineLink::connect(*id, path)).collect::<Result<_, _>>()?;
     let gateway = Gateway { workload: &workload, engines: &engines, log: Mutex::new(RecordWriter::create(&args.log)?) };
     engines.iter().try_for_each(EngineLink::ready)?;
-    // Connected before the first arrival and kept, as gateways do: setting up all of them at once while
-    // requests come is a cost of neither routing.
+    // Connect before the first arrival and keep the connections, as gateways do: connecting while requests arrive would
+    // distort the times of every policy.
     let mut daemons: Vec<Daemon> =
         (0..args.in_flight.max(1)).map(|_| Daemon::connect(&args.socket)).collect::<Result<_, _>>()?;
     for (place, policy) in args.policies.iter().enumerate() {
         gateway.clear_caches(&mut daemons[0])?;
-        // Before the phase and not from its start on: the daemon was asked while the caches were cleared.
+        // Read just before the phase, because clearing the caches also asked the daemon.
         let before = args.metrics_port.and_then(Decisions::read);
         let mut totals = gateway.run((place, *policy), &mut daemons)?;
         let after = args.metrics_port.and_then(Decisions::read);
@@ -66,17 +64,17 @@ pub fn run(args: &GatewayArgs) -> Result<(), Error> {
     print(&GatewayMessage::Finished(batches))
 }
 
-/// A policy, and its place among those that are run.
+/// A policy and its index.
 type Phase = (usize, Mode);
 
-/// What every request in flight shares.
+/// The state that all requests share.
 struct Gateway<'a> {
     workload: &'a Workload,
     engines: &'a [EngineLink],
     log: Mutex<RecordWriter>,
 }
 
-/// What the requests of a phase add up to.
+/// The totals of a phase.
 struct Counts {
     totals: PhaseTotals,
     round_trip_ns: Histogram<u64>,
@@ -86,7 +84,7 @@ impl Gateway<'_> {
     /// Empties every engine's cache and waits until the daemon has applied it.
     fn clear_caches(&self, daemon: &mut Daemon) -> Result<(), Error> {
         let cleared: Vec<u64> = self.engines.iter().map(EngineLink::clear).collect::<Result<_, _>>()?;
-        let deadline = monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
+        let deadline = record::monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
         loop {
             let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, (Mode::Kv, None))?;
             let applied = |engine: &EngineLink| {
@@ -97,7 +95,7 @@ impl Gateway<'_> {
             else {
                 return Ok(());
             };
-            if monotonic_ns() > deadline {
+            if record::monotonic_ns() > deadline {
                 return Err(Error::new(
                     Kind::Connection,
                     format!("the daemon has not applied batch {} of engine {}", late.1, late.0.worker),
@@ -108,19 +106,19 @@ impl Gateway<'_> {
         }
     }
 
-    /// Replays the whole workload with as many requests in flight as there are connections, at most.
+    /// Replays the whole workload with at most one request in flight on each connection.
     fn run(&self, phase: Phase, daemons: &mut [Daemon]) -> Result<PhaseTotals, Error> {
         let counts = Mutex::new(Counts::new(self.engines.len())?);
-        let turnstile = Turnstile::new(&self.workload.requests);
+        let pacer = Pacer::new(&self.workload.requests);
         let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
-            let (turnstile, counts) = (&turnstile, &counts);
+            let (pacer, counts) = (&pacer, &counts);
             let threads: Vec<_> = daemons
                 .iter_mut()
                 .map(|daemon| {
                     scope.spawn(move || {
-                        let result = self.run_slot(phase, turnstile, daemon, counts);
+                        let result = self.run_slot(phase, pacer, daemon, counts);
                         if result.is_err() {
-                            turnstile.close();
+                            pacer.close();
                         }
                         result
                     })
@@ -133,17 +131,17 @@ impl Gateway<'_> {
         Ok(counts.into_inner().finish())
     }
 
-    /// Runs one request after the other until there are no more.
+    /// Runs one request after another until none is left.
     fn run_slot(
         &self,
         phase: Phase,
-        turnstile: &Turnstile<'_>,
+        pacer: &Pacer<'_>,
         daemon: &mut Daemon,
         counts: &Mutex<Counts>,
     ) -> Result<(), Error> {
-        while let Some(index) = turnstile.enter() {
+        while let Some(index) = pacer.enter() {
             self.run_request(phase, index, daemon, counts)?;
-            let done = turnstile.leave(index);
+            let done = pacer.leave(index);
             if done.is_multiple_of(PROGRESS_REQUESTS) {
                 print(&GatewayMessage::Progress(phase.0, done))?;
             }
@@ -164,11 +162,11 @@ impl Gateway<'_> {
         let request_id = format!("demo-{index}");
         let book = BookingRequest { request_id: &request_id, attempt: 0 };
         let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
-        // Nothing but the client's call between the two: what the gateway does for itself is no latency.
-        let left_ns = monotonic_ns();
+        // Only the client's call lies between the two stamps; the gateway's own work is no latency.
+        let left_ns = record::monotonic_ns();
         let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, (phase.1, Some(book)))?;
-        let replied_ns = monotonic_ns();
-        self.write_down(index, left_ns, replied_ns, &prompt, &reply)?;
+        let replied_ns = record::monotonic_ns();
+        self.record_reply(index, left_ns, replied_ns, &prompt, &reply)?;
 
         let chosen = self.chosen(&reply)?;
         let answers = self.engines[chosen].submit(index as u32, prompt, output)?;
@@ -189,7 +187,7 @@ impl Gateway<'_> {
         Ok(())
     }
 
-    /// Which of the engines the daemon names first.
+    /// The index of the engine that the daemon chose.
     fn chosen(&self, reply: &RouteReply) -> Result<usize, Error> {
         let first = reply.candidates.first().map(|candidate| candidate.worker.id.0);
         let place = first.and_then(|id| self.engines.iter().position(|engine| engine.worker == id));
@@ -203,8 +201,8 @@ impl Gateway<'_> {
         }
     }
 
-    /// Records what the daemon said, to be checked when everything is over.
-    fn write_down(
+    /// Records the daemon's reply for the comparison at the end.
+    fn record_reply(
         &self,
         request: usize,
         left_ns: u64,
@@ -230,7 +228,7 @@ impl Gateway<'_> {
                 "see the daemon's log in the folder given by --keep",
             ));
         }
-        let record = ReplyRecord { request, left_ns, replied_ns, chain: chain::of_tokens(prompt), candidates };
+        let record = ReplyRecord { request, left_ns, replied_ns, chain: block_names(prompt), candidates };
         let line = record::line_of(&record)?;
         self.log.lock().write_line(&line)
     }
@@ -251,8 +249,7 @@ impl Daemon {
         Ok(Self { client, space })
     }
 
-    /// Asks where to run the prompt whose token ids are `prompt`, each 4 bytes, little-endian, and books it if
-    /// told so.
+    /// Asks where to run a prompt, given as token ids of 4 bytes each, little-endian. Books it if `book` says so.
     fn route(
         &mut self,
         prompt: &[u8],
@@ -281,12 +278,12 @@ impl Counts {
     }
 }
 
-/// A booking that the daemon has lost is load that it no longer sees.
+/// Fails if the daemon does not know the booking: it would no longer count that load.
 fn applied(outcome: BookingOutcome, request: usize) -> Result<(), Error> {
     if outcome == BookingOutcome::Applied {
         return Ok(());
     }
-    let what = format!("the daemon says {outcome:?} of the booking of request {request}");
+    let what = format!("the daemon answers {outcome:?} about the booking of request {request}");
     Err(Error::new(Kind::Internal, what, "see the daemon's log in the folder given by --keep"))
 }
 
@@ -295,7 +292,107 @@ fn histogram_failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) 
 }
 
 fn print(message: &GatewayMessage) -> Result<(), Error> {
-    let failed = || Error::new(Kind::System, "the demo does not listen any longer", "start the demo again");
+    let failed = || Error::new(Kind::System, "the demo has closed the gateway's output", "start the demo again");
     let line = serde_json::to_string(message).map_err(|error| failed().caused_by(error))?;
     writeln!(std::io::stdout().lock(), "{line}").map_err(|error| failed().caused_by(error))
+}
+
+/// Timeout of connecting, and of each read and write.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest response read, in bytes.
+const SCRAPE_BYTES_MAX: u64 = 16 << 20;
+
+/// The daemon's decisions so far, from its metrics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Decisions {
+    /// Time of all decisions, in seconds.
+    seconds_sum: f64,
+    /// Number of decisions.
+    count: f64,
+}
+
+impl Decisions {
+    /// Reads the metrics on `port` of the loopback interface. `None` if that fails: the demo then shows that the time is not
+    /// known.
+    fn read(port: u16) -> Option<Self> {
+        let mut stream =
+            TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SCRAPE_TIMEOUT).ok()?;
+        stream.set_read_timeout(Some(SCRAPE_TIMEOUT)).ok()?;
+        stream.set_write_timeout(Some(SCRAPE_TIMEOUT)).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        let mut response = String::new();
+        stream.take(SCRAPE_BYTES_MAX).read_to_string(&mut response).ok()?;
+        Self::parse(&response)
+    }
+
+    /// Finds the sums in an HTTP response in Prometheus' text format.
+    fn parse(response: &str) -> Option<Self> {
+        let (head, body) = response.split_once("\r\n\r\n")?;
+        if head.split(' ').nth(1) != Some("200") {
+            return None;
+        }
+        let value = |name: &str| body.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        Some(Self {
+            seconds_sum: value("kvrouted_decision_seconds_sum ")?,
+            count: value("kvrouted_decision_seconds_count ")?,
+        })
+    }
+
+    /// Mean time of the decisions made since `before`, in microseconds; `None` if there were none.
+    fn mean_us_since(self, before: Self) -> Option<f64> {
+        let count = self.count - before.count;
+        (count > 0.0).then(|| (self.seconds_sum - before.seconds_sum) * 1e6 / count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const BODY: &str = "# TYPE kvrouted_decision_seconds histogram\n\
+                        kvrouted_decision_seconds_sum 0.006\n\
+                        kvrouted_decision_seconds_count 1200\n\
+                        kvrouted_decision_seconds_bucket{le=\"0.1\"} 1200\n# EOF\n";
+
+    fn response(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[test]
+    fn the_mean_covers_the_decisions_since() {
+        let after = Decisions::parse(&response("200 OK", BODY)).unwrap();
+        let before = Decisions { seconds_sum: 0.002, count: 200.0 };
+        assert!((after.mean_us_since(before).unwrap() - 4.0).abs() < 1e-9);
+        assert_eq!(after.mean_us_since(after), None);
+    }
+
+    #[test]
+    fn responses_without_the_figures_are_not_known() {
+        assert_eq!(Decisions::parse(&response("503 Service Unavailable", BODY)), None);
+        assert_eq!(Decisions::parse(&response("200 OK", "kvrouted_decision_seconds_sum 0.1\n")), None);
+        assert_eq!(Decisions::parse("HTTP/1.1 200 OK\r\n"), None);
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        assert_eq!(Decisions::read(free), None, "no process listens");
+    }
+
+    #[test]
+    fn decisions_are_read_over_a_socket() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            stream.write_all(response("200 OK", BODY).as_bytes()).unwrap();
+            String::from_utf8(request).unwrap()
+        });
+        assert_eq!(Decisions::read(port), Some(Decisions { seconds_sum: 0.006, count: 1200.0 }));
+        assert!(served.join().unwrap().starts_with("GET /metrics HTTP/1.1\r\n"));
+    }
 }

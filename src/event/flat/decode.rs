@@ -1,8 +1,8 @@
-//! Flatbuffer to batch.
+//! Decodes a flatbuffer into a batch.
 
 use crate::event::batch::{BatchWriter, EventBatch, Filling, SaltText, StoredHead};
 use crate::event::error::{DecodeError, Reason};
-use crate::event::{GroupKind, Medium, Oddity, Snapshot, SnapshotPhase, SourceTrust};
+use crate::event::{DecodeWarning, GroupKind, Medium, Snapshot, SnapshotPhase, SourceTrust};
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX, NAME_BYTES_MAX};
 use crate::schema_generated::events as fb;
@@ -13,18 +13,18 @@ use flatbuffers::VerifierOptions;
 const TABLES_MAX: usize = 4 + 2 * EVENT_BATCH_EVENTS_MAX;
 /// Nesting of a batch: batch, vector of events, event, seed, string.
 const DEPTH_MAX: usize = 8;
-/// What a batch may seem to weigh when everything shared is counted as often as it is used.
+/// The limit on the apparent size of a batch, in which a shared vector counts as often as it is used.
 const APPARENT_BYTES_MAX: usize = 4 * EVENT_MESSAGE_BYTES_MAX;
 
 type Result<T> = std::result::Result<T, Reason>;
 
-/// Decodes a payload into `batch`, whatever was in it before.
+/// Decodes a payload into `batch`, and drops its earlier content.
 ///
-/// Kinds and values newer than this decoder are passed over and counted in
-/// [`BatchInfo::oddities`](crate::event::BatchInfo); so are stored events whose content cannot be used.
+/// Kinds and values that this version does not know are skipped and counted in
+/// [`BatchInfo::warnings`](crate::event::BatchInfo); so are stored events whose content cannot be used.
 ///
 /// # Errors
-/// What is wrong; the batch is then empty.
+/// The fault of the payload. The batch is then empty.
 pub fn decode(payload: &[u8], batch: &mut EventBatch) -> std::result::Result<(), DecodeError> {
     let mut writer = BatchWriter::new(batch);
     if payload.len() > EVENT_MESSAGE_BYTES_MAX {
@@ -50,11 +50,11 @@ fn fill(table: &fb::Batch<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
     let scheme = table.scheme().map(|scheme| scheme_of(&scheme)).transpose()?;
     let (level, known) = level_of(table.trust());
     if !known {
-        writer.count(Oddity::UnknownValue);
+        writer.count(DecodeWarning::UnknownValue);
     }
     let snapshot = table.snapshot().and_then(|part| snapshot_of(&part));
     if table.snapshot().is_some() && snapshot.is_none() {
-        writer.count(Oddity::UnknownValue);
+        writer.count(DecodeWarning::UnknownValue);
     }
     let info = writer.info_mut();
     info.published_at_unix_s = table.published_unix_us() as f64 / 1e6;
@@ -74,7 +74,7 @@ fn fill(table: &fb::Batch<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
                 writer.removed(medium, GroupId(event.group()))?;
             }
             fb::EventKind::Cleared => cleared(&event, writer)?,
-            _ => writer.count(Oddity::UnknownTag),
+            _ => writer.count(DecodeWarning::UnknownTag),
         }
     }
     Ok(())
@@ -95,12 +95,12 @@ fn scheme_of(scheme: &fb::Scheme<'_>) -> Result<Scheme> {
     Ok(Scheme { block_size: scheme.block_size(), window })
 }
 
-/// The level, and whether it is known; one that is not may mean anything, so it means the least that blocks allow.
+/// The level, and whether it is known. An unknown level may mean anything, so it counts as `unproven`.
 fn level_of(trust: fb::SourceTrust) -> (TrustLevel, bool) {
     TrustLevel::from_u8(trust.0).map_or((TrustLevel::Unproven, false), |level| (level, true))
 }
 
-/// `None` for a phase that is unknown here.
+/// `None` for an unknown phase.
 fn snapshot_of(part: &fb::Snapshot<'_>) -> Option<Snapshot> {
     let phase = match part.phase() {
         fb::SnapshotPhase::Begin => SnapshotPhase::Begin,
@@ -133,7 +133,7 @@ const fn tier_of(tier: fb::Tier) -> Option<Tier> {
 fn medium_of(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Medium {
     tier_of(event.tier()).map_or_else(
         || {
-            writer.count(Oddity::UnknownValue);
+            writer.count(DecodeWarning::UnknownValue);
             Medium::Unknown
         },
         Medium::Tier,
@@ -144,9 +144,9 @@ fn cleared(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
     match (event.tier(), tier_of(event.tier())) {
         (fb::Tier::All, _) => writer.cleared(None),
         (_, Some(tier)) => writer.cleared(Some(tier)),
-        // A tier that is unknown here: none of its blocks were ever counted.
+        // An unknown tier: none of its blocks were ever counted.
         _ => {
-            writer.count(Oddity::UnknownValue);
+            writer.count(DecodeWarning::UnknownValue);
             Ok(())
         }
     }
@@ -172,8 +172,8 @@ fn stored(event: &fb::Event<'_>, scheme: Option<Scheme>, writer: &mut BatchWrite
     }
     let filling = match content(event, block_size, scheme, writer)? {
         Ok(filling) => filling,
-        Err(oddity) => {
-            writer.count(oddity);
+        Err(warning) => {
+            writer.count(warning);
             Filling::Unusable
         }
     };
@@ -191,31 +191,33 @@ fn stored(event: &fb::Event<'_>, scheme: Option<Scheme>, writer: &mut BatchWrite
     writer.stored(head)
 }
 
-/// Copies tokens or local hashes and media into the open event; the inner error says why they are unusable.
+/// Copies tokens or local hashes, and media, into the open event. The inner error is the warning if they are unusable.
 fn content(
     event: &fb::Event<'_>,
     block_size: u32,
     scheme: Option<Scheme>,
     writer: &mut BatchWriter<'_>,
-) -> Result<std::result::Result<Filling, Oddity>> {
+) -> Result<std::result::Result<Filling, DecodeWarning>> {
     let blocks = writer.hashes().len();
     for object in event.media().iter().flatten() {
         if object.block() as usize >= blocks {
-            return Ok(Err(Oddity::UnassignedMedia));
+            return Ok(Err(DecodeWarning::UnassignedMedia));
         }
         writer.push_media(object.block(), object.hash())?;
     }
     if let Some(locals) = event.local_hashes() {
         if locals.len() != blocks {
-            return Ok(Err(Oddity::LocalHashCount));
+            return Ok(Err(DecodeWarning::LocalHashCount));
         }
         writer.extend_locals(locals.iter().map(LocalHash))?;
         return Ok(Ok(Filling::LocalHashes));
     }
-    let Some(tokens) = event.tokens().filter(|tokens| !tokens.is_empty()) else { return Ok(Err(Oddity::NoTokens)) };
+    let Some(tokens) = event.tokens().filter(|tokens| !tokens.is_empty()) else {
+        return Ok(Err(DecodeWarning::NoTokens));
+    };
     let bigram = scheme.is_some_and(|scheme| scheme.window == Window::Bigram);
     if tokens.len() != blocks * block_size as usize + usize::from(bigram) {
-        return Ok(Err(Oddity::TokenCount));
+        return Ok(Err(DecodeWarning::TokenCount));
     }
     for (slot, token) in writer.extend_tokens(tokens.len())?.iter_mut().zip(tokens) {
         *slot = token;
@@ -232,7 +234,7 @@ fn names(event: &fb::Event<'_>, head: &mut StoredHead, writer: &mut BatchWriter<
     let named = |name: Option<&'_ str>| name.filter(|name| !name.is_empty()).map(str::len);
     let longest = named(seed.lora()).max(named(seed.salt())).unwrap_or(0);
     if longest > NAME_BYTES_MAX {
-        writer.count(Oddity::OversizedName);
+        writer.count(DecodeWarning::OversizedName);
         head.salt = SaltText::Unknown;
         return Ok(());
     }
@@ -257,7 +259,7 @@ const fn group_kind_of(kind: fb::GroupKind) -> GroupKind {
         | fb::GroupKind::ChunkedLocal
         | fb::GroupKind::EncoderOnly
         | fb::GroupKind::Cross => GroupKind::Other,
-        // Newer than this decoder.
+        // A kind that this version does not know.
         _ => GroupKind::Unknown,
     }
 }

@@ -1,4 +1,4 @@
-//! Events to flatbuffer.
+//! Encodes events as a flatbuffer.
 
 use crate::event::{
     BatchInfo, Cleared, Content, GroupKind, KvEvent, Medium, Removed, Salt, Snapshot, SnapshotPhase, Stored,
@@ -8,7 +8,7 @@ use crate::schema_generated::events as fb;
 use crate::trust::TrustLevel;
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
-/// Writes batches, one after the other, into memory it keeps.
+/// Writes batches, one after the other, into the same memory.
 #[derive(Default)]
 pub struct Encoder {
     builder: FlatBufferBuilder<'static>,
@@ -23,19 +23,18 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// An encoder with nothing written.
+    /// An encoder that has written nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One message. The bytes are valid until the next call.
+    /// Encodes one message. The bytes are valid until the next call.
     ///
-    /// Oddities are the decoder's and are not written. Blocks in a medium that is no tier have no place on this
-    /// wire: their events are left out and counted in [`omitted`](Self::omitted). How far a
-    /// window reaches has no place either, and what no rule covers goes as a sliding window: readers tell only the main
-    /// kinds apart. The window of the tokens is
-    /// `info.scheme`'s; readers find tokens of the other window unusable.
+    /// The decoder's warnings are not written. The format has no place for blocks in a medium that is not a tier: their
+    /// events are left out and counted in [`omitted`](Self::omitted). It has no place for the size of a window either.
+    /// A group kind without a rule is written as a sliding window: readers distinguish only the main kinds. The tokens
+    /// must have the window of `info.scheme`; readers cannot use tokens of the other window.
     pub fn encode<'e>(&mut self, info: &BatchInfo, events: impl IntoIterator<Item = KvEvent<'e>>) -> &[u8] {
         self.builder.reset();
         self.events.clear();
@@ -55,7 +54,7 @@ impl Encoder {
         self.builder.finished_data()
     }
 
-    /// How many events of the last batch had no place on this wire.
+    /// The number of events of the last batch that this format cannot express.
     #[must_use]
     pub const fn omitted(&self) -> usize {
         self.omitted
@@ -138,7 +137,7 @@ impl Encoder {
         self.builder.create_vector_from_iter(hashes.iter().map(|EngineHash(hash)| *hash))
     }
 
-    /// Absent where the event says nothing about its chain.
+    /// `None` if the event states neither LoRA nor salt.
     fn seed(&mut self, lora: Option<&str>, salt: Salt<'_>) -> Option<WIPOffset<fb::Seed<'static>>> {
         if matches!(salt, Salt::Seed(_)) || (lora.is_none() && salt == Salt::Inherited) {
             return None;
@@ -179,7 +178,7 @@ const fn snapshot_args(part: Snapshot) -> fb::SnapshotArgs {
     }
 }
 
-/// `None` where the wire has no such place.
+/// `None` if the format has no such tier.
 const fn tier_of(medium: Medium) -> Option<fb::Tier> {
     match medium {
         Medium::Tier(Tier::Device) => Some(fb::Tier::Device),
@@ -192,7 +191,7 @@ const fn tier_of(medium: Medium) -> Option<fb::Tier> {
 
 const fn group_kind_of(kind: GroupKind) -> fb::GroupKind {
     match kind {
-        // Which of the two it is the relay's own trust says: with the latter it is hybrid.
+        // The relay's own trust distinguishes the two: for the latter it is hybrid.
         GroupKind::Unstated | GroupKind::Unknown => fb::GroupKind::Unknown,
         GroupKind::Main => fb::GroupKind::Full,
         GroupKind::Sliding { .. } | GroupKind::Other => fb::GroupKind::SlidingWindow,

@@ -1,9 +1,9 @@
-//! What is encoded comes back, and nothing else gets in.
+//! Encoded batches decode to the same events, and every other payload is refused.
 
 use super::*;
 use crate::event::{
-    self, BatchInfo, Cleared, Content, EventBatch, GroupKind, KvEvent, Medium, Oddity, Reason, Removed, Salt, Snapshot,
-    SnapshotPhase, SourceTrust, Stored, format::Format,
+    self, BatchInfo, Cleared, Content, DecodeWarning, EventBatch, GroupKind, KvEvent, Medium, Reason, Removed, Salt,
+    Snapshot, SnapshotPhase, SourceTrust, Stored, format::Format,
 };
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Window, WorkerId};
 use crate::schema_generated::events as fb;
@@ -80,7 +80,7 @@ fn events() -> Vec<KvEvent<'static>> {
 }
 
 #[test]
-fn what_is_encoded_comes_back_at_any_alignment() {
+fn encoded_batches_decode_at_any_alignment() {
     let mut encoder = Encoder::new();
     let payload = encoder.encode(&info(Window::Plain), events()).to_vec();
     assert_eq!(encoder.omitted(), 0);
@@ -102,7 +102,7 @@ fn bigram_tokens_and_placeholders_come_back() {
     let mut batch = EventBatch::new();
     decode(Encoder::new().encode(&info(Window::Bigram), [pairs, placeholder]), &mut batch).unwrap();
     assert_eq!(batch.events().collect::<Vec<_>>(), [pairs, placeholder]);
-    assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(Oddity::NoTokens, 1)]);
+    assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(DecodeWarning::NoTokens, 1)]);
 }
 
 #[test]
@@ -127,18 +127,18 @@ fn blocks_without_a_place_on_the_wire_are_counted_by_the_encoder() {
 
 #[test]
 fn counts_that_do_not_fit_make_content_unusable() {
-    for (content, media, window, oddity) in [
-        (tokens(&[1, 2, 3], false), &[][..], Window::Plain, Oddity::TokenCount),
-        (tokens(&[1, 2, 3, 4], false), &[], Window::Bigram, Oddity::TokenCount),
-        (Content::LocalHashes(&[LocalHash(1)]), &[], Window::Plain, Oddity::LocalHashCount),
-        (tokens(&[1, 2, 3, 4], false), &[(2, 5)], Window::Plain, Oddity::UnassignedMedia),
+    for (content, media, window, warning) in [
+        (tokens(&[1, 2, 3], false), &[][..], Window::Plain, DecodeWarning::TokenCount),
+        (tokens(&[1, 2, 3, 4], false), &[], Window::Bigram, DecodeWarning::TokenCount),
+        (Content::LocalHashes(&[LocalHash(1)]), &[], Window::Plain, DecodeWarning::LocalHashCount),
+        (tokens(&[1, 2, 3, 4], false), &[(2, 5)], Window::Plain, DecodeWarning::UnassignedMedia),
     ] {
         let event = KvEvent::Stored(Stored { media, ..stored(content) });
         let mut batch = EventBatch::new();
         decode(Encoder::new().encode(&info(window), [event]), &mut batch).unwrap();
         let Some(KvEvent::Stored(decoded)) = batch.events().next() else { panic!() };
         assert_eq!((decoded.content, decoded.media), (Content::Unusable, &[][..]));
-        assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(oddity, 1)]);
+        assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(warning, 1)]);
     }
 }
 
@@ -163,17 +163,21 @@ fn raw(
 fn newer_values_are_counted_and_never_taken_for_known_ones() {
     let exact = fb::SourceTrust::Exact;
     let event = |kind, tier| fb::EventArgs { kind, tier, ..Default::default() };
-    for (payload, events, oddity) in [
-        (raw(None, exact, &event(fb::EventKind(9), fb::Tier::Device), true), 0, Oddity::UnknownTag),
-        (raw(None, exact, &event(fb::EventKind::Cleared, fb::Tier(9)), false), 0, Oddity::UnknownValue),
-        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier(9)), true), 1, Oddity::UnknownValue),
-        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier::All), true), 1, Oddity::UnknownValue),
-        (raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false), 1, Oddity::UnknownValue),
+    for (payload, events, warning) in [
+        (raw(None, exact, &event(fb::EventKind(9), fb::Tier::Device), true), 0, DecodeWarning::UnknownTag),
+        (raw(None, exact, &event(fb::EventKind::Cleared, fb::Tier(9)), false), 0, DecodeWarning::UnknownValue),
+        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier(9)), true), 1, DecodeWarning::UnknownValue),
+        (raw(None, exact, &event(fb::EventKind::Removed, fb::Tier::All), true), 1, DecodeWarning::UnknownValue),
+        (
+            raw(None, fb::SourceTrust(9), &event(fb::EventKind::Cleared, fb::Tier::All), false),
+            1,
+            DecodeWarning::UnknownValue,
+        ),
     ] {
         let mut batch = EventBatch::new();
         decode(&payload, &mut batch).unwrap();
         assert_eq!(batch.len(), events);
-        assert_eq!(batch.info().oddities.iter().collect::<Vec<_>>(), [(oddity, 1)]);
+        assert_eq!(batch.info().warnings.iter().collect::<Vec<_>>(), [(warning, 1)]);
         if let Some(KvEvent::Removed(removed)) = batch.events().next() {
             assert_eq!(removed.medium, Medium::Unknown);
         }
@@ -181,7 +185,7 @@ fn newer_values_are_counted_and_never_taken_for_known_ones() {
 }
 
 #[test]
-fn what_cannot_be_hashed_here_is_refused_by_name() {
+fn unsupported_schemes_are_refused_by_name() {
     let scheme = |block_size, window, seed_rule| Some(fb::SchemeArgs { block_size, window, seed_rule });
     let cleared = || fb::EventArgs { kind: fb::EventKind::Cleared, tier: fb::Tier::All, ..Default::default() };
     let exact = fb::SourceTrust::Exact;

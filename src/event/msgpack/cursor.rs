@@ -1,10 +1,10 @@
-//! Reads msgpack values from borrowed bytes. Nothing is copied, allocated or recursed into without bound.
+//! Reads msgpack values from borrowed bytes, without copies or allocations, and with bounded recursion.
 
 use super::run;
 use crate::event::error::{DecodeError, Reason};
 use crate::limits::MSGPACK_DEPTH_MAX;
 
-/// What comes next, told by its first byte.
+/// The type of a value, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Nil,
@@ -37,12 +37,12 @@ impl<'p> Cursor<'p> {
         self.bytes.len() - self.at
     }
 
-    /// An error here.
+    /// An error at this position.
     pub(super) const fn error(&self, reason: Reason) -> DecodeError {
         DecodeError::new(reason, self.at)
     }
 
-    /// The type of the next value, which is not read.
+    /// The type of the next value, without reading it.
     pub(super) fn peek(&self) -> Result<Type> {
         Ok(match self.marker()? {
             0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => Type::Int,
@@ -167,17 +167,17 @@ impl<'p> Cursor<'p> {
         }
     }
 
-    /// Fills `out` with as many non-negative u32 as come next; tells how many there were.
+    /// Fills `out` with as many non-negative u32 as come next, and returns how many there were.
     ///
-    /// Stops in front of anything else; what `out` holds behind them means nothing. This is where the time of a
-    /// decode goes, hence [`run`].
+    /// Stops before any other value. The rest of `out` is then undefined. Most of the time of a decode is spent here,
+    /// hence [`run`].
     pub(super) fn fill_u32(&mut self, out: &mut [u32]) -> usize {
         let (filled, at) = run::fill(self.bytes, self.at, out);
         self.at = at;
         filled + self.fill_u32_singly(&mut out[filled..])
     }
 
-    /// The same, one after the other: a branch on the marker for each, no table, no closure.
+    /// As [`fill_u32`](Self::fill_u32), one number after the other: one branch on each marker, no table, no closure.
     fn fill_u32_singly(&mut self, out: &mut [u32]) -> usize {
         let bytes = self.bytes;
         let mut at = self.at;
@@ -198,8 +198,8 @@ impl<'p> Cursor<'p> {
         filled
     }
 
-    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`; tells how
-    /// many there were. Names of blocks are spread over all 64 bits, so that this is nearly all of them.
+    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`, and returns
+    /// how many there were. Block hashes are spread over all 64 bits, so nearly all of them have this form.
     pub(super) fn each_wide_u64(&mut self, count: usize, mut take: impl FnMut(u64)) -> usize {
         const BYTES: usize = 1 + size_of::<u64>();
         let wide = |number: &[u8; BYTES]| {
@@ -216,7 +216,7 @@ impl<'p> Cursor<'p> {
         taken
     }
 
-    /// Passes over one value, whatever it is.
+    /// Skips one value of any type.
     pub(super) fn skip(&mut self) -> Result<()> {
         self.skip_within(MSGPACK_DEPTH_MAX)
     }
@@ -249,7 +249,7 @@ impl<'p> Cursor<'p> {
         self.take(len + 1).map(drop)
     }
 
-    /// A byte that is no value at all is a worse fault than a value of another type.
+    /// A byte that begins no value is a worse fault than a value of another type.
     fn wrong_type(&self) -> DecodeError {
         match self.peek() {
             Ok(_) => self.error(Reason::WrongType),

@@ -1,4 +1,4 @@
-//! One event while its fields come in, in whatever order.
+//! One event while its fields are decoded, in any order.
 
 use super::cursor::{Cursor, Type};
 use super::medium::medium_of;
@@ -7,11 +7,11 @@ use super::unchained::is_of_tokens_alone;
 use super::{Decoder, Result};
 use crate::event::batch::{Filling, SaltText, StoredHead, Text};
 use crate::event::error::Reason;
-use crate::event::{GroupKind, Medium, Oddity, Unruled};
+use crate::event::{DecodeWarning, GroupKind, Medium, UnknownName};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::limits::{BLOCK_SIZE_TOKENS_MAX, NAME_BYTES_MAX};
 
-/// What a gateway puts before the salt it hands to vLLM, where Dynamo's frontend is that gateway.
+/// The prefix that Dynamo's frontend, as a gateway, puts before the salt that it hands to vLLM.
 const SALT_PREFIX: &str = "dynamo-cache-salt:";
 
 /// The fields of events. The discriminant is a bit of [`Draft::seen`].
@@ -70,37 +70,37 @@ impl Field {
 /// The fields of a stored event that an engine always sends.
 const STORED_FIELDS: [Field; 4] = [Field::BlockHashes, Field::Parent, Field::TokenIds, Field::BlockSize];
 
-/// What is known of an event so far. Hashes and tokens are in the writer's open event.
+/// The fields of an event that were decoded so far. Hashes and tokens are in the writer's open event.
 #[derive(Debug, Default)]
 pub(super) struct Draft<'p> {
     seen: u32,
     parent: Option<EngineHash>,
     tokens: Tokens,
     block_size: u32,
-    /// The name of where the blocks are.
+    /// The name of the medium.
     medium: Option<&'p [u8]>,
     remote: bool,
     /// The event names an owner of its tier.
     owned: bool,
     pub(super) group: GroupId,
-    /// The name of what the group serves.
+    /// The name of the kind of attention that the group serves.
     group_kind: Option<&'p [u8]>,
     /// How many tokens back the group's attention reaches.
     window_tokens: Option<u32>,
     /// The adapter's name, unless absent or empty.
     pub(super) lora: Option<&'p str>,
-    /// Whether an adapter's number was given.
+    /// Whether the event gives the number of an adapter.
     lora_id: bool,
     /// The salt under its own key, unless absent or empty.
     pub(super) salt: Option<&'p str>,
-    /// Where the extra keys begin: they can only be read once the adapter's name is known.
+    /// The beginning of the extra keys: they can only be decoded once the adapter's name is known.
     extra_keys: Option<Cursor<'p>>,
     block_media: Option<Cursor<'p>>,
     media_keys: Option<Cursor<'p>>,
 }
 
 impl Draft<'_> {
-    /// Notes that a field came.
+    /// Notes a field.
     pub(super) fn mark(&mut self, field: Field) -> std::result::Result<(), Reason> {
         if self.has(field) {
             return Err(Reason::RepeatedField);
@@ -109,7 +109,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Whether a field came.
+    /// Whether the event has a field.
     pub(super) const fn has(&self, field: Field) -> bool {
         self.seen & (1 << field as u32) != 0
     }
@@ -119,7 +119,7 @@ impl Draft<'_> {
         self.parent.is_none()
     }
 
-    /// Where the blocks are; engines that do not say mean the device.
+    /// The medium of the blocks. Engines that do not state it mean the device.
     pub(super) fn medium(&self) -> Medium {
         match self.medium {
             _ if self.remote => Medium::Remote,
@@ -130,7 +130,7 @@ impl Draft<'_> {
 }
 
 impl<'p> Decoder<'p, '_> {
-    /// Reads one field's value.
+    /// Decodes the value of one field.
     pub(super) fn field(&mut self, field: Field, draft: &mut Draft<'p>) -> Result<()> {
         match field {
             Field::BlockHashes => return self.block_hashes(),
@@ -156,7 +156,7 @@ impl<'p> Decoder<'p, '_> {
             Field::MediaKeys => draft.media_keys = Some(self.set_aside()?),
             Field::Lookahead => {
                 if self.set_aside()?.array()? > 0 {
-                    self.writer.count(Oddity::LookaheadTokens);
+                    self.writer.count(DecodeWarning::LookaheadTokens);
                 }
             }
             Field::Ownership => {
@@ -168,7 +168,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(())
     }
 
-    /// Passes over a value and tells where it began.
+    /// Skips a value and returns its beginning.
     fn set_aside(&mut self) -> Result<Cursor<'p>> {
         let value = self.cursor;
         self.cursor.skip()?;
@@ -188,7 +188,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(())
     }
 
-    /// A block's hash: an integer by its two's complement, bytes by their last eight, big endian.
+    /// The hash of a block: an integer by its two's complement, bytes by their last eight, big endian.
     fn hash(&mut self) -> Result<EngineHash> {
         let start = self.cursor;
         if start.peek()? != Type::Bin {
@@ -205,22 +205,22 @@ impl<'p> Decoder<'p, '_> {
     fn medium(&mut self) -> Result<&'p [u8]> {
         let name = self.cursor.str_bytes()?;
         if medium_of(name, false) == Medium::Unknown {
-            self.writer.unruled(Unruled::Medium, name);
+            self.writer.count_unknown_name(UnknownName::Medium, name);
         }
         Ok(name)
     }
 
-    /// What the group serves: two fields say it, in either order.
+    /// The kind of attention that the group serves: two fields state it, in either order.
     fn group_kind(&mut self, draft: &Draft<'p>) -> GroupKind {
         let Some(name) = draft.group_kind else { return GroupKind::Unstated };
         let kind = GroupKind::from_name(name, draft.window_tokens);
         if !kind.is_proved() {
-            self.writer.unruled(Unruled::GroupKind, name);
+            self.writer.count_unknown_name(UnknownName::GroupKind, name);
         }
         kind
     }
 
-    /// `None` for what is no number of tokens.
+    /// `None` for a value that is not a number of tokens.
     fn window_tokens(&mut self) -> Result<Option<u32>> {
         if self.cursor.peek()? == Type::Int {
             return Ok(u32::try_from(self.cursor.int()?.0).ok());
@@ -244,7 +244,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(true)
     }
 
-    /// The salt as a gateway knows it; in which form it came is noted.
+    /// The salt as the gateway's caller gave it. Notes the form in which it came.
     fn salt(&mut self, said: &'p str) -> Option<&'p str> {
         let salt = salt_of(said)?;
         let info = self.writer.info_mut();
@@ -256,7 +256,7 @@ impl<'p> Decoder<'p, '_> {
     fn metadata(&mut self, draft: &mut Draft<'p>) -> Result<()> {
         for _ in 0..self.cursor.map()? {
             if self.cursor.str_bytes()? != b"cache_salt" {
-                self.writer.count(Oddity::UnknownKey);
+                self.writer.count(DecodeWarning::UnknownKey);
                 self.cursor.skip()?;
             } else if !self.cursor.take_nil()? {
                 let said = self.cursor.str()?;
@@ -266,7 +266,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(())
     }
 
-    /// Whether the open event's hash is of its tokens alone.
+    /// Whether the hash of the open event covers its tokens alone.
     pub(super) fn is_unchained(&self, draft: &Draft<'p>) -> bool {
         match draft.tokens {
             Tokens::Plain => is_of_tokens_alone(&self.writer, false),
@@ -275,7 +275,7 @@ impl<'p> Decoder<'p, '_> {
         }
     }
 
-    /// Puts a stored event's fields together.
+    /// Adds a stored event to the batch.
     pub(super) fn close_stored(&mut self, draft: &Draft<'p>, start: Cursor<'p>) -> Result<()> {
         if !STORED_FIELDS.iter().all(|field| draft.has(*field)) {
             return Err(start.error(Reason::MissingField));
@@ -284,8 +284,8 @@ impl<'p> Decoder<'p, '_> {
         let unassigned = self.block_media(draft.block_media)?.or(self.media_keys(draft.media_keys)?);
         let unusable = draft.tokens.mismatch(self.writer.tokens().len(), self.writer.hashes().len(), draft.block_size);
         let filling = match unusable.or(said.unusable).or(unassigned) {
-            Some(oddity) => {
-                self.writer.count(oddity);
+            Some(warning) => {
+                self.writer.count(warning);
                 Filling::Unusable
             }
             None => Filling::Tokens { bigram: draft.tokens == Tokens::Pairs },
@@ -304,18 +304,18 @@ impl<'p> Decoder<'p, '_> {
         self.writer.stored(head).map_err(|reason| start.error(reason))
     }
 
-    /// The names that separate the chain from others. `said` is what the extra keys say of the salt.
+    /// The names that separate the chain from others. `said` is the salt by the extra keys.
     fn names(
         &mut self,
         draft: &Draft<'p>,
-        said: std::result::Result<Option<&'p str>, Oddity>,
+        said: std::result::Result<Option<&'p str>, DecodeWarning>,
         start: Cursor<'p>,
     ) -> Result<(Option<Text>, SaltText)> {
         let too_long = |name: Option<&str>| name.is_some_and(|name| name.len() > NAME_BYTES_MAX);
         let salt = said.map(|said| draft.salt.or_else(|| said.and_then(|said| self.salt(said))));
         let salt = match salt {
-            _ if draft.lora.is_none() && draft.lora_id => Err(Oddity::NamelessLora),
-            Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(Oddity::OversizedName),
+            _ if draft.lora.is_none() && draft.lora_id => Err(DecodeWarning::NamelessLora),
+            Ok(salt) if too_long(draft.lora) || too_long(salt) => Err(DecodeWarning::OversizedName),
             other => other,
         };
         let mut keep = |name: Option<&str>| {
@@ -325,8 +325,8 @@ impl<'p> Decoder<'p, '_> {
         let lora = keep(draft.lora)?;
         let salt = match salt {
             Ok(salt) => keep(salt)?.map_or(SaltText::Inherited, SaltText::Of),
-            Err(oddity) => {
-                self.writer.count(oddity);
+            Err(warning) => {
+                self.writer.count(warning);
                 SaltText::Unknown
             }
         };
@@ -338,8 +338,9 @@ fn non_empty(name: &str) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
 }
 
-/// The salt as a gateway knows it.
+/// The salt without a gateway's prefix.
 pub(super) fn salt_of(salt: &str) -> Option<&str> {
-    // The prefix alone is a salt too: taken for none it would show a salted prompt's blocks to everybody.
+    // The prefix alone is a salt too: if it counted as none, prompts without a salt would match a salted prompt's
+    // blocks.
     non_empty(salt.strip_prefix(SALT_PREFIX).filter(|salt| !salt.is_empty()).unwrap_or(salt))
 }

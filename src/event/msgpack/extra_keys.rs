@@ -1,36 +1,36 @@
-//! What entered the engine's block hashes beside tokens.
+//! The extra keys that the engine's block hashes cover beside tokens.
 //!
-//! vLLM lists it per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
-//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, bytes for a
+//! vLLM lists them per block, untagged: `[[key…]|nil…]` with a string for the LoRA adapter's name (every block) or the
+//! cache salt (only the first block of a request), `[identifier, offset]` for a multimodal object, and bytes for a
 //! digest of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
 
 use super::cursor::{Cursor, Type};
 use super::draft::Draft;
 use super::{Decoder, Result};
-use crate::event::Oddity;
+use crate::event::DecodeWarning;
 use crate::event::media::identifier_hash;
 
-/// What the extra keys say.
+/// The content of the extra keys.
 #[derive(Debug)]
 pub(super) struct Said<'p> {
-    /// The salt, or why it cannot be told.
-    pub(super) salt: std::result::Result<Option<&'p str>, Oddity>,
-    /// Why the tokens are not the whole content, if they are not.
-    pub(super) unusable: Option<Oddity>,
+    /// The salt, or the warning if it is ambiguous.
+    pub(super) salt: std::result::Result<Option<&'p str>, DecodeWarning>,
+    /// The warning if the tokens are not the whole content.
+    pub(super) unusable: Option<DecodeWarning>,
 }
 
 impl<'p> Said<'p> {
-    /// A string that is not the adapter's name, in the block with this index.
+    /// Notes a string that is not the adapter's name.
     fn candidate(&mut self, text: &'p str, may_be_salt: bool) {
         self.salt = match self.salt {
             Ok(None) if may_be_salt => Ok(Some(text)),
-            _ => Err(Oddity::AmbiguousSalt),
+            _ => Err(DecodeWarning::AmbiguousSalt),
         };
     }
 }
 
 impl<'p> Decoder<'p, '_> {
-    /// Reads the extra keys that begin at `keys`; multimodal objects go to the open event.
+    /// Decodes the extra keys that begin at `keys`. Multimodal objects go to the open event.
     pub(super) fn extra_keys(&mut self, draft: &Draft<'p>, keys: Option<Cursor<'p>>) -> Result<Said<'p>> {
         let mut said = Said { salt: Ok(None), unusable: None };
         let Some(mut cursor) = keys else { return Ok(said) };
@@ -38,7 +38,7 @@ impl<'p> Decoder<'p, '_> {
             if cursor.take_nil()? {
                 continue;
             }
-            // The name is one of the strings once; an equal salt remains.
+            // One of the strings is the adapter's name. A second, equal string is the salt.
             let mut lora = draft.lora;
             for _ in 0..cursor.array()? {
                 match cursor.peek()? {
@@ -52,16 +52,16 @@ impl<'p> Decoder<'p, '_> {
                         }
                     }
                     Type::Array => {
-                        let oddity = self.media_object(&mut cursor, block)?;
-                        said.unusable = said.unusable.or(oddity);
+                        let warning = self.media_object(&mut cursor, block)?;
+                        said.unusable = said.unusable.or(warning);
                     }
                     Type::Bin => {
                         cursor.skip()?;
-                        said.unusable = said.unusable.or(Some(Oddity::PromptEmbeds));
+                        said.unusable = said.unusable.or(Some(DecodeWarning::PromptEmbeds));
                     }
                     _ => {
                         cursor.skip()?;
-                        said.unusable = said.unusable.or(Some(Oddity::UnknownExtraKey));
+                        said.unusable = said.unusable.or(Some(DecodeWarning::UnknownExtraKey));
                     }
                 }
             }
@@ -69,22 +69,22 @@ impl<'p> Decoder<'p, '_> {
         Ok(said)
     }
 
-    /// `[identifier, offset]`. The offset is where the object begins relative to the block, and does not matter.
-    fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+    /// Decodes `[identifier, offset]`. The offset of the object relative to the block does not matter.
+    fn media_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<DecodeWarning>> {
         let mut object = *cursor;
         cursor.skip()?;
         if object.array()? != 2 || object.peek()? != Type::Str {
-            return Ok(Some(Oddity::UnknownExtraKey));
+            return Ok(Some(DecodeWarning::UnknownExtraKey));
         }
         let hash = identifier_hash(object.str()?);
         if object.peek()? != Type::Int {
-            return Ok(Some(Oddity::UnknownExtraKey));
+            return Ok(Some(DecodeWarning::UnknownExtraKey));
         }
         self.block_object(object, block, hash)
     }
 
-    /// Reads `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
-    pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+    /// Decodes `[{mm_objects: [{mm_hash, …}…]}|nil…]`, one entry per block.
+    pub(super) fn block_media(&mut self, infos: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = infos else { return Ok(None) };
         for block in 0..cursor.array()? {
@@ -104,7 +104,7 @@ impl<'p> Decoder<'p, '_> {
         Ok(unusable)
     }
 
-    fn hashed_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<Oddity>> {
+    fn hashed_object(&mut self, cursor: &mut Cursor<'p>, block: usize) -> Result<Option<DecodeWarning>> {
         let mut hash = None;
         for _ in 0..cursor.map()? {
             if cursor.str_bytes()? == b"mm_hash" {
@@ -115,22 +115,22 @@ impl<'p> Decoder<'p, '_> {
         }
         match hash {
             Some(hash) => self.block_object(*cursor, block, hash),
-            None => Ok(Some(Oddity::UnassignedMedia)),
+            None => Ok(Some(DecodeWarning::UnassignedMedia)),
         }
     }
 
     /// Assigns an object to a block of the open event.
-    fn block_object(&mut self, at: Cursor<'p>, block: usize, hash: u64) -> Result<Option<Oddity>> {
+    fn block_object(&mut self, at: Cursor<'p>, block: usize, hash: u64) -> Result<Option<DecodeWarning>> {
         if block >= self.writer.hashes().len() {
-            return Ok(Some(Oddity::UnassignedMedia));
+            return Ok(Some(DecodeWarning::UnassignedMedia));
         }
         self.writer.push_media(block as u32, hash).map_err(|reason| at.error(reason))?;
         Ok(None)
     }
 
-    /// Reads `[[key…]|nil…]`, TensorRT-LLM's own keys: they say that objects are there, in a form that has no
+    /// Decodes `[[key…]|nil…]`, TensorRT-LLM's own keys. They show that there are objects, but in a form without an
     /// agreed hash.
-    pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<Oddity>> {
+    pub(super) fn media_keys(&mut self, keys: Option<Cursor<'p>>) -> Result<Option<DecodeWarning>> {
         let mut unusable = None;
         let Some(mut cursor) = keys else { return Ok(None) };
         for _ in 0..cursor.array()? {
@@ -140,7 +140,7 @@ impl<'p> Decoder<'p, '_> {
             let mut objects = cursor;
             cursor.skip()?;
             if objects.array()? > 0 {
-                unusable = Some(Oddity::UnassignedMedia);
+                unusable = Some(DecodeWarning::UnassignedMedia);
             }
         }
         Ok(unusable)

@@ -1,34 +1,34 @@
-//! How busy an SGLang scheduler says it is, on the socket of `--load-publish-endpoint` (0.5.20 and later).
+//! The load of an SGLang scheduler, on the socket of `--load-publish-endpoint` (0.5.20 and later).
 //!
-//! The payload is the array `["LoadStat", running, waiting, tokens, tokens_max, dp_rank|nil, waiting_uncached_tokens, …]`:
-//! the first six places were there from the start, later ones were appended (`load_publisher.py`).
+//! The payload is the array `["LoadStat", running, waiting, tokens, tokens_max, dp_rank|nil, waiting_uncached_tokens,
+//! …]`: every version has the first six elements, and later versions append more (`load_publisher.py`).
 
 use super::cursor::{Cursor, Type};
 use crate::event::error::{DecodeError, Reason};
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 
-/// Places of the array that every version fills, its tag included.
+/// Elements of the array that every version sends, including the tag.
 const PLACES_MIN: usize = 6;
 
-/// One reading of a gauge: a later one replaces it.
+/// One reading of the load. A later one replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadStat {
-    /// Requests that it computes.
+    /// Requests that the engine computes.
     pub running: u32,
-    /// Requests that wait in it.
+    /// Requests that wait in the engine.
     pub waiting: u32,
     /// KV tokens in use.
     pub used_tokens: u64,
-    /// KV tokens that there is room for; 0 = it does not know.
+    /// KV tokens that fit; 0 = the engine does not know.
     pub capacity_tokens: u64,
-    /// Prompt tokens of the waiting requests that are not cached; 0 where its version does not say.
+    /// Prompt tokens of the waiting requests that are not cached; 0 if the engine's version does not send them.
     pub waiting_uncached_tokens: u64,
 }
 
-/// Decodes a payload. Places after the known ones are checked to be whole values and passed over.
+/// Decodes a payload. Elements after the known ones are checked to be whole values and skipped.
 ///
 /// # Errors
-/// What is wrong and where: another tag, another type, a negative count, bytes that are missing or too many.
+/// The fault and its place: another tag, another type, a negative count, missing or excess bytes.
 pub fn decode_load_stat(payload: &[u8]) -> Result<LoadStat, DecodeError> {
     if payload.len() > EVENT_MESSAGE_BYTES_MAX {
         return Err(DecodeError::new(Reason::MessageTooLarge, EVENT_MESSAGE_BYTES_MAX));
@@ -44,7 +44,7 @@ pub fn decode_load_stat(payload: &[u8]) -> Result<LoadStat, DecodeError> {
         return Err(tag.error(Reason::WrongType));
     }
     let [running, waiting, used_tokens, capacity_tokens] = counts(&mut cursor)?;
-    // The rank is the socket's; what is said here informs people only.
+    // The socket determines the rank. This field only informs people.
     cursor.skip()?;
     let [waiting_uncached_tokens] = if places > PLACES_MIN { counts(&mut cursor)? } else { [0] };
     for _ in PLACES_MIN + 1..places {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reading_is_refused_for_what_it_is() {
+    fn a_payload_that_is_not_a_reading_is_refused_with_its_fault() {
         for (said, reason) in [
             (json!({"LoadStat": 1}), Reason::WrongType),
             (json!(["LoadStat", 1, 2, 3, 4]), Reason::MissingField),

@@ -1,4 +1,4 @@
-//! Event batches as vLLM, SGLang and TensorRT-LLM send them.
+//! Event batches in the format of vLLM, SGLang and TensorRT-LLM.
 //!
 //! A batch is the msgpack array `[published_at_s, [event…], dp_rank|nil]`; its third element is absent in the
 //! oldest engines. An event is a map with the tag under `type` (vLLM from 0.24, SGLang from 0.5.20, TensorRT-LLM), or
@@ -18,7 +18,7 @@ mod unchained;
 
 use super::batch::{BatchWriter, EventBatch};
 use super::error::{DecodeError, Reason};
-use super::{Oddity, Unruled};
+use super::{DecodeWarning, UnknownName};
 use crate::ids::DpRank;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use cursor::{Cursor, Type};
@@ -28,13 +28,13 @@ pub use load_stat::{LoadStat, decode_load_stat};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
-/// Decodes a payload into `batch`, whatever was in it before.
+/// Decodes a payload into `batch`, and drops its earlier content.
 ///
-/// Unknown tags, keys and trailing elements are passed over and counted in
-/// [`BatchInfo::oddities`](super::BatchInfo); so are stored events whose content cannot be used.
+/// Unknown tags, keys and trailing elements are skipped and counted in [`BatchInfo::warnings`](super::BatchInfo); so
+/// are stored events whose content cannot be used.
 ///
 /// # Errors
-/// What is wrong and where; the batch is then empty.
+/// The fault and its place. The batch is then empty.
 pub fn decode(payload: &[u8], batch: &mut EventBatch) -> Result<()> {
     let writer = BatchWriter::new(batch);
     if payload.len() > EVENT_MESSAGE_BYTES_MAX {
@@ -46,7 +46,7 @@ pub fn decode(payload: &[u8], batch: &mut EventBatch) -> Result<()> {
     Ok(())
 }
 
-/// The kinds of events that change what a worker holds.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tag {
     Stored,
@@ -65,7 +65,7 @@ impl Tag {
         }
     }
 
-    /// The fields that follow the tag of an array, in order.
+    /// The fields that follow the tag of an array event, in order.
     const fn fields(self) -> &'static [Field] {
         match self {
             Self::Stored => &[
@@ -139,7 +139,7 @@ impl<'p> Decoder<'p, '_> {
                     self.field(field, &mut draft)?;
                 }
                 None => {
-                    self.writer.count(Oddity::UnknownKey);
+                    self.writer.count(DecodeWarning::UnknownKey);
                     self.cursor.skip()?;
                 }
             }
@@ -168,16 +168,16 @@ impl<'p> Decoder<'p, '_> {
         }
         self.skip_trailing((elements - 1).saturating_sub(known.len()))?;
         if tag == Tag::Stored && !draft.has(Field::ExtraKeys) && draft.salt.is_none() {
-            self.writer.count(Oddity::NoPlaceForSalt);
+            self.writer.count(DecodeWarning::NoPlaceForSalt);
         }
-        // The engines that do it never said where the blocks are.
+        // The engines with such hashes never state a medium.
         if tag == Tag::Stored && !draft.has(Field::Medium) && self.is_unchained(&draft) {
-            self.writer.count(Oddity::UnchainedHash);
+            self.writer.count(DecodeWarning::UnchainedHash);
         }
         self.close(tag, &draft, start)
     }
 
-    /// Writes the event down; `start` is where it began.
+    /// Adds the event to the batch. `start` is the beginning of the event.
     fn close(&mut self, tag: Tag, draft: &Draft<'p>, start: Cursor<'p>) -> Result<()> {
         let written = match tag {
             Tag::Stored => return self.close_stored(draft, start),
@@ -189,25 +189,26 @@ impl<'p> Decoder<'p, '_> {
         written.map_err(|reason| start.error(reason))
     }
 
-    /// As [`close`](Self::close), for what has no fields that matter. `name` is what the engine calls it.
+    /// As [`close`](Self::close), for an event whose fields do not matter. `name` is the engine's name of its kind.
     fn close_without_fields(&mut self, tag: Tag, name: &[u8], start: Cursor<'p>) -> Result<()> {
         if tag == Tag::Unknown {
-            self.writer.count(Oddity::UnknownTag);
-            self.writer.unruled(Unruled::Tag, name);
+            self.writer.count(DecodeWarning::UnknownTag);
+            self.writer.count_unknown_name(UnknownName::Tag, name);
         }
         self.close(tag, &Draft::default(), start)
     }
 
     fn skip_trailing(&mut self, elements: usize) -> Result<()> {
         for _ in 0..elements {
-            self.writer.count(Oddity::TrailingElement);
+            self.writer.count(DecodeWarning::TrailingElement);
             self.cursor.skip()?;
         }
         Ok(())
     }
 }
 
-/// The tag of a map, which comes first in practice but need not. Taken by value: the caller stays where it is.
+/// The tag of a map event, which comes first in practice but need not. The cursor is a copy, so the caller's does not
+/// move.
 fn map_tag<'p>(mut cursor: Cursor<'p>, entries: usize) -> Result<&'p [u8]> {
     for _ in 0..entries {
         if cursor.str_bytes()? == b"type" {

@@ -1,44 +1,44 @@
-//! Runs of small numbers, as lists of tokens are: many read in one step, without a branch on any.
+//! Decodes runs of small numbers, as in lists of tokens: many in one step, without a branch for each.
 //!
-//! Where a number ends is only known once its first byte is read, so one after the other costs a load, and where
-//! lengths are mixed a branch that nobody can foresee, for each. Here 64 bytes are looked at at once, as bit sets with
-//! a bit for each byte: of every byte it is told how long a number would be that began there, and numbers begin where
-//! the one before ends, that is
+//! The end of a number is known only once its first byte is read. So decoding one after the other costs a load for
+//! each, and, if lengths are mixed, a branch that the processor cannot predict. Here 64 bytes are decoded at once, as
+//! bit sets with one bit for each byte. For every byte a set says how long a number would be that began there. A number
+//! begins where the one before ends, that is
 //!
 //! ```text
 //! starts = {0} ∪ {p + length(p) for p in starts}
 //! ```
 //!
-//! Any set that contains the starts and fulfils this is the starts: its smallest element that were none would
-//! have to follow a smaller one that is none. So the set of all bytes is narrowed by the right side until nothing
-//! changes, which is mostly the case after two rounds. A byte below 0x80 is a number by itself, and runs of
-//! these would need a round for each: an addition carries through a whole run instead.
+//! Any set that contains the starts and satisfies this equation equals the starts: its smallest element that is not a
+//! start would have to follow a smaller such element. So the right side is applied to the set of all bytes until it no
+//! longer changes, mostly after two rounds. A byte below 0x80 is a number by itself. A run of such bytes would need a
+//! round for each: an addition that carries through the whole run replaces them.
 //!
-//! The cursor's own loop is what this is held to by the tests, and what reads the last few numbers of a list.
+//! The cursor's own loop decodes the last few numbers of a list, and the tests compare this code with it.
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch, u8x64};
 
-/// Bytes looked at in one step, one for each bit of a set.
+/// Bytes decoded in one step, one for each bit of a set.
 const WINDOW_BYTES: usize = 64;
-/// A number is read with the bytes before it, as if it had four.
+/// Bytes before the window: each number is read as if it had four bytes, which may begin before it.
 const LEAD_BYTES: usize = 4;
 const VIEW_BYTES: usize = LEAD_BYTES + WINDOW_BYTES;
-/// A byte that begins nothing.
+/// A byte that begins no value.
 const NEVER: u8 = 0xc1;
-/// Numbers that are read of every window without asking how many there are. Half of the token ids of a large
-/// vocabulary take three bytes and half five, so that a window holds 16.
+/// Numbers that are read from every window before the count is checked. Half of the token IDs of a large vocabulary
+/// take three bytes and half take five, so a window holds 16.
 const AT_ONCE: usize = 16;
-/// Below this, one after the other is quicker.
+/// With fewer numbers, decoding one after the other is faster.
 pub(super) const NUMBERS_MIN: usize = 6;
-/// What counts of the last four bytes of a number, by its length with the marker.
+/// The part of the last four bytes that belongs to a number, by its length including the marker.
 const MASKS: [u32; 8] = [0, 0x7f, 0xff, 0xffff, 0, u32::MAX, 0, 0];
 
 /// A window with the bytes before it.
 type View = [u8; VIEW_BYTES];
 
-/// Fills `out` with the numbers below 2^32 that lie in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are
-/// wanted or something else comes. Answers how many there were, and where the last of them ends.
+/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted or
+/// another value comes. Returns how many there were, and the end of the last one.
 pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     if out.len() < NUMBERS_MIN {
         return (0, at);
@@ -46,7 +46,7 @@ pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     dispatch!(level(), simd => fill_by(simd, bytes, at, out))
 }
 
-/// What this processor can do, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes
+/// The SIMD level of this processor, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes
 /// as long as all the rest.
 fn level() -> Level {
     let best = Level::new();
@@ -55,7 +55,7 @@ fn level() -> Level {
     best
 }
 
-/// The same by the instructions of `simd`. What it calls is inlined, so that these hold for all of it.
+/// As [`fill`], with the instructions of `simd`. The functions that it calls are inlined, so that they use them too.
 #[inline(always)]
 fn fill_by<S: Simd>(simd: S, bytes: &[u8], mut at: usize, out: &mut [u32]) -> (usize, usize) {
     let mut filled = 0;
@@ -78,10 +78,11 @@ fn fill_by<S: Simd>(simd: S, bytes: &[u8], mut at: usize, out: &mut [u32]) -> (u
     (filled, at)
 }
 
-/// Reads what numbers lie whole in the first `len` bytes of the window; how many, and where the last one ends.
+/// Reads the whole numbers in the first `len` bytes of the window. Returns how many there are, and the end of the last
+/// one.
 #[inline(always)]
 fn step<S: Simd>(simd: S, view: &View, len: usize, out: &mut [u32]) -> (usize, usize) {
-    // One behind the other; the last of them is where no number of this window begins that is whole.
+    // The starts of the numbers. At the last start no whole number begins in this window.
     let starts = Lengths::of(simd, view).starts() & (u64::MAX >> (WINDOW_BYTES - 1 - len.min(WINDOW_BYTES - 1)));
     let count = starts.count_ones() as usize - 1;
     let mut numbers = Numbers { view, ends: starts & (starts - 1), start: 0 };
@@ -110,10 +111,10 @@ struct Numbers<'v> {
 }
 
 impl Numbers<'_> {
-    /// The next one; where none is left, any.
+    /// The next number; any number if none is left.
     #[inline(always)]
     fn next(&mut self) -> u32 {
-        // 64 where none is left.
+        // 64 if none is left.
         let end = self.ends.trailing_zeros() as usize;
         self.ends &= self.ends.wrapping_sub(1);
         let mut last = [0; LEAD_BYTES];
@@ -124,7 +125,7 @@ impl Numbers<'_> {
     }
 }
 
-/// Where in a window a number of a length would begin, if one began there at all.
+/// For each length, the bytes of a window at which a number of that length would begin, if one began there at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lengths {
     one: u64,
@@ -134,7 +135,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// Of the window in `view`, its first byte in the lowest bit.
+    /// The sets of the window in `view`. The first byte is the lowest bit.
     #[inline(always)]
     fn of<S: Simd>(simd: S, view: &View) -> Self {
         let window = u8x64::from_slice(simd, &view[LEAD_BYTES..]);
@@ -146,7 +147,7 @@ impl Lengths {
         }
     }
 
-    /// Where numbers begin and, last, where something else does or a number that is not whole.
+    /// The starts of numbers and, last, the start of another value or of a number that is not whole.
     #[inline(always)]
     fn starts(self) -> u64 {
         let mut starts = self.behind(self.behind(u64::MAX));
@@ -159,11 +160,11 @@ impl Lengths {
         }
     }
 
-    /// The window's first byte, and what follows a number that begins in `starts`.
+    /// The window's first byte, and the bytes that follow a number that begins in `starts`.
     #[inline(always)]
     fn behind(self, starts: u64) -> u64 {
         let longer = 1 | (self.two & starts) << 2 | (self.three & starts) << 3 | (self.five & starts) << 5;
-        // Through every run of single bytes that one of those leads into: the sum carries to where the run ends.
+        // Adds every run of single bytes that follows one of those: the sum carries to the end of the run.
         (((longer & self.one).wrapping_add(self.one)) ^ self.one) | longer
     }
 }
@@ -174,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// The starts by walking from one to the next.
+    /// The starts, by walking from one number to the next.
     fn walked(view: &View) -> u64 {
         let (mut starts, mut at) = (0, 0);
         while at < WINDOW_BYTES {

@@ -90,8 +90,8 @@ fn stored(fields: &Value) -> Value {
     event
 }
 
-fn odd(batch: &EventBatch) -> Vec<(Oddity, u32)> {
-    batch.info().oddities.iter().collect()
+fn odd(batch: &EventBatch) -> Vec<(DecodeWarning, u32)> {
+    batch.info().warnings.iter().collect()
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_map_event_decodes_whatever_the_order_of_its_keys() {
     assert_eq!((stored.lora, stored.salt), (None, Salt::Inherited));
     assert_eq!(stored.medium, Medium::Tier(Tier::Device));
     assert_eq!(batch.info().published_at_unix_s, 1.5);
-    assert!(batch.info().oddities.is_empty());
+    assert!(batch.info().warnings.is_empty());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn an_empty_batch_is_a_batch() {
     let mut batch = EventBatch::new();
     decode(&packed(&json!([7, [], 3, "more", [1]])), &mut batch).unwrap();
     assert_eq!((batch.info().published_at_unix_s, batch.info().dp_rank), (7.0, Some(DpRank(3))));
-    assert_eq!(odd(&batch), [(Oddity::TrailingElement, 2)]);
+    assert_eq!(odd(&batch), [(DecodeWarning::TrailingElement, 2)]);
 }
 
 #[test]
@@ -128,10 +128,13 @@ fn unknown_tags_keys_and_trailing_elements_are_counted() {
         ["BlockRemoved", [2], "CPU", 1, "new", "newer"],
         ["AllBlocksCleared", 1],
     ]));
-    assert_eq!(odd(&batch), [(Oddity::UnknownTag, 2), (Oddity::UnknownKey, 2), (Oddity::TrailingElement, 3)]);
+    assert_eq!(
+        odd(&batch),
+        [(DecodeWarning::UnknownTag, 2), (DecodeWarning::UnknownKey, 2), (DecodeWarning::TrailingElement, 3)]
+    );
     assert_eq!((batch.len(), batch.blocks()), (3, 2));
-    let names: Vec<_> = batch.unruled().collect();
-    assert_eq!(names, [(Unruled::Tag, "BlockMoved", 1), (Unruled::Tag, "BlockUpdateEvent", 1)]);
+    let names: Vec<_> = batch.unknown_names().collect();
+    assert_eq!(names, [(UnknownName::Tag, "BlockMoved", 1), (UnknownName::Tag, "BlockUpdateEvent", 1)]);
 }
 
 #[test]
@@ -174,7 +177,7 @@ fn media_names_map_in_any_case() {
 }
 
 #[test]
-fn the_salt_is_what_the_first_block_has_beside_the_lora_name() {
+fn the_salt_is_the_first_blocks_string_beside_the_lora_name() {
     let salt_of = |fields: Value| {
         let batch = batch_of(&json!([stored(&fields)]));
         let stored = only_stored(&batch);
@@ -194,8 +197,8 @@ fn the_salt_is_what_the_first_block_has_beside_the_lora_name() {
     assert_eq!(salt_of(json!({"cache_salt": "", "lora_name": ""})), plain("Inherited", None));
     assert_eq!(salt_of(json!({"cache_salt": "s", "extra_keys": [["s"], null]})), plain("Of(\"s\")", None));
 
-    let unknown = |oddity, lora: Option<&str>| ("Unknown".to_owned(), lora.map(str::to_owned), vec![(oddity, 1)]);
-    let ambiguous = Oddity::AmbiguousSalt;
+    let unknown = |warning, lora: Option<&str>| ("Unknown".to_owned(), lora.map(str::to_owned), vec![(warning, 1)]);
+    let ambiguous = DecodeWarning::AmbiguousSalt;
     assert_eq!(salt_of(keys(json!([["a", "s", "t"], ["a"]]))), unknown(ambiguous, Some("a")));
     assert_eq!(salt_of(keys(json!([["a"], ["a", "s"]]))), unknown(ambiguous, Some("a")), "not on the first block");
     assert_eq!(
@@ -204,9 +207,9 @@ fn the_salt_is_what_the_first_block_has_beside_the_lora_name() {
         "not on the first block of the request"
     );
     assert_eq!(salt_of(json!({"cache_salt": "s", "extra_keys": [["t"], null]})), unknown(ambiguous, None));
-    assert_eq!(salt_of(json!({"lora_id": 4})), unknown(Oddity::NamelessLora, None));
-    assert_eq!(salt_of(json!({"cache_salt": "s".repeat(257)})), unknown(Oddity::OversizedName, None));
-    assert_eq!(salt_of(json!({"lora_name": "s".repeat(257)})), unknown(Oddity::OversizedName, None));
+    assert_eq!(salt_of(json!({"lora_id": 4})), unknown(DecodeWarning::NamelessLora, None));
+    assert_eq!(salt_of(json!({"cache_salt": "s".repeat(257)})), unknown(DecodeWarning::OversizedName, None));
+    assert_eq!(salt_of(json!({"lora_name": "s".repeat(257)})), unknown(DecodeWarning::OversizedName, None));
 }
 
 #[test]
@@ -217,33 +220,36 @@ fn multimodal_objects_belong_to_their_block() {
     let infos = json!([{"mm_objects": [{"mm_hash": 9, "offsets": [[0, 1]]}, {"mm_hash": 8}]}, null]);
     let batch = batch_of(&json!([stored(&json!({"block_mm_infos": infos}))]));
     assert_eq!(only_stored(&batch).media, [(0, 8), (0, 9)]);
-    assert!(batch.info().oddities.is_empty());
+    assert!(batch.info().warnings.is_empty());
 }
 
 #[test]
 fn content_that_cannot_be_matched_is_unusable_and_counted() {
-    for (fields, oddity) in [
-        (json!({"token_ids": []}), Oddity::NoTokens),
-        (json!({"token_ids": null, "block_size": 0}), Oddity::NoTokens),
-        (json!({"token_ids": [1, 2, 3]}), Oddity::TokenCount),
-        (json!({"token_ids": [1, 2, 3, 4, 5, 6]}), Oddity::TokenCount),
-        (json!({"block_size": 4}), Oddity::TokenCount),
-        (json!({"block_hashes": []}), Oddity::TokenCount),
-        (json!({"token_ids": [1, "digest", 3, 4]}), Oddity::TokenValue),
-        (json!({"token_ids": [1, 2, -3, 4]}), Oddity::TokenValue),
-        (json!({"token_ids": [5_000_000_000_u64, 2, 3, 4]}), Oddity::TokenValue),
-        (json!({"token_ids": [[1, 2], [2, 3], [9, 4], [4, 5]]}), Oddity::PairOverlap),
-        (json!({"token_ids": [[1, 2], [2, 3], [3, 4]]}), Oddity::TokenCount),
-        (json!({"token_ids": [[1, 2], [2, "x"], [3, 4], [4, 5]]}), Oddity::TokenValue),
-        (json!({"extra_keys": [[{"$bin": "0101"}], null]}), Oddity::PromptEmbeds),
-        (json!({"extra_keys": [[7], null]}), Oddity::UnknownExtraKey),
-        (json!({"extra_keys": [[["mm", "id", 3]], null]}), Oddity::UnknownExtraKey),
-        (json!({"extra_keys": [null, null, [["img", 0]]]}), Oddity::UnassignedMedia),
-        (json!({"block_mm_infos": [{"mm_objects": [{}]}]}), Oddity::UnassignedMedia),
-        (json!({"mm_keys": [[], [{"type": "mm_key", "hash": "00", "start_offset": 0}]]}), Oddity::UnassignedMedia),
+    for (fields, warning) in [
+        (json!({"token_ids": []}), DecodeWarning::NoTokens),
+        (json!({"token_ids": null, "block_size": 0}), DecodeWarning::NoTokens),
+        (json!({"token_ids": [1, 2, 3]}), DecodeWarning::TokenCount),
+        (json!({"token_ids": [1, 2, 3, 4, 5, 6]}), DecodeWarning::TokenCount),
+        (json!({"block_size": 4}), DecodeWarning::TokenCount),
+        (json!({"block_hashes": []}), DecodeWarning::TokenCount),
+        (json!({"token_ids": [1, "digest", 3, 4]}), DecodeWarning::TokenValue),
+        (json!({"token_ids": [1, 2, -3, 4]}), DecodeWarning::TokenValue),
+        (json!({"token_ids": [5_000_000_000_u64, 2, 3, 4]}), DecodeWarning::TokenValue),
+        (json!({"token_ids": [[1, 2], [2, 3], [9, 4], [4, 5]]}), DecodeWarning::PairOverlap),
+        (json!({"token_ids": [[1, 2], [2, 3], [3, 4]]}), DecodeWarning::TokenCount),
+        (json!({"token_ids": [[1, 2], [2, "x"], [3, 4], [4, 5]]}), DecodeWarning::TokenValue),
+        (json!({"extra_keys": [[{"$bin": "0101"}], null]}), DecodeWarning::PromptEmbeds),
+        (json!({"extra_keys": [[7], null]}), DecodeWarning::UnknownExtraKey),
+        (json!({"extra_keys": [[["mm", "id", 3]], null]}), DecodeWarning::UnknownExtraKey),
+        (json!({"extra_keys": [null, null, [["img", 0]]]}), DecodeWarning::UnassignedMedia),
+        (json!({"block_mm_infos": [{"mm_objects": [{}]}]}), DecodeWarning::UnassignedMedia),
+        (
+            json!({"mm_keys": [[], [{"type": "mm_key", "hash": "00", "start_offset": 0}]]}),
+            DecodeWarning::UnassignedMedia,
+        ),
     ] {
         let batch = batch_of(&json!([stored(&fields), {"type": "BlockRemoved", "block_hashes": [77]}]));
-        assert_eq!(odd(&batch), [(oddity, 1)], "{fields}");
+        assert_eq!(odd(&batch), [(warning, 1)], "{fields}");
         let mut events = batch.events();
         let Some(KvEvent::Stored(stored)) = events.next() else { panic!("{fields}") };
         assert_eq!((stored.content, stored.media), (Content::Unusable, &[][..]), "{fields}");
@@ -359,13 +365,13 @@ fn nesting_is_bounded() {
     };
     let mut batch = EventBatch::new();
     decode(&nested(MSGPACK_DEPTH_MAX - 1), &mut batch).unwrap();
-    assert_eq!(odd(&batch), [(Oddity::UnknownTag, 1)]);
+    assert_eq!(odd(&batch), [(DecodeWarning::UnknownTag, 1)]);
     assert_eq!(refused(&nested(MSGPACK_DEPTH_MAX)).reason, Reason::TooDeep);
     assert_eq!(refused(&nested(100_000)).reason, Reason::TooDeep);
 }
 
 #[test]
-fn what_a_group_serves_is_told_by_name() {
+fn the_kind_of_a_group_is_read_from_its_name() {
     for (kind, serves) in [
         ("full_attention", GroupKind::Main),
         ("mla_attention", GroupKind::Main),
@@ -382,20 +388,20 @@ fn what_a_group_serves_is_told_by_name() {
         let batch = batch_of(&json!([stored(&json!({"kv_cache_spec_kind": kind}))]));
         assert_eq!(only_stored(&batch).group_kind, serves, "{kind}");
         let shown = kind.replace(' ', "?");
-        let named = (serves != GroupKind::Main).then_some((Unruled::GroupKind, &*shown, 1));
-        assert_eq!(batch.unruled().collect::<Vec<_>>(), Vec::from_iter(named), "{kind}");
+        let named = (serves != GroupKind::Main).then_some((UnknownName::GroupKind, &*shown, 1));
+        assert_eq!(batch.unknown_names().collect::<Vec<_>>(), Vec::from_iter(named), "{kind}");
     }
 }
 
 #[test]
-fn how_far_a_window_reaches_is_told_beside_its_name_in_either_order() {
+fn the_size_of_a_window_is_read_before_or_after_its_name() {
     let kind_of = |kind: &str, window: Value| {
         // serde_json sorts keys; an array has the kind first.
         let map = json!({"kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window});
         let array = json!(["BlockStored", [10, 11], null, [1, 2, 3, 4], 2, null, "GPU", null, null, 1, kind, window]);
         let of = |event: Value| {
             let batch = batch_of(&json!([event]));
-            (only_stored(&batch).group_kind, batch.unruled().count())
+            (only_stored(&batch).group_kind, batch.unknown_names().count())
         };
         let kinds = (of(stored(&map)), of(array));
         assert_eq!(kinds.0, kinds.1, "{kind} {window}");
@@ -413,17 +419,17 @@ fn how_far_a_window_reaches_is_told_beside_its_name_in_either_order() {
 fn names_beyond_the_bound_of_a_batch_are_counted_together() {
     let event = |name: usize| json!([format!("Tag{}", name % 20)]);
     let batch = batch_of(&Value::Array((0..40).map(event).collect()));
-    let names: Vec<_> = batch.unruled().collect();
+    let names: Vec<_> = batch.unknown_names().collect();
     assert_eq!(names.len(), UNRULED_NAMES_BATCH_MAX + 1);
-    assert_eq!(names[0], (Unruled::Tag, "Tag0", 2));
-    assert_eq!(names[UNRULED_NAMES_BATCH_MAX], (Unruled::Tag, "", 2 * (20 - UNRULED_NAMES_BATCH_MAX as u32)));
+    assert_eq!(names[0], (UnknownName::Tag, "Tag0", 2));
+    assert_eq!(names[UNRULED_NAMES_BATCH_MAX], (UnknownName::Tag, "", 2 * (20 - UNRULED_NAMES_BATCH_MAX as u32)));
 }
 
 #[test]
 fn a_hash_of_the_tokens_alone_is_noticed_where_engines_had_it() {
     // `hash((1, 2))` and `hash(((1, 2), (2, 3)))` of CPython.
     let (plain, pairs) = (-3_550_055_125_485_641_917_i64, 8_374_439_192_799_522_889_i64);
-    let unchained = |event: Value| batch_of(&json!([event])).info().oddities.get(Oddity::UnchainedHash);
+    let unchained = |event: Value| batch_of(&json!([event])).info().warnings.get(DecodeWarning::UnchainedHash);
     assert_eq!(unchained(json!(["BlockStored", [plain], null, [1, 2], 2, null])), 1);
     assert_eq!(unchained(json!(["BlockStored", [plain], 9, [1, 2], 2, null])), 1);
     assert_eq!(unchained(json!(["BlockStored", [pairs], null, [[1, 2], [2, 3]], 2, null])), 1);
@@ -465,7 +471,7 @@ fn every_form_of_a_stored_event_says_the_same() {
     let salted = json!(["BlockStored", hashes, null, tokens, 2, null, "GPU", {"cache_salt": "s", "new": 1}]);
     let batch = batch_of(&json!([salted]));
     assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), None));
-    assert_eq!(odd(&batch), [(Oddity::UnknownKey, 1)]);
+    assert_eq!(odd(&batch), [(DecodeWarning::UnknownKey, 1)]);
     let named = json!(["BlockStored", hashes, null, tokens, 2, 1, "GPU", "adapter", [["adapter", "s"], ["adapter"]]]);
     let batch = batch_of(&json!([named]));
     assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), Some("adapter")));

@@ -1,11 +1,11 @@
-//! `token_ids`: numbers, pairs of numbers, and what is neither.
+//! Decodes `token_ids`: numbers, pairs of numbers, and lists that are neither.
 
 use super::cursor::{Cursor, Type};
 use super::{Decoder, Result};
-use crate::event::Oddity;
+use crate::event::DecodeWarning;
 use crate::event::error::Reason;
 
-/// What the list of tokens was.
+/// The kind of a list of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tokens {
     /// Empty, as offloading connectors send it.
@@ -15,28 +15,28 @@ pub(super) enum Tokens {
     Plain,
     /// Overlapping pairs, as SGLang sends them under EAGLE.
     Pairs,
-    /// Something that cannot be matched.
-    Unusable(Oddity),
+    /// A list that cannot be used.
+    Unusable(DecodeWarning),
 }
 
 impl Tokens {
-    /// Why `count` tokens of this kind cannot be cut into `blocks` blocks, if they cannot.
+    /// The warning if `count` tokens of this kind cannot be cut into `blocks` blocks.
     ///
-    /// They are never cut by index when the counts differ: an engine that leaves out masked blocks sends the
-    /// tokens of all of them.
-    pub(super) fn mismatch(self, count: usize, blocks: usize, block_size: u32) -> Option<Oddity> {
+    /// If the counts differ, tokens are never assigned by their position: an engine that leaves out masked blocks sends
+    /// the tokens of all of them.
+    pub(super) fn mismatch(self, count: usize, blocks: usize, block_size: u32) -> Option<DecodeWarning> {
         let overlap = match self {
-            Self::None => return Some(Oddity::NoTokens),
-            Self::Unusable(oddity) => return Some(oddity),
+            Self::None => return Some(DecodeWarning::NoTokens),
+            Self::Unusable(warning) => return Some(warning),
             Self::Plain => 0,
             Self::Pairs => 1,
         };
-        (count != blocks * block_size as usize + overlap).then_some(Oddity::TokenCount)
+        (count != blocks * block_size as usize + overlap).then_some(DecodeWarning::TokenCount)
     }
 }
 
 impl Decoder<'_, '_> {
-    /// Reads the list into the open event.
+    /// Decodes the list into the open event.
     pub(super) fn token_ids(&mut self) -> Result<Tokens> {
         if self.cursor.take_nil()? {
             return Ok(Tokens::None);
@@ -56,7 +56,7 @@ impl Decoder<'_, '_> {
         while at < count {
             match token(&mut self.cursor)? {
                 Some(value) => tokens[at] = value,
-                None => kind = Tokens::Unusable(Oddity::TokenValue),
+                None => kind = Tokens::Unusable(DecodeWarning::TokenValue),
             }
             at += 1;
             at += self.cursor.fill_u32(&mut tokens[at..]);
@@ -75,13 +75,13 @@ impl Decoder<'_, '_> {
                 return Err(pair.error(Reason::WrongType));
             }
             let (Some(first), Some(second)) = (token(&mut self.cursor)?, token(&mut self.cursor)?) else {
-                kind = Tokens::Unusable(Oddity::TokenValue);
+                kind = Tokens::Unusable(DecodeWarning::TokenValue);
                 continue;
             };
             if at == 0 {
                 tokens[0] = first;
             } else if tokens[at] != first && kind == Tokens::Pairs {
-                kind = Tokens::Unusable(Oddity::PairOverlap);
+                kind = Tokens::Unusable(DecodeWarning::PairOverlap);
             }
             tokens[at + 1] = second;
         }
@@ -89,7 +89,7 @@ impl Decoder<'_, '_> {
     }
 }
 
-/// One token id; `None` for what engines send in a token's place (digests of multimodal objects, wide ids).
+/// One token ID; `None` for a value that engines send instead of one (digests of multimodal objects, wide IDs).
 fn token(cursor: &mut Cursor<'_>) -> Result<Option<u32>> {
     match cursor.peek()? {
         Type::Int => {

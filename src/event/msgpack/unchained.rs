@@ -1,9 +1,9 @@
-//! Tells the engines whose block hashes say nothing of what is before the block.
+//! Detects engines whose block hashes do not depend on the blocks before.
 //!
-//! SGLang up to 0.5.5 calls a page `hash(tuple(page))`. That is Python's hash of a tuple of integers, which has no
-//! secret, so it can be worked out from the event's own tokens: if it is the event's hash, the hash is of the tokens
-//! alone. Equal pages behind different prefixes then share a name, and a page that follows another may be announced
-//! as a root: nothing that such an engine says tells where a block is.
+//! SGLang up to 0.5.5 names a page `hash(tuple(page))`. Python's hash of a tuple of integers has no secret, so it can
+//! be computed from the event's own tokens. If the result is the event's hash, the hash covers the tokens alone. Equal
+//! pages behind different prefixes then share a hash, and a page that follows another may be announced as a root. So no
+//! event of such an engine shows where a block is.
 
 use crate::event::batch::BatchWriter;
 use crate::ids::EngineHash;
@@ -13,7 +13,7 @@ const PRIME_2: u64 = 14_029_467_366_897_019_727;
 const PRIME_5: u64 = 2_870_177_450_012_600_261;
 /// Mixed with the number of elements.
 const LENGTH_SALT: u64 = PRIME_5 ^ 3_527_539;
-/// What stands for the hash that would be -1, which Python keeps for errors.
+/// Replaces the hash -1, which Python reserves for errors.
 const INSTEAD_OF_ERROR: u64 = 1_546_275_796;
 
 /// Python's hash of a tuple, from the hashes of its elements (CPython since 3.8).
@@ -26,7 +26,7 @@ fn tuple_hash(elements: impl ExactSizeIterator<Item = u64>) -> u64 {
     if hash == u64::MAX { INSTEAD_OF_ERROR } else { hash }
 }
 
-/// Whether the open event's only block is named by its tokens alone. An integer is its own hash.
+/// Whether the hash of the open event's only block covers its tokens alone. An integer is its own hash.
 pub(super) fn is_of_tokens_alone(writer: &BatchWriter<'_>, pairs: bool) -> bool {
     let ([name], tokens) = (writer.hashes(), writer.tokens()) else { return false };
     let token = |token: &u32| u64::from(*token);

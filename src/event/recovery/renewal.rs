@@ -1,5 +1,5 @@
-//! When batches that were lost for good are worth another question: a publisher that was slow, unreachable or badly
-//! connected may still have its whole life to tell.
+//! When to ask once more for batches that were lost for good: a publisher that was slow, unreachable or badly connected
+//! may still be able to replay its whole stream.
 
 use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_LATE_TRIES_MAX};
 
@@ -7,21 +7,21 @@ use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_LATE_TRI
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Renewal {
     due_ms: Option<u64>,
-    /// Asked for since batches were lost.
+    /// Replays from 0 since batches were lost.
     tries: u32,
     /// Answers that began behind batch 0.
     late: u32,
 }
 
 impl Renewal {
-    /// Batches are lost, and the worker goes on without them.
+    /// Notes that batches are lost and the worker goes on without them.
     pub(super) const fn lost(&mut self, now_ms: u64) {
         if self.late < REPLAY_LATE_TRIES_MAX {
             self.due_ms = Some(now_ms.saturating_add(self.wait_ms()));
         }
     }
 
-    /// Nothing is lost any more.
+    /// Notes that no batch is lost any more.
     pub(super) const fn forget(&mut self) {
         (self.due_ms, self.tries, self.late) = (None, 0, 0);
     }
@@ -30,13 +30,13 @@ impl Renewal {
         self.due_ms.is_some_and(|due_ms| due_ms <= now_ms)
     }
 
-    /// It is asked for; the next one if nothing comes of it.
+    /// Notes that the replay is asked for, and schedules the next one in case this one fails.
     pub(super) const fn asked(&mut self, now_ms: u64) {
         self.tries = self.tries.saturating_add(1);
         self.due_ms = Some(now_ms.saturating_add(self.wait_ms()));
     }
 
-    /// The answer begins behind batch 0: lost on the way, or the publisher has it no more.
+    /// Notes an answer that begins behind batch 0: it was lost on the way, or the publisher no longer has it.
     pub(super) const fn began_late(&mut self) {
         self.late += 1;
         if self.late >= REPLAY_LATE_TRIES_MAX {

@@ -1,4 +1,4 @@
-//! Every row of the module's table, and its bounds. What all of it does to a worker is tested where the worker is.
+//! Every row of the module's table, and its limits. `ingest` tests the effect on a worker.
 
 use super::*;
 use crate::limits::{RENEWAL_AFTER_MS_MIN, RENEWAL_DOUBLINGS_MAX, REPLAY_SILENT_MS_MAX, REPLAY_UNANSWERED_MS_MAX};
@@ -9,12 +9,13 @@ fn gate(last: u64) -> SequenceGate {
     gate
 }
 
-/// A name, the gate, the sequences and hashes of an answer, what the last of them is, and whether more is waited for.
+/// A name, the gate, the sequence numbers and hashes of an answer, the verdict on the last of them, and whether the
+/// recovery waits for more.
 type BatchRow<'a> = (&'a str, &'a SequenceGate, &'a [(u64, u64)], Replayed, bool);
 /// A name, the gate, the sequences of an answer, the live one that waits, whether the end marker came, and the verdict.
 type EndRow<'a> = (&'a str, &'a SequenceGate, &'a [u64], Option<u64>, bool, Ended);
 
-/// A recovery whose replay has been asked for, from the last of the gate.
+/// A recovery that has asked for a replay from the gate's last sequence number on.
 fn asked(gate: &SequenceGate) -> Recovery {
     let mut recovery = Recovery::default();
     recovery.connected(0);
@@ -92,7 +93,7 @@ fn an_empty_answer_proves_nothing_after_one_that_was_wrong() {
 }
 
 #[test]
-fn tries_are_bounded_further_apart_and_begin_anew_with_what_is_brought() {
+fn tries_are_bounded_and_further_apart_and_begin_anew_with_progress() {
     let gate = gate(9);
     let mut recovery = asked(&gate);
     let (mut now_ms, mut waits) = (0, Vec::new());
@@ -158,7 +159,7 @@ fn an_answer_is_overdue_sooner_once_it_has_begun() {
 }
 
 #[test]
-fn probes_come_when_it_is_quiet_and_become_proofs_when_something_is_missing() {
+fn probes_come_when_it_is_quiet_and_become_proofs_when_batches_are_missing() {
     let gate = gate(9);
     let mut recovery = asked(&gate);
     recovery.settled();
@@ -189,7 +190,7 @@ fn probes_come_when_it_is_quiet_and_become_proofs_when_something_is_missing() {
 }
 
 #[test]
-fn what_was_lost_for_good_is_asked_for_again_further_apart_until_the_beginning_is_gone() {
+fn batches_lost_for_good_are_asked_for_again_further_apart_until_the_beginning_is_gone() {
     let gate = gate(9);
     let mut recovery = asked(&gate);
     let mut now_ms = 0;
@@ -263,7 +264,7 @@ fn unanswered_ms(gate: &SequenceGate, recovery: &mut Recovery) -> u64 {
 }
 
 #[test]
-fn a_publisher_that_does_not_answer_is_waited_for_as_long_as_is_said_and_less_where_it_never_did() {
+fn a_publisher_that_never_answered_is_given_up_sooner() {
     let nothing = SequenceGate::default();
     let mut recovery = Recovery::default();
     recovery.connected(0);

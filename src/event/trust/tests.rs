@@ -3,25 +3,25 @@
 use super::*;
 use TrustReason as R;
 
-const ALL_FOUND: [Finding; 18] = [
-    Finding::Undecodable,
-    Finding::UnknownEvents,
-    Finding::SchemeMismatch,
-    Finding::HashConflict,
-    Finding::AmbiguousStore,
-    Finding::FullReports,
-    Finding::UnknownRoot,
-    Finding::CapacityBound,
-    Finding::MemoryBound,
-    Finding::Hybrid,
-    Finding::UnknownMedium,
-    Finding::RankConflict,
-    Finding::IsolationUnknown,
-    Finding::LookaheadHash,
-    Finding::UnchainedHashes,
-    Finding::OffloadUnbound,
-    Finding::LowerTiersUnknown,
-    Finding::LastCopyRemovals,
+const ALL_FOUND: [Flaw; 18] = [
+    Flaw::Undecodable,
+    Flaw::UnknownEvents,
+    Flaw::SchemeMismatch,
+    Flaw::HashConflict,
+    Flaw::AmbiguousStore,
+    Flaw::FullReports,
+    Flaw::UnknownRoot,
+    Flaw::CapacityBound,
+    Flaw::MemoryBound,
+    Flaw::Hybrid,
+    Flaw::UnknownMedium,
+    Flaw::RankConflict,
+    Flaw::IsolationUnknown,
+    Flaw::LookaheadHash,
+    Flaw::UnchainedHashes,
+    Flaw::OffloadUnbound,
+    Flaw::LowerTiersUnknown,
+    Flaw::LastCopyRemovals,
 ];
 
 fn after(inputs: &[TrustInput]) -> WorkerTrust {
@@ -35,8 +35,8 @@ fn after(inputs: &[TrustInput]) -> WorkerTrust {
 #[test]
 fn every_row_of_the_table() {
     use TrustInput::{
-        Batch, ClearPublished, ClearTold, ClearedAllTiers, Disconnected, Duplicate, Found, Gap, Joined, LoadFailed,
-        Loading, Misframed, NoEventSource, NothingSent, Recovered, Recovering, Reset, Restarted, RestartedUnheard,
+        Batch, ClearPublished, ClearReported, ClearedAllTiers, Disconnected, Duplicate, Gap, Joined, LoadFailed,
+        Loading, Misframed, NoEventSource, NothingSent, Recovered, Recovering, Reset, Restarted, RestartedUnseen,
         Silent,
     };
     let at = EventSeq;
@@ -47,19 +47,19 @@ fn every_row_of_the_table() {
         (&[Joined(at(4))], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(4)), Restarted(at(0))], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Restarted(at(3))], TrustLevel::LowerBound, &[R::JoinedLate]),
-        (&[Joined(at(0)), RestartedUnheard], TrustLevel::Unproven, &[R::Joining]),
-        (&[Joined(at(4)), RestartedUnheard, Recovering, NothingSent], TrustLevel::Exact, &[]),
-        (&[RestartedUnheard, Recovering, Joined(at(3))], TrustLevel::Unproven, &[R::JoinedLate, R::Recovering]),
+        (&[Joined(at(0)), RestartedUnseen], TrustLevel::Unproven, &[R::Joining]),
+        (&[Joined(at(4)), RestartedUnseen, Recovering, NothingSent], TrustLevel::Exact, &[]),
+        (&[RestartedUnseen, Recovering, Joined(at(3))], TrustLevel::Unproven, &[R::JoinedLate, R::Recovering]),
         (&[NothingSent], TrustLevel::Exact, &[]),
-        (&[Found(Finding::IsolationUnknown), NothingSent], TrustLevel::Unproven, &[R::IsolationUnknown]),
+        (&[TrustInput::Flaw(Flaw::IsolationUnknown), NothingSent], TrustLevel::Unproven, &[R::IsolationUnknown]),
         (&[Joined(at(0)), Gap], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(0)), Reset], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(0)), Silent, Reset, Batch], TrustLevel::LowerBound, &[R::JoinedLate]),
         (&[Joined(at(0)), Reset, ClearedAllTiers], TrustLevel::Exact, &[]),
-        (&[Joined(at(0)), ClearTold, Batch], TrustLevel::Unproven, &[R::ClearAwaited]),
-        (&[Joined(at(0)), ClearTold, ClearPublished], TrustLevel::Exact, &[]),
-        (&[Joined(at(4)), ClearTold, ClearPublished], TrustLevel::LowerBound, &[R::JoinedLate]),
-        (&[Joined(at(0)), ClearTold, Restarted(at(0))], TrustLevel::Exact, &[]),
+        (&[Joined(at(0)), ClearReported, Batch], TrustLevel::Unproven, &[R::ClearAwaited]),
+        (&[Joined(at(0)), ClearReported, ClearPublished], TrustLevel::Exact, &[]),
+        (&[Joined(at(4)), ClearReported, ClearPublished], TrustLevel::LowerBound, &[R::JoinedLate]),
+        (&[Joined(at(0)), ClearReported, Restarted(at(0))], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Gap, Batch], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(4)), Gap, ClearedAllTiers], TrustLevel::Exact, &[]),
         (&[Joined(at(0)), Gap, Restarted(at(0))], TrustLevel::Exact, &[]),
@@ -88,11 +88,11 @@ fn every_row_of_the_table() {
         (&[Joined(at(0)), Disconnected, Recovering, Gap], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(0)), Silent, Gap], TrustLevel::LowerBound, &[R::Gap]),
         (&[Joined(at(0)), Silent, Disconnected], TrustLevel::Unproven, &[R::Disconnected]),
-        (&[Joined(at(0)), Found(Finding::Hybrid), ClearedAllTiers], TrustLevel::Unproven, &[R::Hybrid]),
-        (&[Joined(at(0)), Found(Finding::Hybrid), Restarted(at(0))], TrustLevel::Exact, &[]),
-        (&[Joined(at(0)), Found(Finding::Hybrid), Restarted(at(1))], TrustLevel::LowerBound, &[R::JoinedLate]),
+        (&[Joined(at(0)), TrustInput::Flaw(Flaw::Hybrid), ClearedAllTiers], TrustLevel::Unproven, &[R::Hybrid]),
+        (&[Joined(at(0)), TrustInput::Flaw(Flaw::Hybrid), Restarted(at(0))], TrustLevel::Exact, &[]),
+        (&[Joined(at(0)), TrustInput::Flaw(Flaw::Hybrid), Restarted(at(1))], TrustLevel::LowerBound, &[R::JoinedLate]),
         (
-            &[Joined(at(0)), Found(Finding::IsolationUnknown), Restarted(at(0))],
+            &[Joined(at(0)), TrustInput::Flaw(Flaw::IsolationUnknown), Restarted(at(0))],
             TrustLevel::Unproven,
             &[R::IsolationUnknown],
         ),
@@ -105,32 +105,32 @@ fn every_row_of_the_table() {
 }
 
 #[test]
-fn every_finding_lowers_and_a_clear_takes_away_only_the_past() {
-    for finding in ALL_FOUND {
-        let found = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Found(finding)]);
-        assert_eq!(found.reasons(), [finding.reason()].into_iter().collect());
-        assert!(found.level() < TrustLevel::Exact, "{finding:?}");
+fn every_flaw_lowers_trust_and_a_clear_takes_away_only_the_past() {
+    for flaw in ALL_FOUND {
+        let found = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Flaw(flaw)]);
+        assert_eq!(found.reasons(), [flaw.reason()].into_iter().collect());
+        assert!(found.level() < TrustLevel::Exact, "{flaw:?}");
         let mut cleared = found.clone();
         cleared.apply(TrustInput::ClearedAllTiers, 1);
         let of_the_past = matches!(
-            finding,
-            Finding::Undecodable
-                | Finding::UnknownEvents
-                | Finding::HashConflict
-                | Finding::AmbiguousStore
-                | Finding::FullReports
-                | Finding::UnknownRoot
-                | Finding::OffloadUnbound
-                | Finding::CapacityBound
-                | Finding::MemoryBound
-                | Finding::LastCopyRemovals
+            flaw,
+            Flaw::Undecodable
+                | Flaw::UnknownEvents
+                | Flaw::HashConflict
+                | Flaw::AmbiguousStore
+                | Flaw::FullReports
+                | Flaw::UnknownRoot
+                | Flaw::OffloadUnbound
+                | Flaw::CapacityBound
+                | Flaw::MemoryBound
+                | Flaw::LastCopyRemovals
         );
-        assert_eq!(cleared.reasons().is_empty(), of_the_past, "{finding:?}");
+        assert_eq!(cleared.reasons().is_empty(), of_the_past, "{flaw:?}");
     }
 }
 
 #[test]
-fn a_relay_caps_what_we_believe() {
+fn a_relay_caps_our_trust() {
     let source = SourceTrust { level: TrustLevel::LowerBound, reasons: [R::JoinedLate, R::Gap].into_iter().collect() };
     let mut trust = after(&[TrustInput::Joined(EventSeq(0)), TrustInput::Source(source)]);
     assert_eq!((trust.level(), trust.reasons()), (TrustLevel::LowerBound, source.reasons));
@@ -196,9 +196,9 @@ fn since_moves_with_the_level_and_as_of_with_the_batch() {
     let seen = trust.trust();
     assert_eq!((seen.since_unix_ms, seen.as_of_seq, seen.as_of_unix_ms), (7, Some(EventSeq(1)), 8));
     assert!(trust.apply(TrustInput::Gap, 9), "it fell");
-    assert!(!trust.apply(TrustInput::Found(Finding::UnknownRoot), 10), "same level, one more reason");
+    assert!(!trust.apply(TrustInput::Flaw(Flaw::UnknownRoot), 10), "same level, one more reason");
     assert_eq!(trust.trust().since_unix_ms, 9);
     assert_eq!(trust.trust().as_of_seq, Some(EventSeq(1)), "a gap applies nothing");
-    trust.apply(TrustInput::RestartedUnheard, 11);
+    trust.apply(TrustInput::RestartedUnseen, 11);
     assert_eq!(trust.trust().as_of_seq, None, "nothing of this incarnation has been applied");
 }

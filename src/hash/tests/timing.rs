@@ -1,7 +1,7 @@
-//! What every twin takes beside the library that hashes one block after the other, by length and number of blocks.
+//! The time of every implementation beside the library, which hashes one block after the other, by length and number of blocks.
 
 use super::super::blocks::Blocks;
-use super::super::dispatch::Twin;
+use super::super::isa::Isa;
 use super::super::keys::Keys;
 use super::*;
 use std::hint::black_box;
@@ -22,9 +22,9 @@ fn least(best: &mut f64, rounds: usize, count: usize, mut does: impl FnMut()) {
 
 #[test]
 #[ignore = "takes times; run with --release --nocapture"]
-fn every_twin_beside_the_library() {
-    for twin in Twin::all() {
-        println!("{twin:?}: how many times the library's speed, by bytes of a block and number of blocks");
+fn every_isa_beside_the_library() {
+    for isa in Isa::all() {
+        println!("{isa:?}: how many times the library's speed, by bytes of a block and number of blocks");
         println!("{:>6}{}", "", COUNTS.map(|count| format!("{count:>6}")).concat());
         for window in LENGTHS {
             let ratios = COUNTS.map(|count| {
@@ -42,7 +42,7 @@ fn every_twin_beside_the_library() {
                     least(&mut ours, rounds, count, || {
                         let (bytes, seed) = black_box((&bytes[..], SEED_BASE));
                         let blocks = Blocks::side_by_side(bytes, window);
-                        twin.hash_blocks(blocks, &Keys::new(seed), black_box(&mut out));
+                        isa.hash_blocks(blocks, &Keys::new(seed), black_box(&mut out));
                     });
                 }
                 assert_eq!(out, expected);

@@ -1,4 +1,4 @@
-use super::{Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, Extent, GRANULE_WORDS, granules};
+use super::{Allocation, Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, GRANULE_WORDS, granules};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -30,20 +30,18 @@ impl Held {
     }
 }
 
-/// All that is free makes whole chunks again.
-#[track_caller]
 /// Words of the chunks that have not given their memory back.
 fn present_words(arena: &Arena) -> u64 {
-    (arena.margins.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
+    (arena.chunk_records.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
 }
 
 #[test]
-fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again() {
+fn unused_chunks_give_their_memory_back_and_are_used_again() {
     let mut arena = Arena::new();
     let view = arena.view();
     let extents = 6 * CHUNK_WORDS / EXTENT_WORDS_MAX;
-    let fill = |arena: &mut Arena| -> Vec<Extent> {
-        let all: Vec<Extent> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
+    let fill = |arena: &mut Arena| -> Vec<Allocation> {
+        let all: Vec<Allocation> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
         for (at, extent) in all.iter().enumerate() {
             arena.write(extent.base, &[at as u64; EXTENT_WORDS_MAX as usize]);
             arena.set_owner(extent.base, extent.words, at as u32 + 1);
@@ -57,30 +55,32 @@ fn chunks_of_which_nothing_is_in_use_give_their_memory_back_and_are_used_again()
         assert!(all.iter().enumerate().all(|(at, extent)| arena.owner(extent.base) == at as u32 + 1));
         assert!(all.iter().enumerate().all(|(at, extent)| arena.word(extent.base + 7) == at as u64));
         all.iter().for_each(|extent| arena.free(extent.base, extent.words));
-        // One that is kept, and the newest, of which nothing is in use.
-        assert_eq!(arena.margins.len() - arena.released.len(), 2);
+        // One that is kept, and the newest, of which no granule is in use.
+        assert_eq!(arena.chunk_records.len() - arena.released.len(), 2);
         // SAFETY: this thread is the writer and writes nothing while it looks.
         let stale = unsafe { view.words(3 * CHUNK_WORDS, 8) };
         assert_eq!(stale, [0; 8], "a stale index leads to memory");
     }
     assert!(arena.bytes() + 8 * 4 * u64::from(CHUNK_WORDS) <= most, "{} of {most}", arena.bytes());
-    assert_eq!(arena.margins.len(), 6, "numbers are used again");
+    assert_eq!(arena.chunk_records.len(), 6, "numbers are used again");
 }
 
+/// Panics unless all free granules make whole chunks again.
+#[track_caller]
 fn assert_whole(arena: &mut Arena) {
-    let chunks = arena.margins.len() as u32;
+    let chunks = arena.chunk_records.len() as u32;
     assert_eq!(arena.free_words(), present_words(arena));
     let mut bases: Vec<u32> = (0..chunks * (CHUNK_WORDS / EXTENT_WORDS_MAX))
         .map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("there is room").base)
         .collect();
-    assert_eq!((arena.free_words(), arena.margins.len() as u32), (0, chunks));
+    assert_eq!((arena.free_words(), arena.chunk_records.len() as u32), (0, chunks));
     bases.sort_unstable();
     assert!(bases.iter().zip((0..).step_by(EXTENT_WORDS_MAX as usize)).all(|(base, expected)| *base == expected));
     bases.iter().for_each(|base| arena.free(*base, EXTENT_WORDS_MAX));
     assert_eq!(arena.free_words(), present_words(arena));
 }
 
-/// Frees all of an extent or some of its granules; what stays is one or two extents.
+/// Frees all of an extent or some of its granules; the rest is one or two extents.
 fn free_some(arena: &mut Arena, rng: &mut StdRng, held: Held, left: &mut Vec<Held>) {
     let count = granules(held.words);
     let from = if rng.random_bool(0.5) { 0 } else { rng.random_range(0..count) };
@@ -105,7 +105,7 @@ fn random_run(seed: u64, steps: u32, words_max: u32, held_max: usize) {
         let grow = held.len() < held_max && rng.random_bool(0.6);
         if held.is_empty() || grow {
             let words = rng.random_range(0..=words_max);
-            let Extent { base, words: got } = arena.allocate(words).expect("there is room");
+            let Allocation { base, words: got } = arena.allocate(words).expect("there is room");
             assert!(got >= words.max(1) && got < words.max(1) + GRANULE_WORDS && base % GRANULE_WORDS == 0);
             assert!(base % CHUNK_WORDS + got <= CHUNK_WORDS && (base..base + got).all(|word| arena.owner(word) == 0));
             let new = Held { base, words: got, stamp };
@@ -150,7 +150,7 @@ fn random_extents_never_overlap_and_all_come_back() {
 }
 
 #[test]
-fn an_extent_grows_only_into_what_is_free() {
+fn an_extent_grows_only_into_free_granules() {
     let mut arena = Arena::new();
     let first = arena.allocate(8).expect("there is room");
     assert!(arena.extend(first.base, 8, 6), "shorter is there already");
@@ -174,7 +174,7 @@ fn an_extent_stays_in_its_chunk() {
     for _ in 0..CHUNK_WORDS / 1016 {
         bases.push(arena.allocate(1016).expect("there is room").base);
     }
-    assert_eq!(arena.margins.len(), 1);
+    assert_eq!(arena.chunk_records.len(), 1);
     let rest = CHUNK_WORDS % 1016;
     let next = arena.allocate(1016).expect("there is room");
     assert_eq!(next.base, CHUNK_WORDS);
@@ -190,17 +190,17 @@ fn an_extent_stays_in_its_chunk() {
 fn too_much_is_refused() {
     let mut arena = Arena::new();
     assert_eq!(arena.allocate(EXTENT_WORDS_MAX + 1), None);
-    assert_eq!((arena.margins.len(), arena.free_words()), (0, 0));
+    assert_eq!((arena.chunk_records.len(), arena.free_words()), (0, 0));
     let empty = arena.bytes();
     arena.allocate(1).expect("there is room");
     assert!(arena.bytes() - empty > u64::from(CHUNK_WORDS) * 8);
 }
 
 #[test]
-fn what_is_not_there_is_nothing() {
+fn words_outside_the_arena_are_no_words() {
     let mut arena = Arena::new();
     let view = arena.view();
-    // SAFETY: there is nothing that could change.
+    // SAFETY: the arena has no words that could change.
     assert!(unsafe { view.words(0, 8) }.is_empty());
     assert!(arena.words(77, 0).is_empty() && arena.owner(u32::MAX) == 0);
     let extent = arena.allocate(8).expect("there is room");
@@ -239,14 +239,14 @@ fn words_are_set_and_moved() {
 }
 
 #[test]
-fn a_reader_sees_what_it_is_told_of() {
+fn a_reader_sees_the_words_of_an_index_that_it_got() {
     use std::sync::mpsc;
     let mut arena = Arena::new();
     let view = arena.view();
-    let (tell, told) = mpsc::channel::<Held>();
+    let (send, received) = mpsc::channel::<Held>();
     let reader = std::thread::spawn(move || {
         let mut seen = 0_u64;
-        for held in told {
+        for held in received {
             // SAFETY: the channel orders the write before this, and nothing is written again or freed.
             assert!(unsafe { view.words(held.base, held.words) }.iter().copied().eq(held.pattern()));
             seen += u64::from(held.words);
@@ -254,16 +254,16 @@ fn a_reader_sees_what_it_is_told_of() {
         seen
     });
     let mut rng = StdRng::seed_from_u64(3);
-    let mut told = 0;
+    let mut sent = 0;
     for stamp in 0..2_000 {
-        let Extent { base, words } = arena.allocate(rng.random_range(1..=EXTENT_WORDS_MAX)).expect("there is room");
+        let Allocation { base, words } = arena.allocate(rng.random_range(1..=EXTENT_WORDS_MAX)).expect("there is room");
         let held = Held { base, words, stamp };
         held.fill(&mut arena);
-        told += u64::from(words);
-        tell.send(held).expect("the reader is there");
+        sent += u64::from(words);
+        send.send(held).expect("the reader is there");
     }
-    drop(tell);
-    assert_eq!(reader.join().expect("the reader found all as it should be"), told);
+    drop(send);
+    assert_eq!(reader.join().expect("the reader found all as it should be"), sent);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn quick_timing() {
     println!("the same 64 words: {:.1} ns a pair", started.elapsed().as_nanos() as f64 / f64::from(rounds));
     for (words_max, held) in [(64, 1_000_usize), (64, 20_000), (1024, 2_000), (1024, 20_000)] {
         let mut sizes = || if words_max == 64 { 64 } else { 8 * rng.random_range(1..=words_max / 8) };
-        let mut extents: Vec<Extent> = (0..held).map(|_| arena.allocate(sizes()).expect("there is room")).collect();
+        let mut extents: Vec<Allocation> = (0..held).map(|_| arena.allocate(sizes()).expect("there is room")).collect();
         let plan: Vec<(usize, u32)> = (0..1 << 16).map(|at| (at * 7919 % held, sizes())).collect();
         let started = std::time::Instant::now();
         for at in 0..rounds as usize {

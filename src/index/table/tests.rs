@@ -44,7 +44,7 @@ fn a_new_table_is_aligned_empty_and_small() {
 }
 
 #[test]
-fn it_does_what_a_map_does() {
+fn a_table_equals_a_map() {
     for secret in 0..8_u64 {
         let (mut seed, mut model) = (secret + 1, BTreeMap::new());
         let mut writer = TableWriter::new(0, secret);
@@ -94,7 +94,7 @@ fn an_emptied_table_has_no_tombstones() {
             let index = writer.find(1, order(step), 0);
             writer.remove(index.unwrap());
         }
-        // A tombstone has somebody behind it, so where nobody is left there is none.
+        // A tombstone has a node behind it on its path, so an empty table has none.
         assert_eq!((writer.len(), writer.parts[0].tombstones), (0, 0));
         assert!(writer.table().lines().iter().all(|line| line.parent() == PARENT_EMPTY));
     }
@@ -116,7 +116,7 @@ fn tombstones_are_cleaned_without_growing() {
 }
 
 #[test]
-fn room_that_was_reserved_is_there() {
+fn reserved_room_suffices() {
     let mut writer = TableWriter::new(0, 3);
     for more in [1, 5, 100, 3] {
         let (expected, generation) = (writer.growth_bytes(more), writer.generation());
@@ -217,7 +217,7 @@ fn an_insert_moves_the_lines_of_one_segment_at_most() {
     assert!(writer.moved_most <= (4 * NODES as usize) >> SEGMENT_BITS, "{} lines were moved", writer.moved_most);
     assert!(writer.bytes() <= 7 * 64 * NODES, "{} bytes for {NODES} nodes", writer.bytes());
     assert!((0..NODES).all(|first| writer.find(1, first, 0).is_some_and(|at| writer.id(at) == first as u32)));
-    // What is emptied gives its lines back, a segment at a time.
+    // An emptied table frees its lines, a segment at a time.
     for first in 0..NODES {
         let index = writer.find(1, first, 0);
         writer.remove(index.unwrap());

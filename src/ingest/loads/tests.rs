@@ -1,4 +1,4 @@
-//! Real publishers, in this process, of what an engine's scheduler would say.
+//! Real publishers, in this process, of the loads that an engine's scheduler would publish.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::*;
 use crate::event::msgpack::tests::packed;
-use crate::ids::{Scheme, Window};
+use crate::ids::Window;
 use crate::limits::WORKERS_MAX;
-use crate::load::{EngineLoad, LoadsConfig};
+use crate::load::LoadsConfig;
 
 /// A publisher's socket, which sees who subscribes.
 struct Engine {
@@ -46,7 +46,7 @@ fn source(index: u32, engine: &Engine) -> LoadSource {
     LoadSource { index: WorkerIndex(index), worker, endpoint: engine.endpoint.parse().expect("an endpoint"), scheme }
 }
 
-/// Waits for what must come; a fault shows as a hang that the test runner ends.
+/// Waits for an expected value. A fault shows as a hang that the test runner ends.
 fn until<T>(look: impl Fn() -> Option<T>) -> T {
     loop {
         if let Some(found) = look() {
@@ -57,7 +57,7 @@ fn until<T>(look: impl Fn() -> Option<T>) -> T {
 }
 
 #[test]
-fn what_engines_say_is_reported_of_them_and_follows_who_is_listened_to() {
+fn published_loads_are_reported_and_follow_the_list_of_sources() {
     let context = zmq::Context::new();
     let mut engines = [Engine::bind(&context), Engine::bind(&context)];
     let (loads, counters) = (Arc::new(Loads::new(2, LoadsConfig::default())), Arc::default());
@@ -74,7 +74,7 @@ fn what_engines_say_is_reported_of_them_and_follows_who_is_listened_to() {
         EngineLoad { prefill_tokens: 77, decode_blocks: 50, running: 3, waiting: 1, kv_usage_millionths: 500_000 };
     assert_eq!(until(|| said(0, 3)), first);
     assert_eq!(until(|| said(1, 4)).decode_blocks, 2);
-    // What cannot be read changes nothing and is counted; what follows is read.
+    // A message that cannot be decoded changes nothing and is counted. The next one is read.
     engines[0].say(b"nothing");
     engines[0].socket.send("one frame", 0).expect("sent");
     let of = |counter| counters.get(counter);
@@ -93,7 +93,7 @@ fn what_engines_say_is_reported_of_them_and_follows_who_is_listened_to() {
 }
 
 #[test]
-fn who_has_left_and_who_cannot_be_reached_are_counted() {
+fn removed_and_unreachable_sources_are_counted() {
     let context = zmq::Context::new();
     let mut engine = Engine::bind(&context);
     let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
@@ -105,4 +105,41 @@ fn who_has_left_and_who_cannot_be_reached_are_counted() {
     until(|| (counters.get(LoadReportCounter::ReportsUnknownWorker) == 1).then_some(()));
     assert_eq!(counters.get(LoadReportCounter::SourcesRefused), 1);
     assert_eq!(counters.get(LoadReportCounter::Reports), 0);
+}
+
+#[test]
+fn tokens_become_blocks_and_a_share() {
+    let stat = LoadStat {
+        running: 3,
+        waiting: 2,
+        used_tokens: 70_001,
+        capacity_tokens: 400_000,
+        waiting_uncached_tokens: 9_000,
+    };
+    let scheme = Some(Scheme { block_size: 64, window: Window::Plain });
+    let load = EngineLoad {
+        prefill_tokens: 9_000,
+        decode_blocks: 1_094,
+        running: 3,
+        waiting: 2,
+        kv_usage_millionths: 175_002,
+    };
+    assert_eq!(engine_load(&stat, scheme), load);
+    assert_eq!(engine_load(&stat, None).decode_blocks, 4_376);
+    let vast = LoadStat { used_tokens: u64::MAX, capacity_tokens: 1, ..stat };
+    assert_eq!(engine_load(&vast, scheme).kv_usage_millionths, u32::MAX);
+    let unknown = LoadStat { capacity_tokens: 0, ..stat };
+    assert_eq!(engine_load(&unknown, scheme).kv_usage_millionths, 0);
+}
+
+#[test]
+fn silence_is_logged_once_and_so_is_its_end() {
+    let mut liveness = Liveness::Waiting { since_ms: 5 };
+    assert!(!liveness.tick(LOAD_REPORT_SILENT_MS + 4));
+    assert!(liveness.tick(LOAD_REPORT_SILENT_MS + 5));
+    assert!(!liveness.tick(u64::MAX));
+    assert!(liveness.note_reading(90_000));
+    assert!(!liveness.note_reading(91_000));
+    assert!(!liveness.tick(91_000 + LOAD_REPORT_SILENT_MS - 1));
+    assert!(liveness.tick(91_000 + LOAD_REPORT_SILENT_MS));
 }

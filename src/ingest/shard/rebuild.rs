@@ -1,24 +1,26 @@
-//! What becomes of a shard whose thread panicked: its index is discarded and built anew by another thread.
+//! The rebuild of a shard after its thread panicked: the index is discarded, and another thread builds it anew.
 //!
 //! In this order:
-//! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. From then on no answer about them
-//!    is believed, whatever the index still shows.
-//! 2. Sockets are closed; dumps and loads are refused; whoever waits for an admission is told.
-//! 3. Each index of the shard begins anew, empty (`index::sight` says what readers see of that). Slots are kept, as the
-//!    fleet's table names them.
-//! 4. Another thread opens the sockets again. Workers that replay are asked for everything; the others are believed again
-//!    as far as one is that is joined late.
+//! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. No answer about them counts from
+//!    then on, whatever the index still shows.
+//! 2. Sockets are closed. Dumps and loads are refused. A command that was being handled gets its answer.
+//! 3. Each index of the shard begins anew, empty (`index::shared` says what readers see of that). Workers keep their slots,
+//!    because the fleet's table names them.
+//! 4. Another thread opens the sockets again. It asks workers that replay for all batches. Other workers count as joined
+//!    late.
 //!
-//! This happens at most [`INGEST_REBUILDS_MAX`] times within [`INGEST_REBUILD_PERIOD_MS`]. Beyond that the shard waits,
-//! empty and unbelieved, until the period allows it. A worker in whose hands the thread panicked
-//! [`INGEST_PANICS_PER_WORKER_MAX`] times is left out, so that one engine cannot keep the others of its shard from being
-//! heard: it comes back when its record changes or it is added again.
+//! A shard is rebuilt at most [`INGEST_REBUILDS_MAX`] times within [`INGEST_REBUILD_PERIOD_MS`]. Beyond that it waits,
+//! empty and with the trust `none`, until the period allows another rebuild. A worker whose events or sockets were
+//! being handled at [`INGEST_PANICS_PER_WORKER_MAX`] panics is excluded, so that one engine cannot keep the events of
+//! the other workers from their shard. It comes back when its record changes or it is added again.
 //!
-//! The shard of a relay is not rebuilt: what it has published cannot be taken back. Its thread ends, and the relay with it.
+//! The shard of a relay is not rebuilt: a relay cannot take back what it has published. Its thread ends, and the relay
+//! with it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::commands::WorkerAccepted;
 use super::replays::Replays;
 use super::{Now, Shard, Transfers};
 use crate::error::{Error, Kind};
@@ -26,7 +28,6 @@ use crate::event::trust::TrustInput;
 use crate::ids::WorkerIndex;
 use crate::index::WorkerBlocks;
 use crate::ingest::Publisher;
-use crate::ingest::roll::Admitted;
 use crate::limits::{INGEST_PANICS_PER_WORKER_MAX, INGEST_REBUILD_PERIOD_MS, INGEST_REBUILDS_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
@@ -34,28 +35,28 @@ use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
 /// The panics of a shard's threads.
 #[derive(Debug, Default)]
 pub(super) struct Panics {
-    /// When the last rebuilds began, the oldest first, milliseconds of the shard's clock.
+    /// When the newest rebuilds began, the oldest first, milliseconds of the shard's clock.
     rebuilt_at_ms: VecDeque<u64>,
     by_worker: BTreeMap<WorkerIndex, u32>,
-    /// Workers whose sockets are not opened again.
-    left_out: BTreeSet<WorkerIndex>,
+    /// Workers whose sockets stay closed.
+    excluded: BTreeSet<WorkerIndex>,
 }
 
 impl Panics {
-    /// The thread panicked, with a worker in its hands or none. Answers whether that worker is left out from now on.
-    fn note(&mut self, worker: Option<WorkerIndex>, was_opening: bool) -> bool {
+    /// Records a panic, with the worker that was being handled. Returns whether that worker is excluded from now on.
+    fn record(&mut self, worker: Option<WorkerIndex>, was_opening: bool) -> bool {
         let Some(worker) = worker else { return false };
         let times = self.by_worker.entry(worker).or_default();
         *times += 1;
-        let is_left_out = was_opening || *times >= INGEST_PANICS_PER_WORKER_MAX;
-        if is_left_out {
-            self.left_out.insert(worker);
+        let is_excluded = was_opening || *times >= INGEST_PANICS_PER_WORKER_MAX;
+        if is_excluded {
+            self.excluded.insert(worker);
         }
-        is_left_out
+        is_excluded
     }
 
-    /// Another rebuild begins, now or at the time answered.
-    fn rebuild(&mut self, now_ms: u64) -> Option<u64> {
+    /// Begins another rebuild, or returns the time when one may begin.
+    fn begin_rebuild(&mut self, now_ms: u64) -> Option<u64> {
         while self.rebuilt_at_ms.front().is_some_and(|at| now_ms.saturating_sub(*at) >= INGEST_REBUILD_PERIOD_MS) {
             self.rebuilt_at_ms.pop_front();
         }
@@ -67,84 +68,85 @@ impl Panics {
         None
     }
 
-    /// A worker has left, or is to be heard elsewhere.
+    /// Forgets the panics of a worker that has left or has another source.
     pub(super) fn forgive(&mut self, worker: WorkerIndex) {
         self.by_worker.remove(&worker);
-        self.left_out.remove(&worker);
+        self.excluded.remove(&worker);
     }
 }
 
 impl Shard {
-    /// Whether it may be rebuilt: nobody repeats what it says.
+    /// Whether it may be rebuilt: no relay has published what it holds.
     pub(in crate::ingest) const fn can_be_rebuilt(&self) -> bool {
         !self.republishes
     }
 
-    /// Takes everything down that the panic may have left half done, trust first. Nothing of it is looked into.
+    /// Takes everything down that the panic may have left half done, trust first, without reading any of it.
     pub(in crate::ingest) fn discard(&mut self) {
         let now = self.clock.now();
-        let (hand, admitted) = (self.hand.take(), self.answering.take());
-        let was_admission = admitted.as_ref().is_some_and(|(_, is_admission, _)| *is_admission);
-        let is_new = self.panics.note(hand, was_admission);
-        for publisher in &self.plans {
-            let is_left_out = self.panics.left_out.contains(&publisher.index);
-            fall(publisher, is_left_out, now);
-            if is_new && Some(publisher.index) == hand {
-                let (worker, remedy) = (publisher.worker, TrustReason::IngestFailed.remedy());
-                tracing::error!(%worker, remedy, "the worker made its ingest thread panic; its events are received no more");
+        let (current, pending) = (self.current_worker.take(), self.pending_answer.take());
+        let was_opening = pending.as_ref().is_some_and(|(_, is_new, _)| *is_new);
+        let is_newly_excluded = self.panics.record(current, was_opening);
+        for plan in &self.plans {
+            let is_excluded = self.panics.excluded.contains(&plan.index);
+            distrust(plan, is_excluded, now);
+            if is_newly_excluded && Some(plan.index) == current {
+                let (worker, remedy) = (plan.worker, TrustReason::IngestFailed.remedy());
+                tracing::error!(%worker, remedy, "the worker's events made the ingest thread panic; they are no longer received");
             }
         }
-        if let Some((index, is_admission, answer)) = admitted {
+        if let Some((index, is_new, answer)) = pending {
             let error = Error::new(Kind::Internal, "the ingest thread panicked", "report it with the log around it");
-            // One that is in the table stays there, and is not heard.
-            let is_there = is_admission && self.fleet.load().worker(index).is_some();
-            // Whoever asked may have gone.
-            let _ = answer.send(if is_there { Ok(Admitted { unheard: Some(error) }) } else { Err(error) });
+            // A worker that is already in the table stays there, without events.
+            let is_there = is_new && self.fleet.load().worker(index).is_some();
+            // The caller may have gone.
+            let _ = answer.send(if is_there { Ok(WorkerAccepted { no_events: Some(error) }) } else { Err(error) });
         }
         self.close_all();
         self.ready.clear();
         self.scratch = super::Scratch::default();
         self.changes.clear();
-        for home in &mut self.homes {
-            if !home.writer.begin_anew() {
-                tracing::error!(shard = %self.id, space = %home.space, "a part of the discarded index could not be freed");
+        for space in &mut self.spaces {
+            if !space.writer.reset_after_panic() {
+                tracing::error!(shard = %self.id, space = %space.id, "a part of the discarded index could not be freed");
             }
-            (home.unsure, home.unswept, home.choked) = (false, false, false);
-            let of_space = self.plans.iter().filter(|publisher| publisher.space == home.space);
-            home.slots = of_space.map(|publisher| publisher.slot).collect();
+            (space.unsure, space.unswept, space.choked) = (false, false, false);
+            let of_space = self.plans.iter().filter(|plan| plan.space == space.id);
+            space.slots = of_space.map(|plan| plan.slot).collect();
         }
     }
 
-    /// Closes every connection. One that cannot be closed because of the state that the panic left it in is leaked.
+    /// Closes every connection. A connection that cannot be closed, because of the state that the panic left, is
+    /// leaked.
     fn close_all(&mut self) {
         let quietly = |close: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(close)).is_ok();
         let mut is_whole = quietly(&mut || self.transfers.end());
         self.transfers = Transfers::default();
-        for member in std::mem::take(&mut self.members) {
-            let mut member = Some(member);
-            is_whole &= quietly(&mut || drop(member.take()));
+        for publisher in std::mem::take(&mut self.publishers) {
+            let mut publisher = Some(publisher);
+            is_whole &= quietly(&mut || drop(publisher.take()));
         }
         self.replays = Replays::default();
         if !is_whole {
-            tracing::error!(shard = %self.id, "a publisher's connection could not be closed; it is leaked");
+            tracing::error!(shard = %self.id, "a publisher's connection could not be closed and is leaked");
         }
     }
 
-    /// Opens the sockets of all workers again, or says when it will.
+    /// Opens the sockets of all workers again, now or when the next rebuild is allowed.
     pub(in crate::ingest) fn reopen(&mut self) {
         let now = self.clock.now();
-        match self.panics.rebuild(now.uptime_ms) {
+        match self.panics.begin_rebuild(now.uptime_ms) {
             None => self.open_all(),
             Some(at_ms) => {
-                let (rest_ms, rebuilds_max) = (at_ms.saturating_sub(now.uptime_ms), INGEST_REBUILDS_MAX);
-                tracing::error!(shard = %self.id, rest_ms, rebuilds_max, "rebuilt too often; the shard's workers wait");
+                let (wait_ms, rebuilds_max) = (at_ms.saturating_sub(now.uptime_ms), INGEST_REBUILDS_MAX);
+                tracing::error!(shard = %self.id, wait_ms, rebuilds_max, "the shard was rebuilt too often; its workers wait");
                 self.reopen_at_ms = Some(at_ms);
             }
         }
     }
 
-    /// Opens the sockets of all workers that have none, if it is time for that.
-    pub(super) fn see_reopening(&mut self, now: Now) {
+    /// Opens the sockets that a panic closed, if it is time.
+    pub(super) fn reopen_if_due(&mut self, now: Now) {
         if self.reopen_at_ms.is_some_and(|at_ms| now.uptime_ms >= at_ms) {
             self.reopen_at_ms = None;
             self.reopen();
@@ -152,27 +154,28 @@ impl Shard {
     }
 
     fn open_all(&mut self) {
-        for publisher in self.plans.clone() {
-            let index = publisher.index;
-            if self.panics.left_out.contains(&index) || self.members.iter().any(|member| member.index == index) {
+        for plan in self.plans.clone() {
+            let index = plan.index;
+            if self.panics.excluded.contains(&index) || self.publishers.iter().any(|publisher| publisher.index == index)
+            {
                 continue;
             }
-            if let Err(error) = self.admit(&publisher, Some(TrustInput::IngestFailed)) {
-                tracing::error!(worker = %publisher.worker, %error, "the worker's events cannot be received any more");
+            if let Err(error) = self.open_publisher(&plan, Some(TrustInput::IngestFailed)) {
+                tracing::error!(worker = %plan.worker, %error, "the worker's events can no longer be received");
                 self.plans.retain(|other| other.index != index);
             }
         }
-        tracing::warn!(shard = %self.id, publishers = self.members.len(), "the shard is rebuilt from its workers' events");
+        tracing::warn!(shard = %self.id, publishers = self.publishers.len(), "the shard is rebuilt from its workers' events");
     }
 }
 
-/// A worker is not believed any more, and nothing is held for it. One that is left out has no event source any more.
-fn fall(publisher: &Publisher, is_left_out: bool, now: Now) {
+/// Lowers a worker's trust to `none` and its gauges to 0. An excluded worker has no event source any more.
+fn distrust(plan: &Publisher, is_excluded: bool, now: Now) {
     let mut reasons: TrustReasons = [TrustReason::IngestFailed].into_iter().collect();
-    if is_left_out {
+    if is_excluded {
         reasons.insert(TrustReason::NoEvents);
     }
-    let view = &publisher.view;
+    let view = &plan.view;
     view.trust.store(Trust { level: TrustLevel::None, reasons, since_unix_ms: now.unix_ms, ..Trust::default() });
     view.counters.bump(WorkerCounter::Rebuilds);
     view.gauges.set(&WorkerBlocks::default());
@@ -188,24 +191,24 @@ mod tests {
     fn rebuilds_are_bounded_within_a_period() {
         let mut panics = Panics::default();
         for at_ms in 0..INGEST_REBUILDS_MAX as u64 {
-            assert_eq!(panics.rebuild(at_ms), None);
+            assert_eq!(panics.begin_rebuild(at_ms), None);
         }
-        assert_eq!(panics.rebuild(100), Some(INGEST_REBUILD_PERIOD_MS));
-        assert_eq!(panics.rebuild(INGEST_REBUILD_PERIOD_MS - 1), Some(INGEST_REBUILD_PERIOD_MS));
-        assert_eq!(panics.rebuild(INGEST_REBUILD_PERIOD_MS), None);
-        assert_eq!(panics.rebuild(INGEST_REBUILD_PERIOD_MS), Some(INGEST_REBUILD_PERIOD_MS + 1));
+        assert_eq!(panics.begin_rebuild(100), Some(INGEST_REBUILD_PERIOD_MS));
+        assert_eq!(panics.begin_rebuild(INGEST_REBUILD_PERIOD_MS - 1), Some(INGEST_REBUILD_PERIOD_MS));
+        assert_eq!(panics.begin_rebuild(INGEST_REBUILD_PERIOD_MS), None);
+        assert_eq!(panics.begin_rebuild(INGEST_REBUILD_PERIOD_MS), Some(INGEST_REBUILD_PERIOD_MS + 1));
     }
 
     #[test]
-    fn a_worker_is_left_out_once_it_has_done_it_too_often_and_until_it_comes_anew() {
+    fn a_worker_with_too_many_panics_is_excluded_until_it_changes() {
         let (mut panics, worker) = (Panics::default(), WorkerIndex(3));
-        assert!(!panics.note(None, false));
+        assert!(!panics.record(None, false));
         for _ in 1..INGEST_PANICS_PER_WORKER_MAX {
-            assert!(!panics.note(Some(worker), false));
+            assert!(!panics.record(Some(worker), false));
         }
-        assert!(panics.note(Some(worker), false) && panics.left_out.contains(&worker));
+        assert!(panics.record(Some(worker), false) && panics.excluded.contains(&worker));
         panics.forgive(worker);
-        assert!(panics.left_out.is_empty() && panics.by_worker.is_empty());
-        assert!(panics.note(Some(worker), true), "at once where it could not even be opened");
+        assert!(panics.excluded.is_empty() && panics.by_worker.is_empty());
+        assert!(panics.record(Some(worker), true), "at once if the panic came while it was opened");
     }
 }

@@ -1,4 +1,4 @@
-//! What a shard makes of a connection that ends, of an index that is choked, and of time alone.
+//! A shard's reaction to a connection that ends, to a choked index, and to time alone.
 
 mod rebuilt;
 mod transfers;
@@ -8,7 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, Worker};
 use crate::index::{self, Depths, IndexReader, Reclaimer, ShardLimits, StoreBlocks};
-use crate::trust::Trust;
+use crate::trust::{Trust, TrustReason};
 
 const DOWN_AFTER_MS: u64 = 1_000;
 
@@ -46,15 +46,15 @@ fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let mut shard = shard(state, &format!("ipc://{}/nobody", folder.path().display()));
     let was_up = link == Link::Up;
-    shard.members[0].link = link;
-    shard.members[0].subscription.break_up();
+    shard.publishers[0].link = link;
+    shard.publishers[0].subscription.break_up();
     shard.enqueue(0);
     let failed_at_ms = 5_000;
     shard.round(Now { unix_ms: 1, uptime_ms: failed_at_ms });
-    assert_eq!(shard.members[0].stream.reasons().contains(TrustReason::Disconnected), was_up);
+    assert_eq!(shard.publishers[0].stream.reasons().contains(TrustReason::Disconnected), was_up);
     [DOWN_AFTER_MS - 1, DOWN_AFTER_MS].map(|later_ms| {
         shard.tick(Now { unix_ms: 1, uptime_ms: failed_at_ms + later_ms });
-        shard.tell_fleet();
+        shard.update_fleet();
         shard.fleet.load().workers[0].state
     })
 }
@@ -69,7 +69,8 @@ fn a_worker_is_down_once_its_connection_has_been_gone_for_long() {
 
 #[test]
 fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
-    use crate::ingest::replay::{Replay, ReplayClient};
+    use super::replays::Replay;
+    use crate::ingest::publisher_socket::ReplayClient;
     use crate::limits::{REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX};
     let folder = tempfile::tempdir().expect("a folder");
     let nobody = format!("ipc://{}/nobody", folder.path().display());
@@ -80,12 +81,12 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         (REPLAY_SNAPSHOT_BYTES_MAX + 1, 1, true),
     ] {
         let mut shard = shard(WorkerState::Ready, &nobody);
-        let home = shard.members[0].home;
-        let member = &mut shard.members[0];
-        member.stream.let_replay(true);
-        member.stream.connected(&mut shard.homes[home], Now { unix_ms: 1, uptime_ms: 1_000 });
+        let space = shard.publishers[0].space;
+        let publisher = &mut shard.publishers[0];
+        publisher.stream.set_replays(true);
+        publisher.stream.connected(&mut shard.spaces[space], Now { unix_ms: 1, uptime_ms: 1_000 });
         let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
-        assert!(member.stream.ask_replay(asked).is_some() && member.stream.awaits_replay());
+        assert!(publisher.stream.ask_replay(asked).is_some() && publisher.stream.awaits_replay());
         let client = ReplayClient::ask(
             &Endpoint::unparsed(&nobody),
             crate::ids::EventSeq(0),
@@ -93,28 +94,28 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
             1_000,
         );
         let client = client.expect("well formed");
-        member.replay = Some(Replay { client, bytes, reckoned_bytes: 0, asked_ms: asked.uptime_ms });
+        publisher.replay = Some(Replay { client, bytes, expected_bytes: 0, asked_ms: asked.uptime_ms });
         shard.replays.open = 1;
         let now = Now { unix_ms: 1, uptime_ms: asked.uptime_ms + later_ms };
-        // What comes of it comes often enough.
-        member.stream.excuse_replay(now);
-        shard.see_overdue(0, now);
-        assert_eq!(shard.members[0].replay.is_none(), is_over, "{bytes} bytes after {later_ms} ms");
-        assert_eq!(shard.members[0].stream.awaits_replay(), !is_over);
+        // Its answer comes often enough.
+        publisher.stream.excuse_replay(now);
+        shard.end_overdue_replay(0, now);
+        assert_eq!(shard.publishers[0].replay.is_none(), is_over, "{bytes} bytes after {later_ms} ms");
+        assert_eq!(shard.publishers[0].stream.awaits_replay(), !is_over);
     }
 }
 
 #[test]
-fn a_round_has_a_bounded_number_of_turns_and_the_others_keep_their_order() {
+fn a_round_has_a_bounded_number_of_quanta_and_the_other_publishers_keep_their_order() {
     let (_folder, mut shard) = quiet_shard();
-    // Members that are gone, behind the bound: their numbers show who is left.
+    // Publishers that are gone, beyond the limit of a round: their numbers show which ones are left.
     shard.ready.clear();
     shard.ready.extend(1..=INGEST_ROUND_TURNS_MAX + 3);
     let now = Now { unix_ms: 1, uptime_ms: 5_000 };
     shard.round(now);
     let last = INGEST_ROUND_TURNS_MAX;
     assert_eq!(shard.ready, [last + 1, last + 2, last + 3]);
-    assert_eq!(shard.rest_ms(u64::MAX), 0, "the next round follows at once");
+    assert_eq!(shard.poll_timeout_ms(u64::MAX), 0, "the next round follows at once");
     shard.round(now);
     assert!(shard.ready.is_empty());
 }
@@ -136,65 +137,65 @@ fn narrow_shard(reclaimer: &Reclaimer) -> (tempfile::TempDir, Shard, IndexReader
 
 /// Makes the shard's index give something up.
 fn waste(shard: &mut Shard) {
-    let slot = shard.members[0].stream.slot;
+    let slot = shard.publishers[0].stream.slot;
     let (tier, group, hashes, locals) = (Tier::Device, GroupId(0), &[EngineHash(1)], &[LocalHash(1)]);
-    let writer = &mut shard.homes[0].writer;
+    let writer = &mut shard.spaces[0].writer;
     assert_eq!(writer.store(slot, &StoreBlocks { parent: None, hashes, locals, tier, group, seed: Seed(0) }).stored, 1);
     assert_eq!(writer.remove(slot, tier, group, hashes).removed, 1);
     assert!(writer.memory().garbage_bytes > 0);
 }
 
 #[test]
-fn a_choked_index_stops_taking_events_until_nobody_reads_what_it_gave_up() {
+fn a_choked_index_takes_no_events_until_its_reader_is_done() {
     let reclaimer = Reclaimer::new();
     let (_folder, mut shard, _reader) = narrow_shard(&reclaimer);
     let now = Now { unix_ms: 1, uptime_ms: 1 };
     shard.ready.clear();
-    shard.members[0].queued = false;
-    assert!(shard.rest_ms(500) > CHOKED_REST_MS);
+    shard.publishers[0].queued = false;
+    assert!(shard.poll_timeout_ms(500) > CHOKED_REST_MS);
     shard.enqueue(0);
-    assert_eq!(shard.rest_ms(500), 0);
+    assert_eq!(shard.poll_timeout_ms(500), 0);
     let choked = |shard: &Shard| {
-        let view = &shard.members[0].stream.view;
-        (shard.homes[0].choked, view.gauges.is_choked(), view.counters.get(WorkerCounter::Chokes))
+        let view = &shard.publishers[0].stream.view;
+        (shard.spaces[0].choked, view.gauges.is_choked(), view.counters.get(WorkerCounter::Chokes))
     };
     index::while_inside(&reclaimer, || {
         waste(&mut shard);
         for _ in 0..2 {
             shard.round(now);
             assert_eq!(shard.ready, [0], "nothing was taken, and it is asked again");
-            shard.see_choked();
-            assert!(!shard.homes[0].sweep(true));
+            shard.apply_back_pressure();
+            assert!(!shard.spaces[0].sweep(true));
             assert_eq!(choked(&shard), (true, true, 1));
-            assert_eq!(shard.rest_ms(500), CHOKED_REST_MS);
+            assert_eq!(shard.poll_timeout_ms(500), CHOKED_REST_MS);
         }
     });
-    shard.see_choked();
-    shard.see_choked();
+    shard.apply_back_pressure();
+    shard.apply_back_pressure();
     assert_eq!(choked(&shard), (false, false, 1));
     shard.round(now);
     assert!(shard.ready.is_empty(), "it was read until nothing was left");
 }
 
 #[test]
-fn what_was_given_up_is_handed_on_though_no_event_comes() {
+fn memory_that_was_given_up_is_reclaimed_without_further_events() {
     let (_folder, mut shard, reader) = narrow_shard(&Reclaimer::new());
-    let garbage_bytes = |shard: &Shard| shard.homes[0].writer.memory().garbage_bytes;
+    let garbage_bytes = |shard: &Shard| shard.spaces[0].writer.memory().garbage_bytes;
     waste(&mut shard);
-    assert!(!shard.homes[0].sweep(false));
+    assert!(!shard.spaces[0].sweep(false));
     assert!(garbage_bytes(&shard) > 0, "not in every turn");
-    assert!(!shard.homes[0].sweep(true));
+    assert!(!shard.spaces[0].sweep(true));
     assert_eq!(garbage_bytes(&shard), 0);
     waste(&mut shard);
-    shard.homes[0].unswept = true;
-    assert!(!shard.homes[0].sweep(false));
+    shard.spaces[0].unswept = true;
+    assert!(!shard.spaces[0].sweep(false));
     assert_eq!(garbage_bytes(&shard), 0, "also once everything is swept");
     let epoch = || reader.lookup(&[], &mut Depths::new()).epoch;
     let (before, started) = (epoch(), Instant::now());
     let inbox = shard.inbox();
     let runs = std::thread::spawn(move || shard.run());
     std::thread::sleep(Duration::from_millis(3 * TICK_MS));
-    inbox.commands.push(crate::ingest::inbox::Command::Stop).expect("room");
+    inbox.commands.push(Command::Stop).expect("room");
     inbox.waker.wake().expect("woken");
     runs.join().expect("ended");
     let published = epoch() - before;

@@ -1,16 +1,15 @@
-//! Commands from other threads, and the dumps and loads they ask for: one at a time, a slice between two rounds.
+//! The dumps and loads of a shard: one at a time, a slice between two rounds.
 
 use std::collections::VecDeque;
 
 use super::{Now, Shard};
 use crate::ids::Worker;
 use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
-use crate::ingest::inbox::{Command, ResetScope};
 use crate::limits::{TRANSFER_REST_MS, TRANSFERS_WAITING_MAX};
 
 /// One dump or load.
 #[derive(Debug)]
-enum Transfer {
+pub(super) enum Transfer {
     Dump(Sending),
     Load(Loading),
 }
@@ -28,115 +27,79 @@ impl Transfer {
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     waiting: VecDeque<(Worker, Transfer)>,
-    /// How many of them, from the first, come before any message.
+    /// How many of them, counted from the front, come before any message.
     first: usize,
-    /// Whether the first could not come further when it last tried.
-    stands: bool,
+    /// Whether the front one made no progress when it last tried.
+    is_stalled: bool,
 }
 
 impl Transfers {
-    /// How long the loop may rest for their sake; `None` = for ever.
-    pub(super) fn rest_ms(&self) -> Option<u64> {
-        (!self.waiting.is_empty()).then_some(if self.stands { TRANSFER_REST_MS } else { 0 })
+    /// How long the event loop may wait before the next slice; `None` = for ever.
+    pub(super) fn timeout_ms(&self) -> Option<u64> {
+        (!self.waiting.is_empty()).then_some(if self.is_stalled { TRANSFER_REST_MS } else { 0 })
     }
 
-    /// A worker has left.
-    pub(super) fn refuse_of(&mut self, worker: Worker) {
+    /// Refuses every dump and load of a worker that has left.
+    pub(super) fn refuse_all_of(&mut self, worker: Worker) {
+        self.refuse_where(AbortReason::WorkerRemoved, |of, _| of == worker);
+    }
+
+    /// Refuses the loads of a worker, or of all workers, that have not begun.
+    pub(super) fn refuse_queued_loads(&mut self, worker: Option<Worker>) {
+        self.refuse_where(AbortReason::Reset, |of, transfer| {
+            let is_queued_load = matches!(transfer, Transfer::Load(loading) if !loading.has_begun());
+            is_queued_load && worker.is_none_or(|worker| worker == of)
+        });
+    }
+
+    fn refuse_where(&mut self, reason: AbortReason, is_meant: impl Fn(Worker, &Transfer) -> bool) {
         let mut at = 0;
         while let Some((of, transfer)) = self.waiting.get(at) {
-            if *of != worker {
+            if !is_meant(*of, transfer) {
                 at += 1;
                 continue;
             }
-            transfer.refuse(AbortReason::WorkerRemoved);
+            transfer.refuse(reason);
             self.waiting.remove(at);
             self.first -= usize::from(at < self.first);
         }
     }
 
     /// Whether a load of the worker waits or runs.
-    fn is_loading(&self, worker: Worker) -> bool {
+    pub(super) fn is_loading(&self, worker: Worker) -> bool {
         self.waiting.iter().any(|(of, transfer)| *of == worker && matches!(transfer, Transfer::Load(_)))
     }
 
-    /// Whether messages are to wait in their sockets.
-    pub(super) const fn come_first(&self) -> bool {
+    /// Whether all messages have to wait in their sockets.
+    pub(super) const fn block_messages(&self) -> bool {
         self.first > 0
     }
 
-    /// The one that ran is over.
+    /// Removes the one that has ended.
     fn pop(&mut self) {
         self.waiting.pop_front();
         self.first = self.first.saturating_sub(1);
     }
 
-    /// Gives up the loads of a worker, or of all, that have not begun.
-    fn give_up_loads(&mut self, worker: Option<Worker>) {
-        let mut at = 0;
-        while let Some((of, transfer)) = self.waiting.get(at) {
-            let waits = matches!(transfer, Transfer::Load(loading) if !loading.has_begun());
-            if !waits || worker.is_some_and(|worker| worker != *of) {
-                at += 1;
-                continue;
-            }
-            transfer.refuse(AbortReason::Reset);
-            self.waiting.remove(at);
-            self.first -= usize::from(at < self.first);
-        }
-    }
-
-    /// The shard's workers are leaving.
+    /// Refuses all: the shard's workers are leaving.
     pub(super) fn end(&mut self) {
         self.waiting.drain(..).for_each(|(_, transfer)| transfer.refuse(AbortReason::WorkerRemoved));
     }
 }
 
 impl Shard {
-    /// Takes what other threads ask for; `true` = to end.
-    pub(super) fn obey(&mut self) -> bool {
-        while let Some(command) = self.inbox.commands.pop() {
-            match command {
-                Command::Stop => return true,
-                Command::Dump(worker, sending) => self.accept(worker, Transfer::Dump(*sending)),
-                Command::Roll(roll) => self.call_roll(*roll, self.clock.now()),
-                Command::Load(worker, loading) => self.accept(worker, Transfer::Load(*loading)),
-                Command::Reset(worker, scope) => self.reset(worker, scope),
-            }
-        }
-        false
-    }
-
-    /// Takes loads that come before any message.
+    /// Queues loads that come before any message of the shard.
     pub(in crate::ingest) fn load_first(&mut self, loads: Vec<FirstLoad>) {
         self.transfers.first = loads.len();
-        loads.into_iter().for_each(|load| self.wait_for_load(load));
+        loads.into_iter().for_each(|load| self.queue_load(load));
     }
 
-    /// Takes a load that comes before any message of its worker.
-    pub(super) fn wait_for_load(&mut self, load: FirstLoad) {
+    /// Queues a load that comes before any message of its worker.
+    pub(super) fn queue_load(&mut self, load: FirstLoad) {
         self.transfers.waiting.push_back((load.worker, Transfer::Load(load.loading())));
     }
 
-    /// Empties a worker, or all.
-    fn reset(&mut self, worker: Option<Worker>, scope: ResetScope) {
-        let now = self.clock.now();
-        self.transfers.give_up_loads(worker);
-        let asked = |member: &&mut super::Member| worker.is_none_or(|worker| worker == member.stream.worker);
-        for member in self.members.iter_mut().filter(asked) {
-            let home = &mut self.homes[member.home];
-            match scope {
-                ResetScope::Everything => member.stream.reset(home, now),
-                ResetScope::ClearedDevice => member.stream.device_cleared(home, now),
-            }
-        }
-        for at in 0..self.members.len() {
-            if !self.transfers.is_loading(self.members[at].stream.worker) {
-                self.listen(at);
-            }
-        }
-    }
-
-    fn accept(&mut self, worker: Worker, transfer: Transfer) {
+    pub(super) fn queue_transfer(&mut self, worker: Worker, transfer: Transfer) {
         if self.transfers.waiting.len() - self.transfers.first > TRANSFERS_WAITING_MAX {
             transfer.refuse(AbortReason::Busy);
         } else {
@@ -144,39 +107,39 @@ impl Shard {
         }
     }
 
-    /// One slice of the dump or load that runs.
+    /// Runs one slice of the dump or load at the front.
     pub(super) fn transfer(&mut self, now: Now) {
         let Some((worker, transfer)) = self.transfers.waiting.front_mut() else { return };
-        let Some(at) = self.members.iter().position(|member| member.stream.worker == *worker) else {
+        let Some(at) = self.publishers.iter().position(|publisher| publisher.stream.worker == *worker) else {
             transfer.refuse(AbortReason::UnknownWorker);
             self.transfers.pop();
             return;
         };
-        let member = &mut self.members[at];
-        let home = &mut self.homes[member.home];
-        self.hand = Some(member.index);
+        let publisher = &mut self.publishers[at];
+        let space = &mut self.spaces[publisher.space];
+        self.current_worker = Some(publisher.index);
         let step = match transfer {
-            Transfer::Dump(sending) => sending.step(&mut member.stream, home, now),
-            // What it stores is events like any other.
-            Transfer::Load(_) if home.choked => Step::Waits,
-            Transfer::Load(loading) => loading.step(&mut member.stream, home, now),
+            Transfer::Dump(sending) => sending.step(&mut publisher.stream, space, now),
+            // A load stores blocks as events do, so back-pressure holds for it too.
+            Transfer::Load(_) if space.choked => Step::Waits,
+            Transfer::Load(loading) => loading.step(&mut publisher.stream, space, now),
         };
-        self.hand = None;
-        self.transfers.stands = step == Step::Waits;
+        self.current_worker = None;
+        self.transfers.is_stalled = step == Step::Waits;
         if step == Step::Over {
             let was_load = matches!(transfer, Transfer::Load(_));
             self.transfers.pop();
-            // What waited is applied in its turns.
+            // The publisher's next quanta apply the messages that waited.
             self.enqueue(at);
             if was_load {
-                self.listen(at);
+                self.resume_messages(at);
             }
         }
     }
 
-    /// Takes a member's messages from now on, if they waited for its load.
-    fn listen(&mut self, at: usize) {
-        if std::mem::take(&mut self.members[at].loads_first) {
+    /// Takes a publisher's messages again, if they waited for its load.
+    pub(super) fn resume_messages(&mut self, at: usize) {
+        if std::mem::take(&mut self.publishers[at].waits_for_load) {
             self.enqueue(at);
         }
     }

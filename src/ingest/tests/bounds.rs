@@ -11,7 +11,7 @@ use crate::trust::TrustLevel;
 /// Room for some hundreds of small chains.
 const MEMORY_BYTES_MORE: u64 = 3 << 20;
 
-/// Stores chains of so many blocks for the second worker until one is refused; the next sequence.
+/// Stores chains for the second worker until one is refused. Returns the next sequence number.
 fn fill(rig: &mut Rig, from: u64, blocks: u64) -> u64 {
     let refused = |rig: &Rig| rig.streams[1].view.counters.get(C::StoresMemoryBound);
     let before = refused(rig);
@@ -40,11 +40,11 @@ fn the_lowest_ceiling_has_room_for_ten_thousand_blocks() {
 }
 
 #[test]
-fn a_full_space_refuses_what_is_new_and_lowers_trust_until_a_clear() {
+fn a_full_space_refuses_new_blocks_and_lowers_trust_until_a_clear() {
     let mut rig = Rig::new(&Options { workers: 2, memory_bytes_more: MEMORY_BYTES_MORE, ..Options::default() });
     rig.send(0, &chain(0));
     let next = [1000, 100, 10, 1].into_iter().fold(0, |next, blocks| fill(&mut rig, next, blocks));
-    // One block may fit where the other worker's did not: what is kept for a worker grows in steps.
+    // One block may fit although the other worker's did not: the memory of a worker grows in steps.
     let (hashes, contents): (Vec<u64>, Vec<u32>) = (14..5014).map(|hash| (hash, hash as u32 - 10)).unzip();
     rig.send(1, &Batch::new(1).stored(Some(13), &hashes, &contents).removed(&[12]));
     rig.expect(TrustLevel::LowerBound, &[R::MemoryBound], 1);
@@ -62,14 +62,14 @@ fn a_full_space_refuses_what_is_new_and_lowers_trust_until_a_clear() {
 }
 
 #[test]
-fn a_worker_of_which_one_event_would_move_too_much_is_emptied_and_says_so_until_a_clear() {
+fn a_worker_whose_event_would_move_too_much_is_emptied_and_has_lower_trust_until_a_clear() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     let below = 14..14 + INDEX_EVENT_MOVES_MAX as u64 + 1000;
     let (hashes, contents): (Vec<u64>, Vec<u32>) = below.map(|hash| (hash, hash as u32 - 10)).unzip();
     rig.send(1, &Batch::new(1).stored(Some(13), &hashes, &contents));
     assert_eq!(rig.device(&[1, 2, 3, 4, 5, 6]), 6);
-    // The place of the first block becomes another's, and what hangs below the first would have to go.
+    // Another block takes the place of the first one, and the blocks below the first would have to move.
     rig.send(2, &Batch::new(2).removed(&[11]).stored(None, &[9], &[1]));
     rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 2);
     assert_eq!((rig.count(C::StoresBounded), rig.count(C::Emptied), rig.device(&[1, 2, 3])), (1, 1, 0));
@@ -107,7 +107,7 @@ fn a_worker_is_exact_again_once_all_that_waited_has_its_place() {
     let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
     rig.send(0, &chain(0));
     defer(&mut rig, 1000, &[]);
-    rig.home.writer.bound_worker(rig.streams[0].slot, 1);
+    rig.space.writer.bound_worker(rig.streams[0].slot, 1);
     rig.send(3, &Batch::new(3).stored(None, &[9], &[9]));
     rig.settle();
     rig.expect(TrustLevel::LowerBound, &[R::CapacityBound], 3);

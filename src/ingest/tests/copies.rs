@@ -1,4 +1,4 @@
-//! Second copies of a prefix, and full reports that look like them, over a block pool that does what vLLM's does.
+//! Second copies of a prefix, and full reports that look like them, over a block pool that behaves like vLLM's.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ const POOL_BLOCKS: usize = 40;
 const PREFIX_BLOCKS: usize = 14;
 /// Prompts that share nothing.
 const FAMILIES: u32 = 4;
-/// Reports of fewer blocks than a pool may have in use and unfilled cannot be told from copies.
+/// Reports of fewer blocks than a pool may have in use and unfilled cannot be distinguished from copies.
 const REPORT_BLOCKS_MIN: usize = 5;
 
 fn counting() -> Rig {
@@ -47,7 +47,7 @@ struct Request {
     has_tail: bool,
     /// It may not read the cache, as with `prompt_logprobs`.
     computes_anew: bool,
-    /// It has what it found announced: `kv_cache_report_mode = "full"`.
+    /// The engine announces the blocks that it found: `kv_cache_report_mode = "full"`.
     reports: bool,
 }
 
@@ -282,7 +282,7 @@ fn a_hot_prefix_survives_the_eviction_of_its_copy() {
 }
 
 #[test]
-fn a_report_of_a_chain_of_which_a_part_is_held_counts_only_the_rest() {
+fn a_report_of_a_partly_held_chain_counts_only_the_rest() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     // A copy that is not counted, and its eviction: only the first block is known to be held.
@@ -319,9 +319,9 @@ fn a_repeated_chain_with_new_blocks_behind_it_is_a_report() {
     rig.expect(TrustLevel::Exact, &[], 6);
 }
 
-/// vLLM schedules a step ahead: what the first token of a copy fills is announced in the batch of the copy.
+/// vLLM schedules a step ahead: a block that the first token of a copy fills is announced in the batch of the copy.
 #[test]
-fn a_copy_whose_first_token_fills_a_block_is_no_report() {
+fn a_copy_whose_first_token_fills_a_block_is_not_a_report() {
     let (names, contents) = told(12);
     let other: Vec<u64> = (101..=112).collect();
     for evicted in [12, 6, 5, 0] {
@@ -338,7 +338,7 @@ fn a_copy_whose_first_token_fills_a_block_is_no_report() {
             rig.expect(TrustLevel::LowerBound, &[R::FullReports], 1);
         }
     }
-    // What was evicted for another request of the step is no sign of a copy.
+    // An eviction for another request of the step is no sign of a copy.
     let mut rig = counting();
     rig.send(0, &Batch::new(0).stored(None, &names, &contents).stored(None, &other, &[90; 12]));
     let step = Batch::new(1).removed(&other).stored(None, &[201, 202, 203, 204, 205, 206, 207, 208], &[80; 8]);
@@ -376,7 +376,7 @@ fn more_copies_than_the_device_has_blocks_are_reports() {
     assert_eq!(rig.device(&contents), 0);
 }
 
-/// What is said of an engine that announces a removal only when the last copy of a block is gone.
+/// An engine that announces a removal only when the last copy of a block is gone.
 fn names_last_copies(rig: &Rig, as_of: u64) {
     let trust = rig.trust();
     let names: Vec<_> = trust.reasons.iter().map(R::name).collect();
@@ -385,7 +385,7 @@ fn names_last_copies(rig: &Rig, as_of: u64) {
 }
 
 #[test]
-fn a_request_that_computes_what_a_copy_should_hold_shows_that_removals_speak_of_all_copies() {
+fn a_request_that_computes_a_held_block_shows_that_removals_stand_for_all_copies() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     // The last block of a prompt of whole blocks is computed again: two copies, and one removal for both.
     rig.send(0, &chain(0));
@@ -394,7 +394,7 @@ fn a_request_that_computes_what_a_copy_should_hold_shows_that_removals_speak_of_
     rig.expect(TrustLevel::Exact, &[], 1);
     rig.send(2, &Batch::new(2).stored(Some(12), &[13, 14], &[3, 4]));
     names_last_copies(&rig, 2);
-    // From then on a removal takes all copies, and a chain that is said again changes nothing.
+    // From then on a removal takes all copies, and a repeated chain changes nothing.
     rig.send(3, &Batch::new(3).cleared().stored(None, &[11, 12, 13], &[1, 2, 3]));
     rig.send(4, &Batch::new(4).stored(Some(12), &[13], &[3]).stored(None, &[11, 12, 13], &[1, 2, 3]));
     rig.expect(TrustLevel::Exact, &[], 4);

@@ -1,10 +1,10 @@
-//! What an engine says that cannot be taken at its word.
+//! Events of engines that cannot be believed as they are.
 
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};
 use crate::trust::{TrustLevel, TrustReasons};
 
-/// A stored event of one block in short msgpack: a map with one key more, or an array of so many fields.
+/// A stored event of one block in short msgpack: a map with one more key, or an array of a number of fields.
 pub(super) enum Shape {
     Map(&'static str, &'static [u8]),
     Array(usize),
@@ -46,7 +46,7 @@ pub(super) fn stored_raw(hash: u8, content: u32, shape: &Shape) -> Vec<u8> {
 }
 
 #[test]
-fn what_names_a_contradicted_hash_as_its_parent_is_not_placed() {
+fn a_block_whose_parent_is_a_contradicted_hash_is_not_placed() {
     let mut rig = Rig::new(&Options { salts_possible: false, ..Options::default() });
     rig.send(0, &chain(0).stored(None, &[21], &[8]));
     // 12 after 21, with 22 after it: neither is where 12 is held, and 13 may be either's.
@@ -143,11 +143,11 @@ fn salts_of_two_forms_are_seen_over_all_workers_of_a_space() {
     rig.send_bytes(2, 0, &chain(0).payload());
     rig.expect(TrustLevel::Exact, &[], 0);
     rig.send_bytes(1, 0, &told(12, "dynamo-cache-salt:x"));
-    // The first worker may hold what a prompt with the second salt is not to find.
+    // The first worker may hold blocks that a prompt with the second salt must not match.
     let now = rig.now;
     for worker in 0..3 {
         rig.streams[worker].tick(0, now);
-        rig.streams[worker].show(&mut rig.home);
+        rig.streams[worker].show(&mut rig.space);
         let trust = rig.streams[worker].view.trust.load();
         let reasons = if worker == 2 { TrustReasons::NONE } else { [R::IsolationUnknown].into_iter().collect() };
         assert_eq!(trust.reasons, reasons, "worker {worker}");
@@ -164,13 +164,13 @@ fn a_connection_that_breaks_is_not_believed_while_its_rest_is_taken() {
     rig.send(1, &Batch::new(1).stored(Some(13), &[14], &[4]));
     rig.expect(TrustLevel::Unproven, &[R::Disconnected], 1);
     let now = rig.now;
-    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.streams[0].disconnected(&mut rig.space, now);
     rig.send(0, &chain(9));
     rig.expect(TrustLevel::Exact, &[], 0);
 }
 
 #[test]
-fn what_is_said_again_in_the_batch_of_its_first_store_is_not_taken_for_a_second_copy() {
+fn a_chain_repeated_in_the_batch_of_its_first_store_is_not_a_second_copy() {
     let mut rig = Rig::new(&Options::default());
     // One request stores its prompt; another of the same step finds it cached, and its cached prefix is reported.
     rig.send(0, &chain(0).stored(None, &[11, 12], &[1, 2]));
@@ -194,12 +194,12 @@ fn what_is_said_again_in_the_batch_of_its_first_store_is_not_taken_for_a_second_
 }
 
 #[test]
-fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_proves_it() {
+fn a_reported_clear_empties_the_device_at_once_and_the_published_one_proves_it() {
     let mut rig = Rig::new(&Options::default());
     let host = |batch: Batch| batch.stored_with(None, &[11], &vllm::tokens(&[1]), vllm::BLOCK_SIZE, Some("CPU"), &[]);
     rig.send(0, &host(chain(0)));
     let now = rig.now;
-    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
     rig.expect(TrustLevel::Unproven, &[R::ClearAwaited], 0);
     assert_eq!((rig.device(&[1, 2, 3]), rig.depth(0, &[1]).host), (0, 1), "other tiers are not of the device's cache");
     // A batch of before the clear, and then the clear, with the step after it.
@@ -209,10 +209,10 @@ fn a_clear_that_somebody_tells_empties_the_device_at_once_and_the_published_one_
     rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 2);
     assert_eq!((rig.device(&[7]), rig.device(&[8]), rig.device(&[1])), (0, 1, 0));
     assert_eq!((rig.count(C::Gaps), rig.count(C::Restarts), rig.count(C::Resets)), (0, 0, 1));
-    // Told twice, it is as harmless.
+    // A second report is as harmless.
     let now = rig.now;
-    rig.streams[0].device_cleared(&mut rig.home, now);
-    rig.streams[0].device_cleared(&mut rig.home, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
+    rig.streams[0].device_cleared(&mut rig.space, now);
     rig.send(3, &Batch::new(3).cleared().cleared());
     rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 3);
 }

@@ -13,18 +13,18 @@ use crate::trust::TrustLevel;
 impl Rig {
     fn dumping(&mut self, sending: &mut Sending) -> Step {
         self.now.uptime_ms += 1;
-        sending.step(&mut self.streams[0], &mut self.home, self.now)
+        sending.step(&mut self.streams[0], &mut self.space, self.now)
     }
 
     pub(super) fn loading(&mut self, loading: &mut Loading) -> Step {
         self.now.uptime_ms += 1;
-        loading.step(&mut self.streams[0], &mut self.home, self.now)
+        loading.step(&mut self.streams[0], &mut self.space, self.now)
     }
 
-    /// Applies what waited, as the shard does once the dump or load is over.
+    /// Applies the messages that waited, as the shard does once the dump or load is over.
     pub(super) fn release(&mut self) {
-        while !self.streams[0].release(&mut self.home, &mut self.scratch, self.now) {}
-        self.streams[0].show(&mut self.home);
+        while !self.streams[0].release(&mut self.space, &mut self.scratch, self.now) {}
+        self.streams[0].show(&mut self.space);
     }
 
     /// The whole dump of the first worker.
@@ -63,7 +63,7 @@ pub(super) fn ended(answers: &Receiver<LoadAnswer>) -> Result<References, AbortR
     }
 }
 
-/// A channel that holds these parts, and whose other side is gone.
+/// A channel with these parts whose sender is gone.
 fn channel(parts: Vec<DumpPart>) -> Receiver<DumpPart> {
     let (sender, receiver) = bounded(parts.len());
     parts.into_iter().for_each(|part| sender.try_send(part).expect("room"));
@@ -97,7 +97,7 @@ fn a_worker_answers_as_of_the_watermark_until_its_dump_ends_and_loses_nothing() 
     assert_eq!(rig.dumping(&mut sending), Step::Moved);
     rig.send(1, &Batch::new(1).stored(None, &[9], &[7]));
     let now = rig.now;
-    rig.streams[0].misframed(&mut rig.home, 1, now);
+    rig.streams[0].misframed(&mut rig.space, 1, now);
     rig.send(2, &Batch::new(2).stored(Some(9), &[19], &[8]));
     rig.send_bytes(1, 0, &chain(5).payload());
     assert_eq!((rig.depth(0, &[7, 8]).device, rig.depth(1, &[1, 2, 3]).device), (0, 3), "the other goes on");
@@ -144,7 +144,7 @@ fn one_message_too_many_ends_the_dump_and_not_the_stream() {
 }
 
 #[test]
-fn what_empties_the_worker_ends_its_dump_at_once() {
+fn a_batch_that_empties_the_worker_aborts_its_dump_at_once() {
     for (seq, stamp, reason) in [(0, 9, AbortReason::Restarted), (5, 5, AbortReason::Gap)] {
         let mut rig = Rig::new(&Options::default());
         rig.send(0, &chain(0));
@@ -165,17 +165,17 @@ fn what_empties_the_worker_ends_its_dump_at_once() {
 }
 
 #[test]
-fn a_break_ends_the_dump_and_what_waited_is_taken_before_it() {
+fn a_broken_connection_aborts_the_dump_after_the_waiting_messages() {
     let mut rig = Rig::new(&Options::default());
     rig.send(0, &chain(0));
     let (mut sending, parts) = Sending::new();
     rig.dumping(&mut sending);
     rig.send(1, &Batch::new(1).stored(None, &[21], &[7]));
     let now = rig.now;
-    rig.streams[0].break_hold(&mut rig.home, AbortReason::Disconnected, now);
+    rig.streams[0].break_hold(&mut rig.space, AbortReason::Disconnected, now);
     rig.release();
     assert_eq!(rig.device(&[7]), 1);
-    rig.streams[0].disconnected(&mut rig.home, now);
+    rig.streams[0].disconnected(&mut rig.space, now);
     assert_eq!(rig.dumping(&mut sending), Step::Over, "also where all is applied already");
     assert_eq!(last(&parts), Some(DumpPart::Aborted(AbortReason::Disconnected)));
     rig.send(0, &chain(9));

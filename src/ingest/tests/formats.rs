@@ -1,7 +1,7 @@
-//! What engines say in forms of their own, from bytes to answers.
+//! Engines' own forms of events, from bytes to overlaps.
 
 use super::{C, Options, R, Rig, SCHEME, vllm};
-use crate::event::Unruled;
+use crate::event::UnknownName;
 use crate::event::msgpack::tests::packed;
 use crate::hash;
 use crate::ids::{Scheme, ShardId, TierBlocks, Window};
@@ -32,7 +32,7 @@ pub(super) fn removed(hashes: &[u64], more: &Value) -> Value {
     event
 }
 
-/// What an offloading connector says that knows no more than the hashes.
+/// A store of an offloading connector that knows only the hashes.
 pub(super) fn placeholder(hashes: &[u64], medium: &str) -> Value {
     stored(None, hashes, &[], &json!({"block_size": 0, "medium": medium}))
 }
@@ -50,7 +50,7 @@ fn depth_with(rig: &Rig, scheme: Scheme, tokens: &[u32], media: &[(u32, u64)]) -
 }
 
 #[test]
-fn offloaded_blocks_known_by_hash_alone_are_what_is_held_under_it() {
+fn offloaded_blocks_known_by_hash_alone_are_the_blocks_held_under_it() {
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([stored(None, &[11, 12, 13], &[1, 2, 3], &json!({}))]));
     say(&mut rig, 1, &json!([placeholder(&[11, 12], "CPU"), placeholder(&[11, 12, 13], "DISK")]));
@@ -107,12 +107,12 @@ fn every_group_of_main_attention_must_have_a_block_and_the_others_need_not() {
     say(&mut rig, 3, &json!([removed(&[11], &json!({"group_idx": 2})), removed(&[12], &json!({"group_idx": 0}))]));
     assert_eq!(rig.device(&[1, 2, 3]), 1);
     assert_eq!(rig.count(C::EventsOtherGroup), 3, "a removal does not say what its group serves; it is remembered");
-    let names: Vec<_> = rig.streams[0].view.unruled.iter().collect();
-    assert_eq!(names, [(Unruled::GroupKind, "cross_attention", 1), (Unruled::GroupKind, "sliding_window", 1)]);
+    let names: Vec<_> = rig.streams[0].view.unknown_names.iter().collect();
+    assert_eq!(names, [(UnknownName::GroupKind, "cross_attention", 1), (UnknownName::GroupKind, "sliding_window", 1)]);
 }
 
 #[test]
-fn what_a_group_was_counted_for_can_go_whatever_it_is_called_later() {
+fn counted_blocks_of_a_group_can_be_removed_whatever_its_later_kind() {
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([stored(None, &[11, 12, 13], &[1, 2, 3], &json!({}))]));
     let window = json!({"kv_cache_spec_kind": "sliding_window"});
@@ -124,7 +124,7 @@ fn what_a_group_was_counted_for_can_go_whatever_it_is_called_later() {
 }
 
 #[test]
-fn a_group_of_a_kind_that_nobody_knows_can_only_take_away() {
+fn a_group_of_an_unknown_kind_can_only_lower_an_overlap() {
     let mut rig = Rig::new(&Options::default());
     let group = |group: u32, kind: &str| json!({"group_idx": group, "kv_cache_spec_kind": kind});
     say(&mut rig, 0, &json!([stored(None, &[11, 12], &[1, 2], &group(0, "full_attention"))]));
@@ -167,7 +167,7 @@ fn a_block_that_is_not_full_yet_is_counted_and_lowers_nothing() {
 #[test]
 fn a_first_block_that_is_not_full_teaches_its_size_only_until_a_larger_one_comes() {
     let part = |tokens: usize| json!({"token_ids": vllm::tokens(&[9])[..tokens], "block_size": tokens});
-    let size = |rig: &Rig| rig.home.scheme.get().map(|scheme| scheme.block_size);
+    let size = |rig: &Rig| rig.space.scheme.get().map(|scheme| scheme.block_size);
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([stored(None, &[91], &[], &part(2))]));
     assert_eq!((size(&rig), rig.count(C::BlocksPartial)), (Some(2), 0));
@@ -216,7 +216,7 @@ fn hashes_of_the_tokens_alone_are_no_places() {
 }
 
 #[test]
-fn names_without_a_rule_are_told_one_by_one() {
+fn unknown_names_are_listed_one_by_one() {
     let mut rig = Rig::new(&Options::default());
     let on = |medium: &str| stored(None, &[21], &[7], &json!({"medium": medium}));
     say(
@@ -225,12 +225,12 @@ fn names_without_a_rule_are_told_one_by_one() {
         &json!([on("TAPE"), on("tape"), on("TAPE"), ["BlockUpdateEvent", "key", []], {"type": "RemoveAllEvent"}]),
     );
     rig.expect(TrustLevel::Unproven, &[R::UnknownMedium, R::UnknownEvents], 0);
-    let names: Vec<_> = rig.streams[0].view.unruled.iter().collect();
+    let names: Vec<_> = rig.streams[0].view.unknown_names.iter().collect();
     let expected = [
-        (Unruled::Medium, "TAPE", 2),
-        (Unruled::Medium, "tape", 1),
-        (Unruled::Tag, "BlockUpdateEvent", 1),
-        (Unruled::Tag, "RemoveAllEvent", 1),
+        (UnknownName::Medium, "TAPE", 2),
+        (UnknownName::Medium, "tape", 1),
+        (UnknownName::Tag, "BlockUpdateEvent", 1),
+        (UnknownName::Tag, "RemoveAllEvent", 1),
     ];
     assert_eq!(names, expected);
     assert_eq!((rig.count(C::EventsUnknownMedium), rig.count(C::UnknownTags)), (3, 2));
@@ -250,7 +250,7 @@ fn blocks_with_media_match_only_prompts_with_the_same_media() {
     assert_eq!(depth_with(&rig, SCHEME, &tokens, &[(1, 123)]), 2);
     assert_eq!(depth_with(&rig, SCHEME, &tokens, &[]), 1);
     assert_eq!(depth_with(&rig, SCHEME, &tokens, &[(1, 124)]), 1);
-    // Objects in a form that has no agreed hash, and tokens that are digests: not bound, whatever is asked.
+    // Objects in a form without an agreed hash, and tokens that are digests: not bound, so no prompt matches.
     let native =
         stored(Some(5), &[6], &[3], &json!({"mm_keys": [[{"type": "mm_key", "hash": "00", "start_offset": 0}]]}));
     let digests = stored(Some(5), &[7], &[], &json!({"token_ids": [1, "00ff", 3, 4]}));
@@ -261,7 +261,7 @@ fn blocks_with_media_match_only_prompts_with_the_same_media() {
 }
 
 #[test]
-fn a_prefix_that_is_announced_again_is_no_second_copy_and_who_asked_does_not_matter() {
+fn a_prefix_that_is_announced_again_is_not_a_second_copy_whatever_the_session() {
     let mut rig = Rig::new(&Options::default());
     let more = json!({"ownership": "fs:0", "session_id": "s-1", "locality": "LOCAL"});
     say(&mut rig, 0, &json!([stored(None, &[11, 12], &[1, 2], &more)]));
@@ -274,7 +274,7 @@ fn a_prefix_that_is_announced_again_is_no_second_copy_and_who_asked_does_not_mat
 }
 
 #[test]
-fn an_adapter_without_a_name_is_nobodys() {
+fn an_adapter_without_a_name_matches_no_prompt() {
     let mut rig = Rig::new(&Options::default());
     say(
         &mut rig,
@@ -295,7 +295,7 @@ fn pairs_are_matched_by_prompts_cut_in_pairs() {
     say(&mut rig, 0, &json!([event]));
     rig.expect(TrustLevel::Exact, &[], 0);
     let bigram = Scheme { window: Window::Bigram, ..SCHEME };
-    assert_eq!(rig.home.scheme.get(), Some(bigram));
+    assert_eq!(rig.space.scheme.get(), Some(bigram));
     assert_eq!(depth_with(&rig, bigram, &tokens, &[]), 2);
     assert_eq!(depth_with(&rig, bigram, &[&tokens[..8], &[901]].concat(), &[]), 1);
 }

@@ -46,7 +46,7 @@ fn a_loaded_worker_goes_on_behind_the_watermark() {
 }
 
 #[test]
-fn a_dump_that_does_not_follow_from_what_was_seen_changes_nothing() {
+fn a_dump_that_does_not_follow_the_applied_batches_changes_nothing() {
     let mut there = Rig::new(&Options::default());
     there.send(0, &chain(0));
     there.send(1, &Batch::new(1));
@@ -62,13 +62,13 @@ fn a_dump_that_does_not_follow_from_what_was_seen_changes_nothing() {
             here.send(*seq, &if *seq == 0 { chain(*stamp) } else { Batch::new(*stamp) });
         }
         if reason == AbortReason::SchemeMismatch {
-            here.home.scheme.forget();
-            here.home.scheme.learn(crate::ids::Scheme { block_size: 2 * BLOCK_SIZE as u32, ..super::SCHEME });
+            here.space.scheme.forget();
+            here.space.scheme.learn(crate::ids::Scheme { block_size: 2 * BLOCK_SIZE as u32, ..super::SCHEME });
         }
         let as_of = here.trust().as_of_seq;
         assert_eq!(here.load(parts.clone()), Err(reason));
         assert_eq!((here.trust().level, here.trust().as_of_seq), (TrustLevel::Exact, as_of), "{reason:?}");
-        assert_eq!((here.home.writer.held(here.streams[0].slot).bound, here.aborted()), (3, vec![(reason.name(), 1)]));
+        assert_eq!((here.space.writer.held(here.streams[0].slot).bound, here.aborted()), (3, vec![(reason.name(), 1)]));
     }
     let mut here = Rig::new(&Options::default());
     let empty = Rig::new(&Options::default()).dump();
@@ -134,13 +134,13 @@ fn a_relays_lower_word_outlives_a_restart_of_the_daemon() {
         // As a daemon loads it that has no connection yet.
         begin.trust.reasons.insert(R::Disconnected);
         let mut here = Rig::new(&Options::default());
-        here.streams[0].let_replay(true);
+        here.streams[0].set_replays(true);
         here.load(parts).expect("loaded");
         let now = here.now;
-        here.streams[0].connected(&mut here.home, now);
+        here.streams[0].connected(&mut here.space, now);
         assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
-        here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(0), &said, now);
-        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
+        here.streams[0].replayed(&mut here.space, &mut here.scratch, EventSeq(0), &said, now);
+        here.streams[0].replay_ended(&mut here.space, ReplayEnd::Marker, now);
         here.release();
         assert!(!here.trust().reasons.contains(R::Recovering), "{:?}", here.trust());
         assert_eq!(here.trust().level, level, "{reasons:?}");
@@ -180,7 +180,7 @@ fn a_load_that_fails_leaves_nothing_and_says_so() {
     assert_eq!(here.streams[0].reasons(), [R::Joining].into_iter().collect());
 }
 
-/// What the index may take for a part of [`many`], but not for all.
+/// Enough memory for a part of [`many`], but not for all of it.
 const FEW_BLOCKS_BYTES: u64 = (2 << 20) + (300 << 10);
 
 #[test]
@@ -210,7 +210,7 @@ fn a_load_ends_by_overflow_a_break_a_sender_that_sleeps_and_a_full_space() {
             }
             AbortReason::Disconnected => {
                 let now = here.now;
-                here.streams[0].break_hold(&mut here.home, reason, now);
+                here.streams[0].break_hold(&mut here.space, reason, now);
             }
             _ => here.now.uptime_ms += TRANSFER_STALL_MS_MAX,
         }
@@ -245,20 +245,20 @@ fn a_group_without_a_block_left_is_one_that_no_block_has() {
     there.send(0, &chain(0));
     there.send(1, &Batch::new(1).raw(stored_raw(21, 7, &Shape::Map("group_idx", &[1]))));
     let slot = there.streams[0].slot;
-    there.home.writer.remove(slot, Tier::Device, GroupId(1), &[EngineHash(21)]);
-    there.home.writer.publish();
+    there.space.writer.remove(slot, Tier::Device, GroupId(1), &[EngineHash(21)]);
+    there.space.writer.publish();
     assert_eq!(there.device(&[1]), 0, "the second group holds none of them");
     let mut here = Rig::new(&Options::default());
     let parts = there.dump();
     assert_eq!(begin_of(&parts).groups, [(Tier::Device, GroupId(0)), (Tier::Device, GroupId(1))]);
     assert!(here.load(parts).is_ok());
-    assert_eq!((here.device(&[1]), here.home.writer.held(slot).bound), (0, 3));
+    assert_eq!((here.device(&[1]), here.space.writer.held(slot).bound), (0, 3));
     here.send(2, &Batch::new(2).cleared().stored(None, &[11], &[1]));
     assert_eq!(here.device(&[1]), 1);
     assert_eq!(begin_of(&here.dump()).groups, [(Tier::Device, GroupId(0))]);
 }
 
-/// What an engine does to a block in a tier; a block is a path of contents.
+/// A change of one block in one tier of an engine. A block is a path of contents.
 #[derive(Clone, Debug)]
 enum Work {
     Store(Vec<u32>, usize, bool),
@@ -304,13 +304,13 @@ fn batch(seq: u64, work: &Work) -> Batch {
 fn apply(rig: &mut Rig, seq: u64, work: &Work) {
     rig.send(seq, &batch(seq, work));
     if matches!(work, Work::ClearHost) {
-        rig.home.writer.clear(rig.streams[0].slot, Some(Tier::Host));
-        rig.streams[0].groups.retain(|(tier, _)| *tier != Tier::Host);
-        rig.home.writer.publish();
+        rig.space.writer.clear(rig.streams[0].slot, Some(Tier::Host));
+        rig.streams[0].tier_groups.retain(|(tier, _)| *tier != Tier::Host);
+        rig.space.writer.publish();
     }
 }
 
-/// What the first worker answers to every prompt that could be asked.
+/// The overlaps of the first worker with every possible prompt.
 fn answers(rig: &Rig) -> Vec<TierBlocks> {
     let mut paths: BTreeSet<Vec<u32>> = BTreeSet::from([Vec::new()]);
     for _ in 0..4 {
@@ -333,7 +333,7 @@ proptest! {
         before.iter().enumerate().for_each(|(seq, work)| apply(&mut there, seq as u64, work));
         let parts = there.dump();
         let held = |rig: &Rig| {
-            let held = rig.home.writer.held(rig.streams[0].slot);
+            let held = rig.space.writer.held(rig.streams[0].slot);
             (held.bound, held.by_tier, held.references)
         };
         let end = here.load(parts.clone()).expect("loaded");

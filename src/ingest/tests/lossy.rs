@@ -1,4 +1,4 @@
-//! Whatever is lost on the way, a worker is never said to hold what its engine does not.
+//! No loss of messages makes a worker seem to hold a block that its engine does not hold.
 
 mod recovered;
 mod relayed;
@@ -34,7 +34,7 @@ impl Engine {
         Batch::new(self.stamp)
     }
 
-    /// Computes a prompt: what follows the longest prefix held is stored.
+    /// Computes a prompt: stores the blocks behind the longest held prefix.
     fn compute(&mut self, path: &[u32]) -> Batch {
         let held = self.depth(path);
         let batch = self.batch();
@@ -101,7 +101,7 @@ enum Fate {
     Breaks,
     /// The engine restarts first and the connection breaks.
     Restarts,
-    /// The engine restarts first and nobody notices, but its first batch arrives.
+    /// The engine restarts first without a broken connection, but its first batch arrives.
     RestartsUnseen,
 }
 
@@ -138,7 +138,7 @@ fn step(rig: &mut Rig, engine: &mut Engine, work: &Work, fate: Fate) -> bool {
     }
     if matches!(fate, Fate::Breaks | Fate::Restarts) {
         let now = rig.now;
-        rig.streams[0].disconnected(&mut rig.home, now);
+        rig.streams[0].disconnected(&mut rig.space, now);
     }
     let batch = engine.work(work);
     let seq = engine.seq;

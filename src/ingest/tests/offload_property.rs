@@ -13,7 +13,7 @@ use crate::trust::TrustLevel;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// What separates equal tokens from each other.
+/// The names that separate equal tokens from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Plain,
@@ -25,7 +25,7 @@ enum Kind {
 const KINDS: [Kind; 4] = [Kind::Plain, Kind::Salted, Kind::Adapter, Kind::Image];
 const IMAGE: &str = "aa";
 
-/// A block: what its prompt has beside tokens, and the contents of its chain up to it.
+/// A block: the names of its prompt beside tokens, and the contents of its chain up to it.
 type Block = (Kind, Vec<u32>);
 
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ enum Step {
     Offload(Block, bool),
     /// The connector drops a block.
     Drop(Block),
-    /// A store that never says what it drops has written a block.
+    /// A store that never announces removals has written a block.
     Share(Block),
     /// The prefix cache is reset; `true`: the connector's pool too.
     Reset(bool),
@@ -68,7 +68,7 @@ fn chain_of((kind, path): &Block) -> impl Iterator<Item = Block> {
     (1..=path.len()).map(|len| (*kind, path[..len].to_vec()))
 }
 
-/// A stored event of one block as device memory says it.
+/// A stored event of one block in device memory.
 fn event(block: &Block, more: &Value) -> Value {
     let (kind, path) = block;
     let parent = (path.len() > 1).then(|| hash_of(&(*kind, path[..path.len() - 1].to_vec())));
@@ -79,7 +79,7 @@ fn event(block: &Block, more: &Value) -> Value {
     said
 }
 
-/// The engine, by what it holds.
+/// The engine: a model of the blocks that it holds.
 #[derive(Debug, Default)]
 struct Engine {
     device: BTreeSet<Block>,
@@ -177,7 +177,7 @@ proptest! {
     ) {
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
         let mut engine = Engine::default();
-        // Of a stream that is joined late, a tier that has not been heard of is not known.
+        // After a late join, a tier that no connector has announced is not known.
         let mut is_pool_known = missed == 0;
         for (seq, step) in steps.iter().enumerate() {
             let events = engine.step(step);

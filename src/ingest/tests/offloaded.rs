@@ -1,4 +1,4 @@
-//! Copies below device memory, as connectors announce them, and what a clear says of them.
+//! Copies below device memory, as connectors announce them, and the effect of a clear on them.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ fn an_offloaded_copy_of_a_salted_prompt_is_never_taken_for_a_plain_one() {
     assert_eq!(rig.depth(0, &[1, 2]), NOTHING, "the blocks may be salted, and the event cannot say so");
     rig.expect(TrustLevel::LowerBound, &[R::OffloadUnbound], 0);
     assert_eq!(rig.count(C::BlocksUnresolved), 2);
-    // Device memory says what they are: the copies that were named before count from then on.
+    // Device memory defines them: the copies that were announced before count from then on.
     say(&mut rig, 1, &json!([on_device(None, &[11, 12], &[1, 2], &json!([["s"], null]))]));
     assert_eq!(rig.depth(0, &[1, 2]), NOTHING);
     assert_eq!(rig.depth_under(0, &[1, 2], None, Some("s")), tiers(2, 0, 0));
@@ -85,7 +85,7 @@ fn a_copy_that_goes_before_it_is_known_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_store_that_never_says_what_it_drops_is_left_out() {
+fn a_store_that_never_announces_removals_is_left_out() {
     for medium in ["cpu", "STORAGE", "FS", "OBJ"] {
         let mut rig = Rig::new(&Options::default());
         say(&mut rig, 0, &json!([on_device(None, &[11, 12], &[1, 2], &json!(null))]));
@@ -95,7 +95,7 @@ fn a_store_that_never_says_what_it_drops_is_left_out() {
         rig.expect(TrustLevel::LowerBound, &[R::LowerTiersUnknown], 1);
         assert_eq!(rig.count(C::EventsNeverRemoved), 1, "{medium}");
     }
-    // A tier that names its owner says when blocks go.
+    // A tier that names its owner announces removals.
     let mut rig = Rig::new(&Options::default());
     let owned = json!({"medium": "STORAGE", "ownership": "kvcr"});
     say(&mut rig, 0, &json!([on_device(None, &[11], &[1], &json!(null)), stored(None, &[11], &[1], &owned)]));
@@ -107,7 +107,7 @@ fn a_store_that_never_says_what_it_drops_is_left_out() {
 }
 
 #[test]
-fn the_device_wins_over_what_another_tier_said_of_a_hash() {
+fn device_memory_overrides_another_tiers_block_of_a_hash() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     // A tier that is taken at its word, and was wrong about the salt.
     let host = json!({"medium": "CPU_PINNED"});
@@ -150,7 +150,7 @@ fn a_connector_may_name_the_blocks_of_a_request_in_any_order() {
         rig.expect(TrustLevel::Exact, &[], 1);
         say(&mut rig, 2, &json!([evicted(&[13, 12, 11])]));
         assert_eq!(rig.depth(0, &[1, 2, 3]), tiers(0, 3, 0));
-        // The same where device memory says what they are only after them.
+        // The same if device memory defines them only later.
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
         say(&mut rig, 0, &json!(named));
         say(&mut rig, 1, &json!([on_device]));
@@ -174,7 +174,7 @@ fn a_chunk_of_several_blocks_may_be_of_no_use_to_a_prompt_that_parts_in_it() {
 }
 
 #[test]
-fn copies_that_nobody_can_say_more_of_are_bounded() {
+fn references_to_undefined_blocks_are_bounded() {
     use crate::limits::OFFLOADED_UNBOUND_REFERENCES_MAX;
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     let hashes: Vec<u64> = (1..=OFFLOADED_UNBOUND_REFERENCES_MAX as u64 + 1).collect();
@@ -185,7 +185,7 @@ fn copies_that_nobody_can_say_more_of_are_bounded() {
 }
 
 #[test]
-fn what_one_store_settles_is_bounded_however_often_a_connector_named_its_block() {
+fn references_that_one_store_settles_are_bounded() {
     use crate::limits::OFFLOADED_UNBOUND_REFERENCES_MAX;
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     say(&mut rig, 0, &json!([placeholder(&vec![11; 2 * OFFLOADED_UNBOUND_REFERENCES_MAX], "CPU")]));
@@ -218,7 +218,7 @@ fn a_clear_speaks_of_device_memory_and_not_of_a_connector_s_pool() {
 }
 
 #[test]
-fn a_clear_after_a_late_join_is_exact_until_another_tier_turns_up() {
+fn a_clear_after_a_late_join_is_exact_until_another_tier_appears() {
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 7, &json!([on_device(None, &[11], &[1], &json!(null))]));
     say(&mut rig, 8, &json!([{"type": "AllBlocksCleared"}, on_device(None, &[11], &[1], &json!(null))]));
@@ -238,7 +238,7 @@ fn a_clear_of_sglang_speaks_of_its_host_tier_too() {
     assert_eq!((rig.depth(0, &[1]), rig.depth(0, &[2])), (NOTHING, tiers(0, 1, 0)));
 }
 
-/// What vLLM's own connector and block pool said: `tests/fixtures/events/README.md`.
+/// Events recorded from vLLM's own connector and block pool: `tests/fixtures/events/README.md`.
 #[test]
 fn of_a_recorded_connector_only_the_hashes_are_used() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/events");
@@ -254,7 +254,7 @@ fn of_a_recorded_connector_only_the_hashes_are_used() {
     }
     let (nothing, exact, lower) = ((0, 0), TrustLevel::Exact, TrustLevel::LowerBound);
     let expected = [
-        // The salted prompt is offloaded before device memory says what it is.
+        // The salted prompt is offloaded before device memory defines it.
         (nothing, nothing, nothing, lower),
         ((3, 0), nothing, nothing, lower),
         ((3, 0), (3, 0), nothing, exact),

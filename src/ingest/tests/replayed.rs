@@ -13,7 +13,7 @@ use crate::index::Depths;
 use crate::trust::TrustLevel;
 use serde_json::Value;
 
-/// What is in a block.
+/// The content of a block.
 #[derive(Clone, Debug)]
 struct Block {
     parent: Option<u64>,
@@ -24,7 +24,7 @@ struct Block {
     salt: Option<String>,
 }
 
-/// One engine, by what it says: what its hashes mean, and how often each is where.
+/// A model of one engine from its events: the block of each hash, and its count in each tier.
 #[derive(Default)]
 struct Model {
     blocks: BTreeMap<u64, Block>,
@@ -128,7 +128,7 @@ impl Model {
     }
 }
 
-/// What the index says of the prompt that a path's blocks make.
+/// The overlaps of the index with the prompt that a path's blocks make.
 fn asked(rig: &Rig, scheme: Scheme, path: &[(u64, &Block)]) -> Option<TierBlocks> {
     let size = scheme.block_size as usize;
     let mut tokens: Vec<u32> = path.iter().flat_map(|(_, block)| &block.tokens[..size]).copied().collect();
@@ -149,9 +149,9 @@ fn asked(rig: &Rig, scheme: Scheme, path: &[(u64, &Block)]) -> Option<TierBlocks
 /// Compares every path with the model; answers how many were compared.
 #[track_caller]
 fn compare(name: &str, rig: &Rig, model: &Model) -> usize {
-    let Some(scheme) = rig.home.scheme.get() else { return 0 };
+    let Some(scheme) = rig.space.scheme.get() else { return 0 };
     let trust = rig.trust();
-    // Reasons for which something may be missing; what is unproven for another reason is still counted right.
+    // Reasons that blocks may be missing. A worker that is unproven for another reason is still counted right.
     let may_lack = trust.reasons.iter().any(|reason| reason.cap() == TrustLevel::LowerBound);
     let mut compared = 0;
     for path in model.blocks.keys().filter_map(|hash| model.path(*hash)) {
@@ -166,7 +166,7 @@ fn compare(name: &str, rig: &Rig, model: &Model) -> usize {
     }
     if !may_lack {
         let held = |tier: usize| model.blocks.keys().filter(|hash| model.holds(**hash, tier)).count() as u64;
-        let figures = rig.home.writer.held(rig.streams[0].slot);
+        let figures = rig.space.writer.held(rig.streams[0].slot);
         assert_eq!(figures.by_tier, std::array::from_fn(held), "{name}: {trust:?}");
     }
     compared
@@ -195,7 +195,7 @@ fn play(capture: &Path) -> usize {
         let lost = (next..message.seq).filter(|_| !restarted).filter_map(|seq| sent.get(&seq).copied());
         for said in lost.chain([message]) {
             if rank_of(&said.row).is_none_or(|of| of == rank) {
-                model.apply(&said.row, rig.home.scheme.get());
+                model.apply(&said.row, rig.space.scheme.get());
             }
         }
         next = message.seq + 1;

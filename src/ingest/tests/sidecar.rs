@@ -1,7 +1,7 @@
-//! Recorded messages of real engines beside what a general decoder, or the engine's own, says they are.
+//! Recorded messages of real engines, with their content as a general decoder, or the engine's own, reads it.
 //!
 //! A capture is a `.bin` with the frames of its messages and a `.json` with one row for each. Also compiled into
-//! `tests/captures.rs`; so nothing of the crate is used here.
+//! `tests/ingest/captures.rs`; so nothing of the crate is used here.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ pub(crate) fn events_of(row: &Value) -> Vec<Value> {
     fields.collect()
 }
 
-/// What kind of event some fields are of.
+/// The kind of event, by its fields.
 pub(crate) fn tag_of(fields: &Value) -> &str {
     fields["type"].as_str().or(fields["_type"].as_str()).unwrap()
 }
@@ -135,7 +135,7 @@ pub(crate) fn tokens_of(fields: &Value) -> Option<(Vec<u32>, bool)> {
     (!tokens.is_empty() && tokens.len() == expected && !of_embeddings).then_some((tokens, bigram))
 }
 
-/// What entered the blocks' hashes beside tokens, as (block, key).
+/// The extra keys that the blocks' hashes cover beside tokens, as (block, key).
 pub(crate) fn keys_of(fields: &Value) -> impl Iterator<Item = (u32, &Value)> {
     let blocks = fields["extra_keys"].as_array().into_iter().flatten().enumerate();
     blocks.flat_map(|(block, keys)| keys.as_array().into_iter().flatten().map(move |key| (block as u32, key)))
@@ -148,7 +148,7 @@ pub(crate) fn salt_of(fields: &Value) -> Option<&str> {
     fields["cache_salt"].as_str().or(strings.into_iter().find(|text| Some(*text) != lora))
 }
 
-/// Multimodal objects as (block, hash), given what the hash of an identifier is.
+/// Multimodal objects as (block, hash), given a hash function for identifiers.
 pub(crate) fn media_of(fields: &Value, identifier_hash: impl Fn(&str) -> u64) -> Vec<(u32, u64)> {
     let identified = keys_of(fields).filter_map(|(block, key)| Some((block, identifier_hash(key[0].as_str()?))));
     let infos = fields["block_mm_infos"].as_array().into_iter().flatten().enumerate();

@@ -1,6 +1,6 @@
 //! Batches as vLLM 0.24 and later puts them on the wire, for tests: `[ts, [event map…], rank]`.
 //!
-//! Also compiled into `tests/ingest.rs`.
+//! Also compiled into `tests/ingest`.
 
 /// One engine's events, built up and taken as payloads.
 #[derive(Clone, Debug)]
@@ -24,18 +24,18 @@ impl Batch {
         Self { events: Vec::new(), rank: Some(0), stamp: f64::from(stamp) }
     }
 
-    /// Says another rank, or none.
+    /// States another rank, or none.
     pub(crate) fn rank(mut self, rank: Option<u32>) -> Self {
         self.rank = rank;
         self
     }
 
-    /// Stores a chain in device memory: engine hashes, and what is in each block.
+    /// Stores a chain in device memory: engine hashes, and the content of each block.
     pub(crate) fn stored(self, parent: Option<u64>, hashes: &[u64], contents: &[u32]) -> Self {
         self.stored_with(parent, hashes, &tokens(contents), BLOCK_SIZE, Some("GPU"), &[])
     }
 
-    /// Stores with everything said, and more keys with string values.
+    /// Stores with every field stated, and more keys with string values.
     pub(crate) fn stored_with(
         mut self,
         parent: Option<u64>,

@@ -1,4 +1,4 @@
-//! Second copies where a model has sliding windows beside full attention, over a block pool that does what vLLM's does.
+//! Second copies in a model with sliding windows beside full attention, over a block pool that behaves like vLLM's.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +34,7 @@ struct Request {
     chunk: usize,
     /// It may not read the cache, as with `prompt_logprobs`.
     computes_anew: bool,
-    /// It has what it found announced: `kv_cache_report_mode = "full"`.
+    /// The engine announces the blocks that it found: `kv_cache_report_mode = "full"`.
     reports: bool,
 }
 
@@ -95,7 +95,7 @@ impl Engine {
             (0..found).map(physical).collect()
         });
         if request.reports && found > 0 {
-            // What the window has left behind is not named.
+            // Blocks that the window has left behind are not named.
             for (group, table) in tables.iter().enumerate() {
                 let behind = table.iter().take_while(|block| block.is_none()).count();
                 events.push(event(group, &names, &path, (0, found), &names[behind..found]));

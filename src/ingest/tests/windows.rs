@@ -1,4 +1,4 @@
-//! Engines whose models have sliding windows beside full attention, from their events to answers.
+//! Engines whose models have sliding windows beside full attention, from their events to overlaps.
 
 use super::dump::begin_of;
 use super::formats::say;
@@ -11,7 +11,7 @@ pub(super) const FULL: u32 = 2;
 /// Tokens that a window reaches back from the next one: two blocks, and the token itself.
 pub(super) const WINDOW_TOKENS: usize = 2 * vllm::BLOCK_SIZE + 1;
 
-/// A store of a group that says what it serves.
+/// A store of a group that states its kind of attention.
 pub(super) fn stored(
     group: u32,
     kind: &str,
@@ -71,7 +71,7 @@ fn blocks_that_a_window_leaves_out_are_known_by_their_hashes() {
     let mut rig = Rig::new(&Options::default());
     let mut masked = window(0, None, &PROMPT);
     masked["block_hashes"] = json!([14, 15]);
-    // Before anybody has said what 14 and 15 are.
+    // Before an event defines 14 and 15.
     say(&mut rig, 0, &json!([masked.clone(), full(None, &PROMPT)]));
     assert_eq!((rig.device(&QUERY), rig.device(&QUERY[..4])), (5, 0));
     rig.expect(TrustLevel::Exact, &[], 0);
@@ -89,7 +89,7 @@ fn blocks_that_a_window_leaves_out_are_known_by_their_hashes() {
 }
 
 #[test]
-fn what_was_left_out_and_is_removed_before_it_is_known_is_not_held() {
+fn a_block_removed_before_it_is_known_is_not_held() {
     let mut rig = Rig::new(&Options::default());
     let mut masked = window(0, None, &PROMPT);
     masked["block_hashes"] = json!([14, 15]);
@@ -152,7 +152,7 @@ fn a_prefix_that_a_window_says_again_is_not_counted() {
     let mut rig = holding();
     say(&mut rig, 1, &json!([removed(0, &[11, 12, 13]), removed(1, &[11, 12, 13])]));
     assert_eq!(rig.device(&QUERY), 5);
-    // A report of all that a request uses names also what the windows have left behind.
+    // A report of all blocks of a request also names those that the windows have left behind.
     say(&mut rig, 2, &json!([full(None, &PROMPT), window(0, None, &PROMPT), window(1, None, &PROMPT)]));
     rig.expect(TrustLevel::LowerBound, &[R::AmbiguousStore], 2);
     assert_eq!(rig.device(&QUERY[..3]), 0);
@@ -195,7 +195,7 @@ fn a_copy_of_a_worker_with_windows_is_unproven_and_the_worker_stays_exact() {
 }
 
 #[test]
-fn what_loads_a_copy_of_a_worker_with_windows_is_never_exact() {
+fn a_loaded_copy_of_a_worker_with_windows_is_never_exact() {
     let mut rig = holding();
     let mut reader = Rig::new(&Options::default());
     reader.load(rig.dump()).expect("the dump is whole");
@@ -207,7 +207,7 @@ fn what_loads_a_copy_of_a_worker_with_windows_is_never_exact() {
 }
 
 #[test]
-fn what_one_store_places_is_bounded_however_often_a_window_named_its_block() {
+fn references_that_one_store_places_are_bounded() {
     use crate::limits::WINDOW_REFERENCES_UNPLACED_MAX;
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([window(0, None, &[(11, 1)]), full(None, &[(11, 1)])]));
@@ -220,7 +220,7 @@ fn what_one_store_places_is_bounded_however_often_a_window_named_its_block() {
     rig.expect(TrustLevel::Unproven, &[R::Hybrid], 2);
 }
 
-/// As vLLM 0.32 said it: a copy takes the blocks that the windows of other requests have left behind, and evicts none.
+/// As in vLLM 0.32: a copy takes the blocks that the windows of other requests have left behind, and evicts none.
 #[test]
 fn a_copy_that_evicts_nothing_is_no_report_where_windows_leave_blocks_behind() {
     let prompt: Vec<(u64, u32)> = (1..=12).map(|at| (u64::from(at), at)).collect();

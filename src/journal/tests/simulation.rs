@@ -20,7 +20,7 @@ use crate::trust::{Trust, TrustLevel, TrustReason};
 
 const SCHEME: Scheme = Scheme { block_size: 4, window: Window::Plain };
 const WORKERS: u32 = 7;
-/// Conversations that prompts are the beginnings of.
+/// Conversations whose beginnings are the prompts.
 const CONVERSATIONS: u32 = 5;
 const PROMPT_TOKENS: std::ops::Range<u32> = 3..90;
 const STEP_NS: u64 = 1_000_000;
@@ -40,7 +40,7 @@ pub(crate) struct Simulation {
     steps: u64,
 }
 
-/// The journal of a run of so many decisions.
+/// The journal of a run of `decisions` decisions.
 pub(crate) fn journal_of(seed: u64, decisions: usize) -> Vec<u8> {
     let mut simulation = Simulation::new(seed);
     let mut file = Vec::new();
@@ -135,7 +135,7 @@ impl Simulation {
         self.writer.publish();
     }
 
-    /// What happens between two requests.
+    /// The events between two requests.
     fn pass(&mut self) {
         for _ in 0..self.rng.random_range(0..3) {
             self.store();
@@ -176,7 +176,7 @@ impl Simulation {
         }
     }
 
-    /// One request: decided, and booked as a rule.
+    /// Decides one request, and usually books it.
     pub(crate) fn decide(&mut self) -> Decision {
         self.pass();
         self.steps += 1;
@@ -218,17 +218,17 @@ impl Simulation {
         decision
     }
 
-    /// What the last decision was made from.
+    /// The observation of the last decision.
     pub(crate) fn observation(&self) -> &Observation {
         self.scratch.observation()
     }
 
-    /// A decision as it is recorded.
+    /// The next decision, as a record.
     pub(crate) fn step(&mut self) -> Record {
         let decision = self.decide();
         let mut record = Record::default();
         let at = (self.steps * STEP_NS, SpaceId(0));
-        record.take_over(at, &self.policy, self.scratch.observation(), &decision);
+        record.copy_from(at, &self.policy, self.scratch.observation(), &decision);
         record
     }
 }

@@ -4,7 +4,8 @@
 
 use super::memory::{CHUNK_ORDER, LINE_WORDS, WordAllocator, Words, halves, word};
 use super::node::Node;
-use super::{AtomicU64, Ordering, fence};
+use super::{AtomicU64, Ordering};
+use crate::sync::SeqWord;
 
 /// Inline edges of a root: the rest of its cache line. The model checker gets a small world.
 const INLINE_EDGES: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
@@ -78,7 +79,7 @@ pub(super) struct Found<'a> {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Root {
-    sequence: AtomicU64,
+    sequence: SeqWord,
     /// Inline edges, without gaps; 0 = the end.
     inline: [AtomicU64; INLINE_EDGES as usize],
     /// The words that describe the spill tables; 0 = there are none.
@@ -89,44 +90,29 @@ const _: () = assert!(cfg!(all(test, kvrouted_loom)) || size_of::<Root>() == 64,
 
 impl Root {
     pub(super) fn new() -> Self {
-        Self {
-            sequence: AtomicU64::new(0),
-            inline: std::array::from_fn(|_| AtomicU64::new(0)),
-            spill: AtomicU64::new(0),
-        }
+        Self { sequence: SeqWord::new(), inline: std::array::from_fn(|_| AtomicU64::new(0)), spill: AtomicU64::new(0) }
     }
 
     /// The sequence before a walk; `None` = a change is in progress.
     #[inline]
     pub(super) fn stable_sequence(&self) -> Option<u64> {
-        // Acquire: pairs with DONE.
-        let sequence = self.sequence.load(Ordering::Acquire);
-        sequence.is_multiple_of(2).then_some(sequence)
+        self.sequence.begin_read()
     }
 
     /// Whether nothing has changed since [`Root::stable_sequence`] returned `sequence`.
     #[inline]
     pub(super) fn is_unchanged_since(&self, sequence: u64) -> bool {
-        // Acquire fence: pairs with OPEN; a word of a later change makes the later sequence visible.
-        fence(Ordering::Acquire);
-        self.sequence.load(Ordering::Relaxed) == sequence
+        self.sequence.is_unchanged(sequence)
     }
 
     /// Begins a change. There is one writer.
     pub(super) fn open(&self) {
-        // Relaxed: only the writer changes it.
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        self.sequence.store(sequence + 1, Ordering::Relaxed);
-        // OPEN: no word may be seen changed before the odd sequence.
-        fence(Ordering::Release);
+        self.sequence.begin_write();
     }
 
     /// Ends a change.
     pub(super) fn close(&self) {
-        // Relaxed: only the writer changes it.
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        // DONE: a reader that sees it sees every word of the change.
-        self.sequence.store(sequence + 1, Ordering::Release);
+        self.sequence.end_write();
     }
 
     /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see `stable_sequence`.

@@ -357,7 +357,7 @@ mod tests {
         }
         assert_eq!(room.used(), 0);
         assert!(room.take(&words, CHUNK_WORDS).is_some(), "everything was joined again");
-        assert!(room.take(&words, CHUNK_WORDS).is_none(), "the first line of all is nobody's");
+        assert!(room.take(&words, CHUNK_WORDS).is_none(), "the first line of all is never given out");
         assert!(room.take(&words, CHUNK_WORDS / 2).is_some());
         assert!(room.take(&words, CHUNK_WORDS + 1).is_none());
     }

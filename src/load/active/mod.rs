@@ -12,12 +12,7 @@
 //! to a root, one of [`ROOTS`], whose sequence is odd while anything below it changes. A reader that finds the sequence
 //! odd, or changed after its walk, walks again, up to [`ACTIVE_READ_TRIES_MAX`] times, and then asks for the lock. Its
 //! answer was therefore true at one moment during the look-up: nothing is stale. Prompts of other roots do not disturb
-//! it.
-//!
-//! | tag | write | read |
-//! |---|---|---|
-//! | OPEN | a root's `sequence` to odd, then a Release fence | the Acquire fence before `sequence` is read again |
-//! | DONE | `sequence` to even, Release | `sequence`, Acquire, before the walk |
+//! it. The sequence is a [`SeqWord`](crate::sync::SeqWord), with its tags OPEN and DONE.
 //!
 //! Any root may reuse words once the change that freed them is done. The new owner writes them after the OPEN of that
 //! change. A reader that still reads them sees the sequence of its own root move, by the same pair of fences.
@@ -36,7 +31,7 @@ pub(in crate::load) use writer::{ActiveWriter, PlacedPrompt, blocks_to};
 
 use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
 use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
-use crate::sync::{AtomicU64, Ordering, fence, spin};
+use crate::sync::{AtomicU64, Ordering, spin};
 use edges::{Key, READER_PROBES_MAX, Root};
 use memory::{Words, halves};
 use node::{NODE_WORDS, Node, root_of};

@@ -80,7 +80,7 @@ impl CheckedTree {
 
     /// Looks up the depth of every worker.
     fn check(&mut self, space: SpaceId, query: &[LocalHash], workers: u32) {
-        assert!(self.tree.read(space, query, &mut self.depths), "nobody writes");
+        assert!(self.tree.read(space, query, &mut self.depths), "no writer is at work");
         for worker in (0..workers).map(WorkerIndex) {
             let of_worker = self.prompts.values().filter(|prompt| prompt.0 == space && prompt.2 == worker);
             let common = |blocks: &[LocalHash]| blocks.iter().zip(query).take_while(|(a, b)| a == b).count();

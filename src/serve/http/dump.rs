@@ -1,7 +1,7 @@
-//! `/dump`: every block of every worker as the events that would store them, in the shape that Dynamo's indexers take
-//! from each other. It is written while it is read, so that of its text only a few pieces are in memory.
-//! Beside them stand the hashes of the worker that is being written, 20 to 40 bytes a block: a child is told only behind
-//! its parent.
+//! `/dump`: every block of every worker, as the events that would store them, in the format that Dynamo's indexers take
+//! from each other. The dump is written while it is read, so that only a few pieces of its text are in memory. Beside
+//! them are the hashes of the present worker, 20 to 40 bytes for each block, because a child is written only after its
+//! parent.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -22,9 +22,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::app::App;
-use super::refusal::Refusal;
-use super::space;
+use super::App;
+use super::registry::group_of;
+use super::reply::Refusal;
 use crate::error::{Error, Kind};
 use crate::fleet::WorkerRecord;
 use crate::ids::Tier;
@@ -32,28 +32,28 @@ use crate::index::StoreBlocks;
 use crate::limits::{HTTP_DUMP_BYTES_PER_S_MIN, HTTP_DUMP_CHUNK_BYTES, HTTP_DUMP_CHUNKS_MAX, HTTP_DUMP_LAG_MS_MAX};
 use crate::metrics::HttpCounter;
 
-/// Begins a dump; one at a time.
+/// Starts a dump. One dump runs at a time.
 pub(super) async fn dump(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    // It holds back the events of each worker that it reads.
+    // Administration, because a worker's events wait while its blocks are read.
     app.administering()?;
     let Ok(place) = Arc::clone(&app.dumps).try_acquire_owned() else {
         app.counters.bump(HttpCounter::DumpsRefused);
-        return Err(Error::new(Kind::Overloaded, "a dump is under way", "ask again once it is over").into());
+        return Err(Error::new(Kind::Overloaded, "a dump is in progress", "ask again once it has ended").into());
     };
     app.counters.bump(HttpCounter::Dumps);
     let (send, pieces) = mpsc::channel(HTTP_DUMP_CHUNKS_MAX);
     let (lag, is_cut) = (Lag::default(), Arc::<AtomicBool>::default());
     let reader = Reader { pieces: send, lag, runtime: Handle::current(), is_cut: Arc::clone(&is_cut) };
     let writing = Writing { app, reader: Some(reader), out: Vec::new(), is_whole: true, events: 0, _place: place };
-    // The index hands its blocks over as fast as they are taken, and not to a task.
+    // On a thread of its own, because the index hands its blocks over by blocking calls.
     drop(tokio::task::spawn_blocking(move || writing.run()));
     Ok(([(header::CONTENT_TYPE, "application/json")], Body::new(Pieces { pieces, is_cut })).into_response())
 }
 
-/// What has been written of a dump and not been read.
+/// The written part of a dump that has not been read.
 struct Pieces {
     pieces: mpsc::Receiver<Bytes>,
-    /// Whether the rest will not come.
+    /// Whether the dump ends before its end.
     is_cut: Arc<AtomicBool>,
 }
 
@@ -62,7 +62,7 @@ impl hyper::body::Body for Pieces {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        // Relaxed: the flag is all there is; what was written before it is not to be read any more.
+        // Relaxed: the flag orders nothing; pieces written before it are dropped.
         if self.is_cut.load(Ordering::Relaxed) {
             return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
         }
@@ -70,8 +70,9 @@ impl hyper::body::Body for Pieces {
     }
 }
 
-/// How long a dump may yet wait for its reader. Waiting uses it up, and what was taken gives some of it back: a reader that
-/// keeps up with the least rate never runs out of it, and one that takes a byte now and then soon does.
+/// The time that a dump may still wait for its reader. Waiting uses it up, and bytes that are read give some of it
+/// back: a reader that keeps up with `HTTP_DUMP_BYTES_PER_S_MIN` never runs out of time, and one that reads a byte now
+/// and then soon does.
 #[derive(Debug)]
 struct Lag {
     left: Duration,
@@ -84,14 +85,14 @@ impl Default for Lag {
 }
 
 impl Lag {
-    /// So many bytes were taken, after a wait.
+    /// The reader took `bytes` after a wait.
     fn took(&mut self, bytes: usize, waited: Duration) {
         let earned = Duration::from_micros(bytes as u64 * 1_000_000 / HTTP_DUMP_BYTES_PER_S_MIN);
         self.left = (self.left.saturating_sub(waited) + earned).min(Self::default().left);
     }
 }
 
-/// Whoever reads a dump.
+/// The way to the reader of a dump.
 struct Reader {
     pieces: mpsc::Sender<Bytes>,
     lag: Lag,
@@ -99,7 +100,7 @@ struct Reader {
     is_cut: Arc<AtomicBool>,
 }
 
-/// Why nothing more is written.
+/// Why the rest is not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
     /// The reader has gone.
@@ -109,7 +110,7 @@ enum Unread {
 }
 
 impl Reader {
-    /// Waits until a piece is taken, as long as the reader may have it wait. Blocks the calling thread.
+    /// Waits until a piece is taken, for as long as the reader may lag. Blocks the calling thread.
     fn give(&mut self, piece: Bytes) -> Result<(), Unread> {
         let (bytes, began) = (piece.len(), Instant::now());
         let sent = match self.pieces.try_send(piece) {
@@ -135,10 +136,10 @@ impl Reader {
 
 struct Writing {
     app: Arc<App>,
-    /// Who reads it; `None` = nobody any more.
+    /// `None` = the reader has gone, or is too slow.
     reader: Option<Reader>,
     out: Vec<u8>,
-    /// Whether nothing was left out.
+    /// Whether no block was left out.
     is_whole: bool,
     events: u64,
     _place: OwnedSemaphorePermit,
@@ -151,14 +152,14 @@ struct Partition {
     workers: Vec<WorkerRecord>,
 }
 
-/// What is left out of a dump: a worker's blocks, or some of them.
+/// A worker whose blocks, or some of them, are left out.
 struct LeftOut {
     worker_id: u64,
     dp_rank: u32,
     reason: &'static str,
 }
 
-/// Why blocks of a worker are left out, if they are. Who was late is told so, and not that nobody read.
+/// Why blocks of a worker are left out, if any are. A deadline that passed comes before other reasons.
 fn left_out_for(dumped: Result<(), &'static str>, is_late: bool, has_dormant: bool) -> Option<&'static str> {
     match dumped {
         Err(_) if is_late => Some("deadline_passed"),
@@ -184,7 +185,7 @@ impl Writing {
         }
     }
 
-    /// Pools of one model and routing group are told together: their workers differ.
+    /// The pools of one model and routing group are one partition: their workers differ.
     fn partitions(&self) -> BTreeMap<String, Partition> {
         let fleet = self.app.backend.fleet();
         let mut partitions: BTreeMap<String, Partition> = BTreeMap::new();
@@ -193,7 +194,7 @@ impl Writing {
             if workers.is_empty() {
                 continue;
             }
-            let partition = partitions.entry(format!("{}:{}", space.model, space::group_of(space))).or_default();
+            let partition = partitions.entry(format!("{}:{}", space.model, group_of(space))).or_default();
             let registered = self.app.records.lock().block_size_of(space.id);
             let known = space.scheme.get().map(|scheme| scheme.block_size).or(registered);
             partition.block_size = partition.block_size.or(known);
@@ -223,25 +224,25 @@ impl Writing {
         self.out.extend_from_slice(b"]}");
     }
 
-    /// Writes a worker's blocks. Why not all, if so. Its own events wait meanwhile, and who reads slowly, but without a
-    /// rest, must not have them wait for ever.
+    /// Writes a worker's blocks. Returns the reason if some are left out. The worker's events wait meanwhile, so a
+    /// deadline stops a reader that is slow but never lags too far.
     fn worker(&mut self, record: &WorkerRecord) -> Option<&'static str> {
         if record.events.is_none() || self.reader.is_none() {
             return None;
         }
         let app = Arc::clone(&self.app);
-        // What has been told of it, in which tiers.
-        let mut told: FxHashMap<u64, u8> = FxHashMap::default();
+        // The tiers in which each block has been written.
+        let mut written: FxHashMap<u64, u8> = FxHashMap::default();
         let (mut has_dormant, mut is_late) = (false, false);
         let deadline = Instant::now() + app.dump_worker;
         let dumped = app.backend.dump(record, &mut |store| {
             let bit = 1_u8 << store.tier.index();
-            let is_news = store.hashes.iter().any(|hash| told.get(&hash.0).is_none_or(|tiers| tiers & bit == 0));
-            if store.parent.is_some_and(|parent| !told.contains_key(&parent.0)) {
-                // It counts for nothing here, and there it could not be stored.
+            let is_news = store.hashes.iter().any(|hash| written.get(&hash.0).is_none_or(|tiers| tiers & bit == 0));
+            if store.parent.is_some_and(|parent| !written.contains_key(&parent.0)) {
+                // Without its parent it does not count here, and Dynamo could not store it.
                 has_dormant = true;
             } else if is_news {
-                store.hashes.iter().for_each(|hash| *told.entry(hash.0).or_default() |= bit);
+                store.hashes.iter().for_each(|hash| *written.entry(hash.0).or_default() |= bit);
                 self.event(record, store);
             }
             is_late = Instant::now() >= deadline;
@@ -305,30 +306,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_keeps_up_may_rest_now_and_then_and_who_trickles_runs_out() {
+    fn a_reader_that_keeps_up_may_pause_and_one_that_trickles_runs_out_of_time() {
         let second = Duration::from_secs(1);
         let mut lag = Lag::default();
         for _ in 0..100 {
             lag.took(HTTP_DUMP_BYTES_PER_S_MIN as usize, second);
         }
-        assert_eq!(lag.left, Lag::default().left, "as fast as is wanted");
+        assert_eq!(lag.left, Lag::default().left, "exactly at the minimum rate");
         lag.took(HTTP_DUMP_CHUNK_BYTES, Lag::default().left - second);
-        assert!(lag.left > second, "a rest");
+        assert!(lag.left > second, "a pause");
         lag.took(1 << 30, Duration::ZERO);
-        assert_eq!(lag.left, Lag::default().left, "nobody saves for later");
+        assert_eq!(lag.left, Lag::default().left, "time is not saved beyond the maximum");
         (0..10).for_each(|_| lag.took(HTTP_DUMP_CHUNK_BYTES, second));
         assert_eq!(lag.left, Duration::from_millis(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_S_MIN));
     }
 
     #[test]
-    fn what_is_left_out_is_named_by_what_ended_it() {
+    fn the_reason_for_left_out_blocks_is_what_ended_the_dump() {
         assert_eq!(left_out_for(Err("not_read"), true, false), Some("deadline_passed"));
         assert_eq!(left_out_for(Err("not_read"), false, true), Some("not_read"));
-        assert_eq!(
-            left_out_for(Ok(()), true, true),
-            Some("blocks_without_parent"),
-            "the last block came in time enough"
-        );
+        assert_eq!(left_out_for(Ok(()), true, true), Some("blocks_without_parent"), "the last block came in time");
         assert_eq!(left_out_for(Ok(()), false, false), None);
     }
 }

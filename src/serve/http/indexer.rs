@@ -9,20 +9,17 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use super::app::App;
-use super::desk::broken;
-use super::fields::{HashQueryFields, OverlapSummary, QueryFields, group_default};
-use super::listener::Caller;
-use super::materials::bits;
-use super::records::{Record, WorkerFields};
-use super::refusal::{Refusal, done, json};
+use super::App;
+use super::connections::Caller;
+use super::prompt::bits;
+use super::prompt::{HashQueryFields, OverlapSummary, QueryFields, group_default};
+use super::registry::{RegisteredWorker, WorkerFields, group_of, scheme_of, space_named};
+use super::reply::{Refusal, done, json};
 use super::selection::summary_of;
-use super::space;
 use crate::error::{Error, Kind};
-use crate::ids::{CorrelationId, Scheme, SpaceId, TierBlocks, Window, Worker};
-use crate::route::{Prompt, RouteRequest};
+use crate::ids::{Scheme, SpaceId, TierBlocks, Window, Worker};
+use crate::route::{Prompt, RouteRequest, Scored};
 use crate::trust::Trust;
-use crate::wire::{OverlapReply, Reply};
 
 #[derive(Deserialize)]
 struct Registration {
@@ -36,30 +33,30 @@ struct Registration {
     replay_endpoint: Option<String>,
 }
 
-/// Adds one rank of an engine.
+/// `/register`: adds one rank of an engine.
 pub(super) async fn register(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, Refusal> {
     app.administering()?;
-    let said: Registration = app.bodies.read(request).await?;
-    let worker = Worker::new(said.instance_id, said.dp_rank.unwrap_or(0));
+    let registration: Registration = app.bodies.read(request).await?;
+    let worker = Worker::new(registration.instance_id, registration.dp_rank.unwrap_or(0));
     let _alone = app.changing.lock().await;
     let fields = WorkerFields {
-        model_name: Some(said.model_name),
-        routing_group: Some(said.routing_group),
-        kv_events_endpoint: Some(said.endpoint),
-        replay_endpoint: said.replay_endpoint,
+        model_name: Some(registration.model_name),
+        routing_group: Some(registration.routing_group),
+        kv_events_endpoint: Some(registration.endpoint),
+        replay_endpoint: registration.replay_endpoint,
         data_parallel_start_rank: Some(worker.rank.0),
         ..WorkerFields::default()
     };
-    let record = Record::new(worker.id.0, fields);
-    let space = app.register_space(&record, worker, said.block_size)?;
+    let record = RegisteredWorker::new(worker.id.0, fields);
+    let space = app.register_space(&record, worker, registration.block_size)?;
     let order = app.order(&record, worker.rank.0, space, caller)?;
     app.change(vec![order]).await.map_err(|error| Refusal::new(StatusCode::CONFLICT, error))?;
     app.settle(|fleet| fleet.workers.iter().any(|record| record.worker == worker)).await?;
-    app.records.lock().set_block_size(space, said.block_size);
+    app.records.lock().set_block_size(space, registration.block_size);
     Ok(done(StatusCode::CREATED))
 }
 
@@ -71,22 +68,26 @@ struct Unregistration {
     dp_rank: Option<u32>,
 }
 
-/// Removes an engine, or one rank of it.
+/// `/unregister`: removes an engine, or one rank of it.
 pub(super) async fn unregister(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     app.administering()?;
-    let said: Unregistration = app.bodies.read(request).await?;
+    let unregistration: Unregistration = app.bodies.read(request).await?;
     let _alone = app.changing.lock().await;
-    let worker = Worker::of_ranks(said.instance_id, said.dp_rank);
+    let worker = Worker::of_ranks(unregistration.instance_id, unregistration.dp_rank);
     let is_meant = move |is: Worker| worker.selects(is);
     {
         let fleet = app.backend.fleet();
         let is_of = |space: SpaceId| {
-            let space = fleet.space(space).filter(|space| space.model == said.model_name);
-            space.is_some_and(|space| said.routing_group.as_ref().is_none_or(|group| group == space::group_of(space)))
+            let space = fleet.space(space).filter(|space| space.model == unregistration.model_name);
+            space
+                .is_some_and(|space| unregistration.routing_group.as_ref().is_none_or(|group| group == group_of(space)))
         };
         if !fleet.workers.iter().any(|record| is_meant(record.worker) && is_of(record.space)) {
-            let message = format!("instance {} is not registered for model={}", said.instance_id, said.model_name);
-            return Err(Refusal::not_found(message, "see GET /workers for what is registered"));
+            let message = format!(
+                "instance {} is not registered for model={}",
+                unregistration.instance_id, unregistration.model_name
+            );
+            return Err(Refusal::not_found(message, "GET /workers lists the registered workers"));
         }
     }
     app.remove(worker).await?;
@@ -97,7 +98,7 @@ pub(super) async fn unregister(State(app): State<Arc<App>>, request: Request) ->
 struct Scores {
     /// Tokens in device memory, by instance and rank, of those that hold any.
     scores: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Always empty, as there.
+    /// Always empty, as in Dynamo.
     frequencies: [u64; 0],
     instances: BTreeMap<String, Instance>,
 }
@@ -106,11 +107,11 @@ struct Scores {
 struct Instance {
     #[serde(flatten)]
     held: OverlapSummary,
-    /// How far that may be believed, by rank; not among what Dynamo says.
+    /// The trust in the overlap, by rank. Dynamo has no such field.
     trust: BTreeMap<String, &'static str>,
 }
 
-/// Who holds how much of a prompt.
+/// `/query`: the workers' overlaps with a prompt.
 pub(super) async fn query(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let fields: QueryFields = app.bodies.read(request).await?;
     let (space, scheme) = app.indexed(&fields.model_name, &fields.routing_group)?;
@@ -119,10 +120,10 @@ pub(super) async fn query(State(app): State<Arc<App>>, request: Request) -> Resu
         salt: fields.cache_salt.as_deref(),
         ..RouteRequest::new(space, Prompt::of_tokens(&fields.token_ids))
     };
-    Ok(json(StatusCode::OK, &scores(&app.overlaps(&question).await?, scheme)))
+    Ok(json(StatusCode::OK, &scores(&app.gateway.overlaps(&question)?, scheme)))
 }
 
-/// The same of a prompt whose blocks are hashed already, its salt included.
+/// `/query_by_hash`: the same for a prompt whose block hashes are sent, the salt included in them.
 pub(super) async fn query_by_hash(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     let fields: HashQueryFields = app.bodies.read(request).await?;
     if fields.cache_salt.is_some() {
@@ -135,14 +136,14 @@ pub(super) async fn query_by_hash(State(app): State<Arc<App>>, request: Request)
     let too_long = |_| Refusal::invalid("block_hashes are too many", "query the beginning of the prompt");
     let token_count = u32::try_from(tokens).map_err(too_long)?;
     let prompt = Prompt::LocalHashes { hashes: bytemuck::cast_slice(&hashes), scheme, token_count };
-    Ok(json(StatusCode::OK, &scores(&app.overlaps(&RouteRequest::new(space, prompt)).await?, scheme)))
+    Ok(json(StatusCode::OK, &scores(&app.gateway.overlaps(&RouteRequest::new(space, prompt))?, scheme)))
 }
 
-/// Only those who hold something are told.
-fn scores(overlaps: &OverlapReply, scheme: Scheme) -> Scores {
+/// The scores of instances with an overlap.
+fn scores(overlaps: &[Scored], scheme: Scheme) -> Scores {
     let mut scores = Scores { scores: BTreeMap::new(), frequencies: [], instances: BTreeMap::new() };
     let mut ranks: BTreeMap<u64, Vec<(u32, TierBlocks, Trust)>> = BTreeMap::new();
-    for entry in overlaps.workers.iter().filter(|entry| entry.overlap.total() > 0) {
+    for entry in overlaps.iter().filter(|entry| entry.overlap.total() > 0) {
         ranks.entry(entry.worker.id.0).or_default().push((entry.worker.rank.0, entry.overlap, entry.trust));
     }
     for (id, ranks) in ranks {
@@ -159,10 +160,10 @@ fn scores(overlaps: &OverlapReply, scheme: Scheme) -> Scores {
 }
 
 impl App {
-    /// Where a new rank is to be registered, unless it is there already or goes against what is there.
-    fn register_space(&self, record: &Record, worker: Worker, block_size: u32) -> Result<SpaceId, Refusal> {
+    /// The space for a new rank. Refuses a rank that is registered already, or conflicts with its space.
+    fn register_space(&self, record: &RegisteredWorker, worker: Worker, block_size: u32) -> Result<SpaceId, Refusal> {
         let fleet = self.backend.fleet();
-        let space = space::of(&fleet, &record.model_name, &record.routing_group);
+        let space = space_named(&fleet, &record.model_name, &record.routing_group);
         let space = space.map_err(|error| Refusal::new(StatusCode::CONFLICT, error))?;
         for other in fleet.workers.iter().filter(|other| other.worker.id == worker.id) {
             if other.space != space.id {
@@ -184,40 +185,32 @@ impl App {
         Ok(space.id)
     }
 
-    /// The space that is queried, and how its prompts are cut.
+    /// The queried space and its scheme.
     fn indexed(&self, model: &str, group: &str) -> Result<(SpaceId, Scheme), Refusal> {
         let fleet = self.backend.fleet();
-        let space = space::of(&fleet, model, group)?;
+        let space = space_named(&fleet, model, group)?;
         if fleet.workers_of(space.id).next().is_none() {
             let message = format!("no indexer for model={model} routing_group={group}");
             return Err(Refusal::not_found(message, "register a worker for it"));
         }
-        Ok((space.id, space::scheme_of(space, self.records.lock().block_size_of(space.id))))
-    }
-
-    /// What every worker holds of a prompt.
-    pub(super) async fn overlaps(&self, question: &RouteRequest<'_>) -> Result<OverlapReply, Refusal> {
-        match self.desk.ask(|encoder, out| encoder.overlap(CorrelationId(0), question, out)).await? {
-            Reply::Overlap(overlaps) => Ok(overlaps),
-            _ => Err(broken().into()),
-        }
+        Ok((space.id, scheme_of(space, self.records.lock().block_size_of(space.id))))
     }
 }
 
-/// What only means something between daemons that ask each other: there is nobody here to be told of.
+/// Endpoints for indexers that recover from each other. kvrouted has no such peers.
 pub(super) async fn no_peers() -> Refusal {
-    let message = "daemons do not ask each other for their index";
+    let message = "kvrouted daemons do not recover from each other";
     let remedy =
-        "give workers a replay endpoint and the daemon a [snapshot] dir: that is what a restart is recovered from";
+        "give workers a replay endpoint and the daemon a [snapshot] dir: it recovers from these after a restart";
     Error::new(Kind::Unsupported, message, remedy).into()
 }
 
-/// The peers there are: none.
+/// The list of peers, which is empty.
 pub(super) async fn peers() -> Response {
     json(StatusCode::OK, &[(); 0])
 }
 
-/// Nothing is logged to a file, so that there is nothing to open again.
+/// Does nothing: the daemon logs to no file.
 pub(super) async fn reopen_logs() -> Response {
     done(StatusCode::OK)
 }

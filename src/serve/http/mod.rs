@@ -1,82 +1,83 @@
-//! The HTTP port: what clients of Dynamo 1.6.1's standalone indexer and selection service ask, with the shapes and
-//! statuses they know, and what watches a daemon: `/metrics`, `/health`, `/ready`.
+//! The HTTP port. It answers clients of Dynamo 1.6.1's standalone indexer and selection service, with the JSON and the
+//! statuses that they expect, and clients that watch the daemon: `/metrics`, `/health`, `/ready`.
 //!
 //! ```text
-//! TcpListener ─ hyper ─▶ axum ─▶ Bodies (JSON in bounds) ─▶ handlers ─┬─▶ Desk ─ frames ─▶ RoutingResponder ─▶ Service
+//! TcpListener ─ hyper ─▶ axum ─▶ Bodies (JSON in bounds) ─▶ handlers ─┬─▶ Gateway ─▶ RequestHandler
 //!                                                                     └─▶ HttpBackend (workers, dumps, metrics)
 //! ```
 //!
-//! It has a thread and a runtime of its own, so that no serving core ever waits for it. To the rest of the daemon it is one
-//! more gateway: a request becomes a frame of the routing protocol and is answered by the code that answers sockets,
-//! with its queue, its bookings and its counters. All bookings made here belong to one session, which ends with the
-//! daemon; a client that goes does not end them, as it does not there.
+//! It has a thread and a runtime of its own, so that no serving thread waits for it. To the room
+//! [`requests`](crate::requests) it is one more gateway, with the same queue, bookings and counters as a gateway on the
+//! socket. All its bookings belong to one session, which ends with the daemon. A client that disconnects does not end
+//! its bookings, as with Dynamo's service.
 
-mod app;
-mod body;
-mod desk;
+pub(super) mod browser_guard;
+pub(super) mod connections;
 mod dump;
-mod fields;
+mod gateway;
 mod indexer;
-pub(super) mod listener;
-mod materials;
-mod orders;
-pub(super) mod pages;
-mod places;
-mod progress;
-mod questions;
-mod records;
-mod refusal;
-mod replies;
+mod prompt;
+mod queries;
+mod registry;
+mod reply;
+mod request_body;
 mod selection;
-mod selections;
-mod space;
 mod workers;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use arc_swap::Guard;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{delete, get, patch, post};
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, oneshot, watch};
 
-pub use app::HttpBackend;
-pub use orders::WorkerOrder;
-
-use crate::config::HttpConfig;
+use crate::config::{HostRule, HttpConfig, SpaceConfig};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_RESERVED};
+use crate::fleet::{FleetTable, WorkerRecord};
+use crate::ids::{Scheme, SpaceId};
+use crate::index::StoreBlocks;
+use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_RESERVED, HTTP_DUMPS_MAX};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
-use crate::serve::Service;
-use app::App;
-use desk::Desk;
-use listener::{Patience, Terms};
+use crate::requests::RoutingService;
+use crate::serve::MetricsPages;
+use connections::{ConnectionLimits, TimeLimits};
+use gateway::Gateway;
+use prompt::PromptFields;
+use registry::{Registry, scheme_of, space_to_select};
+use reply::{Refusal, Replies};
+use request_body::Bodies;
+use selection::{Forgotten, Selections};
+pub(crate) use workers::WorkerChangeOrder;
 
-/// A port that is bound, and serves nobody yet.
+/// A bound port that does not serve yet.
 #[derive(Debug)]
-pub struct HttpPort {
+pub(crate) struct HttpPort {
     listener: std::net::TcpListener,
     config: HttpConfig,
 }
 
-/// What an HTTP port counts.
+/// The counters of an HTTP port.
 #[derive(Clone, Debug, Default)]
-pub struct HttpMetrics {
-    /// Of HTTP.
-    pub http: Arc<CounterSet<HttpCounter>>,
-    /// Of the requests that came of it, as every core counts them.
-    pub core: Arc<CounterSet<CoreCounter>>,
+pub(crate) struct HttpMetrics {
+    /// HTTP requests and connections.
+    pub(crate) http: Arc<CounterSet<HttpCounter>>,
+    /// The requests made from them, as every serving thread counts its own.
+    pub(crate) core: Arc<CounterSet<CoreCounter>>,
 }
 
 impl HttpPort {
-    /// Binds the configured port; `None` = there is to be none.
+    /// Binds the configured port; `None` = no port is configured.
     ///
     /// # Errors
-    /// [`Kind::System`] if it is taken or may not be bound.
-    pub fn bind(config: &HttpConfig) -> Result<Option<Self>> {
+    /// [`Kind::System`] if it is in use or the daemon may not bind it.
+    pub(crate) fn bind(config: &HttpConfig) -> Result<Option<Self>> {
         if config.port == 0 {
             return Ok(None);
         }
@@ -93,13 +94,13 @@ impl HttpPort {
         Ok(Some(Self { listener: bound, config: config.clone() }))
     }
 
-    /// Serves it by a thread of its own, as core number `core` of the waiting room. Returns once it does.
+    /// Serves the port by a thread of its own, as number `core` of the threads that decide. Returns once it serves.
     ///
     /// # Errors
-    /// [`Kind::System`] if the thread or its runtime cannot be had; why `service` opens no session.
-    pub fn start<S: Service + Send + 'static>(
+    /// [`Kind::System`] if the thread or its runtime cannot be started; the error of `service` if it opens no session.
+    pub(crate) fn start(
         self,
-        service: S,
+        service: RoutingService,
         core: usize,
         metrics: HttpMetrics,
         backend: Arc<dyn HttpBackend>,
@@ -110,16 +111,16 @@ impl HttpPort {
             let Self { listener, config } = self;
             let HttpMetrics { http, core: core_counters } = metrics;
             let prepared = prepare(listener).and_then(|(runtime, listener)| {
-                let desk = Desk::open(service, core, core_counters, Arc::clone(&http))?;
-                Ok((runtime, listener, Arc::new(App::new(desk, backend, Arc::clone(&http), config))))
+                let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
+                Ok((runtime, listener, Arc::new(App::new(gateway, backend, Arc::clone(&http), config))))
             });
             match prepared {
-                // The receiver waits for exactly this.
+                // The receiver waits for this message.
                 Err(error) => drop(send.send(Err(error))),
                 Ok((runtime, listener, app)) => {
                     drop(send.send(Ok(())));
                     runtime.block_on(run(listener, app, http, ending));
-                    // A dump that nobody reads to its end ends by itself.
+                    // A dump whose reader stalls ends by itself.
                     runtime.shutdown_background();
                 }
             }
@@ -136,24 +137,24 @@ impl HttpPort {
 
 /// A running HTTP port.
 #[derive(Debug)]
-pub struct HttpThread {
+pub(crate) struct HttpThread {
     end: watch::Sender<bool>,
     thread: thread::JoinHandle<()>,
 }
 
 impl HttpThread {
-    /// Whether it still serves.
+    /// Whether its thread runs.
     #[must_use]
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
 
-    /// Ends it: what is being answered is answered, for a moment.
+    /// Ends it. Requests in progress get a moment to finish.
     ///
     /// # Errors
     /// [`Kind::Internal`] if it panicked.
-    pub fn stop(self) -> Result<()> {
-        // Gone only with the thread.
+    pub(crate) fn stop(self) -> Result<()> {
+        // The receiver is gone only if the thread has ended.
         let _ = self.end.send(true);
         self.thread.join().map_err(|_| panicked())
     }
@@ -181,17 +182,17 @@ async fn run(
     counters: Arc<CounterSet<HttpCounter>>,
     ending: watch::Receiver<bool>,
 ) {
-    let terms = Terms {
-        patience: Patience::default(),
+    let terms = ConnectionLimits {
+        times: TimeLimits::default(),
         connections_max: HTTP_CONNECTIONS_MAX,
         reserved: (HTTP_CONNECTIONS_RESERVED, reserve_router(Arc::clone(&app))),
     };
-    let serving = listener::serve(listener, router(Arc::clone(&app)), terms, counters, ending);
+    let serving = connections::serve(listener, router(Arc::clone(&app)), terms, counters, ending);
     tokio::select! {
         () = serving => {}
-        () = app.desk.serve_late() => {}
+        () = app.gateway.serve_queue() => {}
     }
-    app.desk.drain();
+    app.gateway.drain();
 }
 
 fn router(app: Arc<App>) -> Router {
@@ -216,36 +217,36 @@ fn router(app: Arc<App>) -> Router {
         .route("/reservations/{selection_id}", delete(selection::free))
         .route("/reservations/{selection_id}/prefill_complete", post(selection::prefill_complete))
         .route("/reservations/{selection_id}/output_block", post(selection::output_block))
-        .route("/loads", get(questions::loads))
-        .route("/potential_loads", post(questions::potential_loads))
-        .route("/overlap_scores", post(questions::overlap_scores))
-        .route("/ready", get(questions::ready))
-        .layer(from_fn_with_state(Arc::clone(&app), replies::bound))
+        .route("/loads", get(queries::loads))
+        .route("/potential_loads", post(queries::potential_loads))
+        .route("/overlap_scores", post(queries::overlap_scores))
+        .route("/ready", get(queries::ready))
+        .layer(from_fn_with_state(Arc::clone(&app), reply::bound))
         .merge(watching())
-        .fallback(questions::not_found)
-        .method_not_allowed_fallback(questions::method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&app), pages::refuse))
+        .fallback(queries::not_found)
+        .method_not_allowed_fallback(queries::method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), browser_guard::refuse))
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }
 
-/// What watches a daemon. Readiness lists workers, and is bound as every other reply is; the metrics page is bound where
-/// it is made.
+/// The endpoints that watch the daemon. `/ready` lists workers, and its memory is bounded like that of other replies.
+/// The metrics page is bounded where it is made.
 fn watching() -> Router<Arc<App>> {
-    Router::new().route("/health", get(questions::health)).route("/metrics", get(questions::metrics))
+    Router::new().route("/health", get(queries::health)).route("/metrics", get(queries::metrics))
 }
 
-/// What is answered while the daemon works for all other connections.
+/// The router for reserved connections, while all others have requests in progress.
 fn reserve_router(app: Arc<App>) -> Router {
     watching()
-        .fallback(questions::crowded)
-        .method_not_allowed_fallback(questions::method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&app), pages::refuse))
+        .fallback(queries::crowded)
+        .method_not_allowed_fallback(queries::method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), browser_guard::refuse))
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }
 
-/// Counts a request by what came of it.
+/// Counts a request by its status.
 async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let status = response.status();
@@ -256,4 +257,127 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         app.counters.bump(HttpCounter::Failed);
     }
     response
+}
+
+/// The daemon behind an HTTP port, beside the requests of its gateway.
+pub(crate) trait HttpBackend: Send + Sync + 'static {
+    /// Whether the daemon drains.
+    fn is_draining(&self) -> bool;
+
+    /// The current fleet table.
+    fn fleet(&self) -> Guard<Arc<FleetTable>>;
+
+    /// The configured spaces, by [`SpaceId`].
+    fn spaces(&self) -> &[SpaceConfig];
+
+    /// Whether costs in a space include the prefill term.
+    fn tracks_prefill(&self, space: SpaceId) -> bool;
+
+    /// How many requests of a space wait for a worker, and the tokens of their prompts.
+    fn waiting(&self, space: SpaceId) -> (usize, u64);
+
+    /// The maker of metrics pages.
+    fn metrics(&self) -> &MetricsPages;
+
+    /// Orders changes of workers, as administration does: all of them, or none. The receiver gets the result.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if too many changes wait, [`Kind::Draining`].
+    fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>>;
+
+    /// Gives every block of a worker to `each`, a parent before its children, until `each` returns false. Blocks the
+    /// calling thread.
+    ///
+    /// # Errors
+    /// The name of the reason why blocks are missing.
+    fn dump(&self, worker: &WorkerRecord, each: &mut dyn FnMut(&StoreBlocks<'_>) -> bool) -> Result<(), &'static str>;
+}
+
+/// The state of one HTTP port.
+struct App {
+    pub(super) gateway: Gateway,
+    pub(super) backend: Arc<dyn HttpBackend>,
+    pub(super) bodies: Bodies,
+    pub(super) records: Mutex<Registry>,
+    pub(super) selections: Mutex<Selections>,
+    /// Locked during a change of workers, so that its checks stay true until it is made.
+    pub(super) changing: tokio::sync::Mutex<()>,
+    pub(super) dumps: Arc<Semaphore>,
+    pub(super) replies: Replies,
+    pub(super) counters: Arc<CounterSet<HttpCounter>>,
+    may_administer: bool,
+    /// Host names that requests to the port may use.
+    pub(super) hosts: Vec<String>,
+    /// Hosts that registered workers may have; empty = see [`HttpConfig::worker_hosts`].
+    pub(super) worker_hosts: Vec<HostRule>,
+    /// The longest time for the dump of one worker.
+    pub(super) dump_worker: Duration,
+    started: Instant,
+}
+
+impl App {
+    pub(super) fn new(
+        gateway: Gateway,
+        backend: Arc<dyn HttpBackend>,
+        counters: Arc<CounterSet<HttpCounter>>,
+        config: HttpConfig,
+    ) -> Self {
+        Self {
+            gateway,
+            backend,
+            bodies: Bodies::new(config.body_bytes_max, Arc::clone(&counters)),
+            records: Mutex::default(),
+            selections: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
+            replies: Replies::new(Arc::clone(&counters)),
+            counters,
+            may_administer: config.administer,
+            hosts: config.hosts,
+            // The configuration was checked: every rule is valid.
+            worker_hosts: config.worker_hosts.iter().filter_map(|rule| HostRule::parse(rule)).collect(),
+            dump_worker: Duration::from_millis(config.dump_worker_ms_max),
+            started: Instant::now(),
+        }
+    }
+
+    /// Milliseconds of this port's clock.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Refuses a request that begins something while the daemon drains.
+    pub(super) fn serving(&self) -> Result<()> {
+        if self.backend.is_draining() {
+            return Err(Error::new(
+                Kind::Draining,
+                "the daemon drains",
+                "ask another, or this one once it has restarted",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses administration, which is changes of workers and dumps, if the port does not allow it.
+    pub(super) fn administering(&self) -> Result<()> {
+        if self.may_administer {
+            return self.serving();
+        }
+        self.counters.bump(HttpCounter::AdministrationRefused);
+        let remedy = "set administer = true under [http], or use `kvrouted worker` on the daemon's host";
+        let message = "this HTTP port neither changes nor dumps workers: http.administer is false";
+        Err(Error::new(Kind::NotPermitted, message, remedy))
+    }
+
+    /// The space of a request for a worker, and its scheme.
+    pub(super) fn space_of(&self, fields: &PromptFields) -> Result<(SpaceId, Scheme), Refusal> {
+        let fleet = self.backend.fleet();
+        let space = space_to_select(&fleet, &fields.model_name, &fields.routing_group)?;
+        Ok((space.id, scheme_of(space, self.records.lock().block_size_of(space.id))))
+    }
+
+    pub(super) fn count_forgotten(&self, forgotten: Forgotten) {
+        self.counters.add(HttpCounter::SelectionsEvicted, forgotten.evicted);
+        self.counters.add(HttpCounter::SelectionsExpired, forgotten.expired);
+    }
 }

@@ -1,28 +1,30 @@
-//! `/workers`: the fleet as HTTP clients see and change it. A row has the fields of the indexer's listing and of the
-//! selection service's, whose names do not collide.
+//! `/workers`: the listing of the fleet, and its changes, which the control thread makes. A row of the listing has the
+//! fields of the indexer's listing and of the selection service's; their names do not collide.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
+use tokio::time::Instant;
 
-use super::app::App;
-use super::listener::Caller;
-use super::orders::WorkerOrder;
-use super::records::{Lifecycle, Record, WorkerFields};
-use super::refusal::{Refusal, json};
-use super::space;
+use super::App;
+use super::connections::Caller;
+use super::registry::{Lifecycle, RegisteredWorker, WorkerFields, group_of, space_named};
+use super::reply::{Refusal, json};
+use crate::config::{HostRule, parse_worker};
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
-use crate::ids::{SpaceId, Worker, WorkerId};
-use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX};
+use crate::ids::{SpaceId, Window, Worker, WorkerId};
+use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX, HTTP_SETTLE_MS_MAX, HTTP_SETTLE_REST_MS};
+use crate::metrics::HttpCounter;
 use crate::trust::TrustReason;
 
-/// How a rank's events come in, as the indexer says it.
+/// The state of a rank's event subscription, with the indexer's fields.
 #[derive(Serialize)]
 struct Listener {
     endpoint: String,
@@ -40,7 +42,7 @@ pub(super) struct Row {
     endpoints: BTreeMap<u32, String>,
     listeners: BTreeMap<u32, Listener>,
     #[serde(flatten)]
-    record: Record,
+    record: RegisteredWorker,
 }
 
 impl Row {
@@ -50,7 +52,7 @@ impl Row {
     }
 }
 
-/// What a listing is to be of.
+/// The workers that a listing shows.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
     model_name: Option<String>,
@@ -58,7 +60,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// From the text behind the `?` of a request.
+    /// From the query string of a request.
     pub(super) fn of(query: Option<&str>) -> Self {
         let mut filter = Self::default();
         for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -77,7 +79,7 @@ impl Filter {
     }
 }
 
-/// Adds a worker, or says anew what is known of one.
+/// `POST`: adds a worker, or replaces its fields.
 pub(super) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -90,11 +92,11 @@ pub(super) async fn create(
         return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error));
     };
     let _alone = app.changing.lock().await;
-    let record = app.reconcile(Record::new(worker_id, fields), caller).await?;
+    let record = app.reconcile(RegisteredWorker::new(worker_id, fields), caller).await?;
     Ok(json(StatusCode::CREATED, &record))
 }
 
-/// Says more of a worker.
+/// `PATCH`: changes fields of a worker.
 pub(super) async fn patch(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -110,7 +112,7 @@ pub(super) async fn patch(
     Ok(json(StatusCode::OK, &app.reconcile(known.patched(fields), caller).await?))
 }
 
-/// Removes a worker with all of its ranks.
+/// `DELETE`: removes a worker with all its ranks.
 pub(super) async fn delete(State(app): State<Arc<App>>, Path(worker_id): Path<String>) -> Result<Response, Refusal> {
     app.administering()?;
     let worker_id = number(&worker_id)?;
@@ -123,28 +125,29 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(worker_id): Path<St
         app.remove(Worker::every_rank(WorkerId(worker_id))).await?;
     }
     app.records.lock().remove(worker_id);
-    let record = Record { lifecycle: Lifecycle::Unschedulable, not_schedulable_reasons: Vec::new(), ..record };
+    let record =
+        RegisteredWorker { lifecycle: Lifecycle::Unschedulable, not_schedulable_reasons: Vec::new(), ..record };
     Ok(json(StatusCode::OK, &record))
 }
 
-/// Lists the workers, by model, routing group and number.
+/// `GET`: lists the workers, sorted by model, routing group and id.
 pub(super) async fn list(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Response {
     json(StatusCode::OK, &app.rows(&Filter::of(query.as_deref())))
 }
 
-/// A worker's number in a path.
+/// A worker's id in a path.
 fn number(text: &str) -> Result<u64, Refusal> {
     text.parse()
-        .map_err(|_| Refusal::invalid(format!("{text:?} is no worker's number"), "name it by a number from 0 on"))
+        .map_err(|_| Refusal::invalid(format!("{text:?} is no worker's id"), "name the worker by a number from 0 on"))
 }
 
 fn not_found(worker_id: u64) -> Refusal {
-    Refusal::not_found(format!("worker {worker_id} not found"), "see GET /workers for those there are")
+    Refusal::not_found(format!("worker {worker_id} not found"), "GET /workers lists the workers")
 }
 
 impl App {
-    /// Makes the fleet what a record says, and keeps the record with what came of it.
-    async fn reconcile(&self, mut record: Record, caller: Caller) -> Result<Record, Refusal> {
+    /// Reconciles the fleet with a registered worker, and keeps the worker with the result.
+    async fn reconcile(&self, mut record: RegisteredWorker, caller: Caller) -> Result<RegisteredWorker, Refusal> {
         let (start, size) = record.ranks();
         if size > HTTP_RANKS_MAX || start.checked_add(size).is_none() {
             let message = format!("data_parallel_size {size} exceeds the maximum {HTTP_RANKS_MAX}");
@@ -152,8 +155,13 @@ impl App {
         }
         let bytes = record.bytes();
         if bytes > HTTP_RECORD_BYTES_MAX {
-            let message = format!("what is said of the worker is {bytes} bytes, more than {HTTP_RECORD_BYTES_MAX}");
-            return Err(Error::new(Kind::Oversized, message, "say less of it, or register its ranks as several").into());
+            let message = format!("the worker's fields take {bytes} bytes, more than {HTTP_RECORD_BYTES_MAX}");
+            return Err(Error::new(
+                Kind::Oversized,
+                message,
+                "send fewer fields, or register its ranks as several workers",
+            )
+            .into());
         }
         if !self.records.lock().has_room(record.worker_id) {
             let error = Error::new(Kind::Overloaded, "too many workers are registered", "remove some");
@@ -183,16 +191,16 @@ impl App {
         Ok(record)
     }
 
-    /// Adds the ranks of a worker, and removes those it no longer has.
-    async fn order_ranks(&self, record: &Record, space: SpaceId, caller: Caller) -> Result<(), Refusal> {
+    /// Adds the ranks of a worker, and removes ranks that it no longer has.
+    async fn order_ranks(&self, record: &RegisteredWorker, space: SpaceId, caller: Caller) -> Result<(), Refusal> {
         let (start, size) = record.ranks();
         let ranks = start..start + size;
         let adds: Result<Vec<_>, _> = ranks.clone().map(|rank| self.order(record, rank, space, caller)).collect();
-        let mut orders: Vec<WorkerOrder> = {
+        let mut orders: Vec<WorkerChangeOrder> = {
             let fleet = self.backend.fleet();
             let of_worker = fleet.workers.iter().filter(|other| other.worker.id.0 == record.worker_id);
             let gone = of_worker.filter(|other| !ranks.contains(&other.worker.rank.0));
-            gone.map(|other| WorkerOrder::Remove(other.worker)).collect()
+            gone.map(|other| WorkerChangeOrder::Remove(other.worker)).collect()
         };
         orders.extend(adds?);
         self.change(orders).await.map_err(|error| match error.kind() {
@@ -201,17 +209,17 @@ impl App {
         })?;
         self.settle(|fleet| {
             let of_worker = || fleet.workers.iter().filter(|other| other.worker.id.0 == record.worker_id);
-            let is_as_said = |rank: u32| {
+            let is_as_ordered = |rank: u32| {
                 let there = of_worker().find(|other| other.worker.rank.0 == rank && other.space == space);
                 let events = |there: &WorkerRecord| there.events.as_ref().map(|events| events.endpoint.to_string());
                 there.is_some_and(|there| events(there).as_deref() == record.events_of(rank))
             };
-            ranks.clone().all(is_as_said) && of_worker().count() == size as usize
+            ranks.clone().all(is_as_ordered) && of_worker().count() == size as usize
         })
         .await
     }
 
-    /// The workers of the fleet and those that are not complete.
+    /// The workers of the fleet, and registered workers that are not in it.
     pub(super) fn rows(&self, filter: &Filter) -> Vec<Row> {
         let fleet = self.backend.fleet();
         let records = self.records.lock();
@@ -221,7 +229,7 @@ impl App {
         }
         let there = by_id.iter().filter_map(|(id, ranks)| row(&fleet, *id, ranks, records.get(*id)));
         let waiting = records.iter().filter(|record| !by_id.contains_key(&record.worker_id));
-        let mut rows: Vec<Row> = there.chain(waiting.cloned().map(unheard)).collect();
+        let mut rows: Vec<Row> = there.chain(waiting.cloned().map(row_outside_fleet)).collect();
         rows.retain(|row| filter.takes(&row.record.model_name, &row.record.routing_group));
         rows.sort_by(|a, b| {
             let key = |row: &Row| (row.record.model_name.clone(), row.record.routing_group.clone(), row.instance_id);
@@ -231,12 +239,13 @@ impl App {
     }
 }
 
-fn is_in_use(record: &Record) -> bool {
+fn is_in_use(record: &RegisteredWorker) -> bool {
     record.lifecycle == Lifecycle::Schedulable
 }
 
-/// A worker that is not in the fleet. One that was once, and was removed elsewhere, is nobody to send to.
-fn unheard(mut record: Record) -> Row {
+/// The row of a worker that is not in the fleet. If it was there before and another source removed it, it cannot be
+/// chosen.
+fn row_outside_fleet(mut record: RegisteredWorker) -> Row {
     if record.lifecycle == Lifecycle::Schedulable {
         record.lifecycle = Lifecycle::Unschedulable;
         record.not_schedulable_reasons = vec!["removed from the fleet: register it again".to_owned()];
@@ -245,8 +254,8 @@ fn unheard(mut record: Record) -> Row {
     Row { instance_id: record.worker_id, source: "zmq", status: "pending", endpoints, listeners, record }
 }
 
-/// A worker of the fleet, and what an HTTP client said of it.
-fn row(fleet: &FleetTable, id: u64, ranks: &[&WorkerRecord], said: Option<&Record>) -> Option<Row> {
+/// The row of a worker of the fleet, with the fields that an HTTP client registered.
+fn row(fleet: &FleetTable, id: u64, ranks: &[&WorkerRecord], said: Option<&RegisteredWorker>) -> Option<Row> {
     let known = known_to(fleet, id)?;
     let mut record = said.cloned().unwrap_or_else(|| known.clone());
     record.lifecycle = known.lifecycle;
@@ -272,14 +281,14 @@ fn listener(rank: &WorkerRecord) -> Option<(u32, Listener)> {
     Some((rank.worker.rank.0, Listener { endpoint, status, last_error }))
 }
 
-/// A worker as the daemon itself knows it. A worker may be chosen as long as one of its ranks may.
-fn known_to(fleet: &FleetTable, id: u64) -> Option<Record> {
+/// A worker with the fields that the fleet shows. It may be chosen if one of its ranks may.
+fn known_to(fleet: &FleetTable, id: u64) -> Option<RegisteredWorker> {
     let ranks: Vec<&WorkerRecord> = fleet.workers.iter().filter(|record| record.worker.id.0 == id).collect();
     let first = *ranks.iter().min_by_key(|record| record.worker.rank.0)?;
     let space = fleet.space(first.space)?;
     let mut fields = WorkerFields {
         model_name: Some(space.model.clone()),
-        routing_group: Some(space::group_of(space).to_owned()),
+        routing_group: Some(group_of(space).to_owned()),
         block_size: space.scheme.get().map(|scheme| scheme.block_size),
         data_parallel_start_rank: Some(first.worker.rank.0),
         data_parallel_size: Some(ranks.len() as u32),
@@ -296,7 +305,7 @@ fn known_to(fleet: &FleetTable, id: u64) -> Option<Record> {
             only.events.as_ref().and_then(|events| events.replay.as_ref().map(ToString::to_string));
     }
     fields.kv_events_endpoints = Some(endpoints).filter(|endpoints| !endpoints.is_empty());
-    let mut record = Record::new(id, fields);
+    let mut record = RegisteredWorker::new(id, fields);
     let is = |state: WorkerState| ranks.iter().any(|record| record.state == state);
     record.lifecycle = if is(WorkerState::Ready) || is(WorkerState::Joining) {
         Lifecycle::Schedulable
@@ -306,4 +315,142 @@ fn known_to(fleet: &FleetTable, id: u64) -> Option<Record> {
         Lifecycle::Unschedulable
     };
     Some(record)
+}
+
+/// One change of the fleet that an HTTP client orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WorkerChangeOrder {
+    /// Add a worker, or replace one that a request added before. The fields of a `[[worker]]`.
+    Add(Vec<(String, String)>),
+    /// Remove a worker that a request added; rank 2³² - 1 = every rank.
+    Remove(Worker),
+}
+
+/// Whether a worker has this endpoint already.
+fn is_connected(fleet: &FleetTable, worker: Worker, endpoint: &str) -> bool {
+    let events = fleet.workers.iter().find(|record| record.worker == worker).and_then(|record| record.events.as_ref());
+    events.is_some_and(|events| events.endpoint == endpoint || events.replay.as_deref() == Some(endpoint))
+}
+
+impl App {
+    /// The order to add one rank of a worker.
+    ///
+    /// # Errors
+    /// A field is invalid, or the caller may not name one of the endpoints.
+    pub(super) fn order(
+        &self,
+        record: &RegisteredWorker,
+        rank: u32,
+        space: SpaceId,
+        caller: Caller,
+    ) -> Result<WorkerChangeOrder, Refusal> {
+        if let Some(taint) = record.fields.taints.iter().flatten().find(|taint| taint.is_empty() || taint.contains('+'))
+        {
+            let message = format!("the taint {taint:?} cannot be a label");
+            return Err(Refusal::invalid(message, "name taints without +, which joins them, and none that is empty"));
+        }
+        let fields = {
+            let fleet = self.backend.fleet();
+            let space = fleet.space(space).ok_or_else(|| Refusal::not_found("the space is gone", "ask again"))?;
+            record.worker_fields(rank, (&space.namespace, space.role.name()))
+        };
+        let worker = Worker::new(record.worker_id, rank);
+        for (_, endpoint) in fields.iter().filter(|(name, _)| name == "endpoint" || name == "replay") {
+            if !is_connected(&self.backend.fleet(), worker, endpoint) {
+                self.may_name(endpoint, caller)?;
+            }
+        }
+        match parse_worker("the request", &fields, self.backend.spaces()) {
+            Ok(_) => Ok(WorkerChangeOrder::Add(fields)),
+            Err(problems) => Err(Refusal::invalid(problems.to_string().trim().to_owned(), "correct the named fields")),
+        }
+    }
+
+    /// Refuses an endpoint to which this caller may not make the daemon connect.
+    fn may_name(&self, endpoint: &str, caller: Caller) -> Result<(), Refusal> {
+        let caller = caller.0.ip().to_canonical();
+        let is_allowed = match self.worker_hosts.as_slice() {
+            [] => caller.is_loopback() || HostRule::is_at(endpoint, caller),
+            rules => rules.iter().any(|rule| rule.allows(endpoint)),
+        };
+        if is_allowed {
+            return Ok(());
+        }
+        self.counters.bump(HttpCounter::EndpointsRefused);
+        let message = format!("http.worker_hosts does not allow the endpoint {endpoint}");
+        let remedy =
+            "name its host or network in worker_hosts under [http], or use `kvrouted worker` on the daemon's host";
+        Err(Error::new(Kind::NotPermitted, message, remedy).into())
+    }
+
+    /// Has the control thread make all of the changes, or none.
+    ///
+    /// # Errors
+    /// Another source names a worker, there are too many workers, or the daemon drains.
+    pub(super) async fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<(), Error> {
+        let draining =
+            || Error::new(Kind::Draining, "the daemon drains", "ask another, or this one once it has restarted");
+        let done = self.backend.change(orders)?;
+        done.await.map_err(|_| draining())?
+    }
+
+    /// Removes a worker that a request added, and its registration.
+    ///
+    /// # Errors
+    /// Another source names it.
+    pub(super) async fn remove(&self, worker: Worker) -> Result<(), Refusal> {
+        let removed = self.change(vec![WorkerChangeOrder::Remove(worker)]).await;
+        removed.map_err(|error| match error.kind() {
+            Kind::InvalidArgument => Refusal::new(StatusCode::CONFLICT, error),
+            _ => error.into(),
+        })?;
+        let is_meant = move |is: Worker| worker.selects(is);
+        self.settle(|fleet| !fleet.workers.iter().any(|record| is_meant(record.worker))).await?;
+        let (fleet, mut records) = (self.backend.fleet(), self.records.lock());
+        if !fleet.workers.iter().any(|record| record.worker.id == worker.id) {
+            records.remove(worker.id.0);
+        }
+        // The first worker of an empty space may register another block size.
+        records.keep_block_sizes(|space| fleet.workers_of(space).next().is_some());
+        Ok(())
+    }
+
+    /// Waits until the fleet shows the ordered change.
+    ///
+    /// # Errors
+    /// The change takes too long, or was refused; the log has the reason.
+    pub(super) async fn settle(&self, shows: impl Fn(&FleetTable) -> bool) -> Result<(), Refusal> {
+        let deadline = Instant::now() + Duration::from_millis(HTTP_SETTLE_MS_MAX);
+        while !shows(&self.backend.fleet()) {
+            if Instant::now() >= deadline {
+                let message = format!("the change is ordered, but not made after {HTTP_SETTLE_MS_MAX} ms");
+                return Err(
+                    Error::new(Kind::Overloaded, message, "check GET /workers, and the log for a refusal").into()
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(HTTP_SETTLE_REST_MS)).await;
+        }
+        Ok(())
+    }
+
+    /// The space of a registered worker, or the conflict that keeps it out.
+    pub(super) fn misfit(&self, record: &RegisteredWorker) -> Result<SpaceId, String> {
+        let fleet = self.backend.fleet();
+        let found = space_named(&fleet, &record.model_name, &record.routing_group);
+        let space = found.map_err(|error| format!("{}; {}", error.message(), error.remedy()))?;
+        let records = self.records.lock();
+        let scheme = space.scheme.get();
+        let known = scheme.map(|scheme| scheme.block_size).or(records.block_size_of(space.id));
+        let (known, asked) = (known.unwrap_or_default(), record.fields.block_size.unwrap_or_default());
+        if known != 0 && asked != 0 && asked != known {
+            return Err(format!("block_size mismatch: existing={known} requested={asked}"));
+        }
+        let is_eagle = record.fields.is_eagle.unwrap_or(false);
+        match scheme {
+            Some(scheme) if is_eagle != (scheme.window == Window::Bigram) => {
+                Err(format!("is_eagle mismatch: requested={is_eagle}; the space's window says otherwise"))
+            }
+            _ => Ok(space.id),
+        }
+    }
 }

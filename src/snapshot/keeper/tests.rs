@@ -1,4 +1,4 @@
-//! Rounds of snapshots of workers whose dumps are made up here.
+//! Rounds of snapshots of workers with synthetic dumps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,14 +45,14 @@ fn dump(seq: u64) -> Vec<DumpPart> {
 
 struct Rig {
     _folder: tempfile::TempDir,
-    writing: Writing,
+    rounds: Rounds,
     asked: Arc<AtomicUsize>,
     stop: Sender<Instant>,
 }
 
 impl Rig {
-    /// A thread's work without the thread, over dumps that `parts` makes. The channel of a dump whose parts are
-    /// `None` stays open and empty.
+    /// The thread's work without the thread, over dumps that `parts` makes. If it returns `None`, the dump's channel
+    /// stays open and empty.
     fn new(records: Vec<WorkerRecord>, parts: fn(Worker) -> Option<Vec<DumpPart>>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let space = Space {
@@ -83,12 +83,12 @@ impl Rig {
             keep: Duration::from_secs(3600),
         };
         let (stop, stopped) = bounded(1);
-        let writing = Writing { plan, stopped, deadline: None, kept: BTreeMap::new() };
-        Self { _folder: folder, writing, asked, stop }
+        let rounds = Rounds { plan, stopped, deadline: None, files: BTreeMap::new() };
+        Self { _folder: folder, rounds, asked, stop }
     }
 
     fn count(&self, counter: C) -> u64 {
-        self.writing.plan.stats.counters.get(counter)
+        self.rounds.plan.stats.counters.get(counter)
     }
 
     fn asked(&self) -> usize {
@@ -96,31 +96,31 @@ impl Rig {
     }
 
     fn moves_to(&self, seq: u64) {
-        self.writing.plan.fleet.load().workers[0].trust.store(trust(seq));
+        self.rounds.plan.fleet.load().workers[0].trust.store(trust(seq));
     }
 }
 
 #[test]
-fn a_worker_is_written_again_only_once_something_has_come_of_it() {
+fn a_worker_is_written_again_only_after_an_event() {
     let mut rig = Rig::new(vec![record(1, Some(5)), record(2, None)], |_| Some(dump(5)));
-    assert_eq!(rig.writing.plan.stats.oldest_age_seconds(u64::MAX), None);
-    (0..3).for_each(|_| rig.writing.round());
+    assert_eq!(rig.rounds.plan.stats.oldest_age_seconds(u64::MAX), None);
+    (0..3).for_each(|_| rig.rounds.round());
     assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsUnchanged)), (1, 1, 2));
-    let bytes = std::fs::read(rig.writing.plan.directory.file_of(Worker::new(1, 0))).unwrap();
+    let bytes = std::fs::read(rig.rounds.plan.directory.file_of(Worker::new(1, 0))).unwrap();
     let (header, ..) = decode(&bytes).expect("whole");
     assert_eq!((header.worker, header.space.model.as_str()), (Worker::new(1, 0), "m"));
-    assert_eq!((header.begin.watermark, rig.count(C::SnapshotBytesWritten)), (Some(EventSeq(5)), bytes.len() as u64));
+    assert_eq!((header.begin.watermark, rig.count(C::SnapshotWrittenBytes)), (Some(EventSeq(5)), bytes.len() as u64));
     rig.moves_to(6);
-    rig.writing.round();
+    rig.rounds.round();
     assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten)), (2, 2));
-    assert_eq!(rig.writing.plan.directory.remove(None).unwrap(), 1, "the other has sent nothing yet");
-    rig.writing.round();
-    assert_eq!(rig.count(C::SnapshotsWritten), 3, "removed, it is written again");
-    assert!(rig.writing.plan.stats.oldest_age_seconds(unix_ms()).is_some());
+    assert_eq!(rig.rounds.plan.directory.remove(None).unwrap(), 1, "the other worker has sent no event yet");
+    rig.rounds.round();
+    assert_eq!(rig.count(C::SnapshotsWritten), 3, "a removed file is written again");
+    assert!(rig.rounds.plan.stats.oldest_age_seconds(unix_ms()).is_some());
 }
 
 #[test]
-fn a_dump_that_is_broken_off_leaves_the_snapshot_before_it() {
+fn an_aborted_dump_leaves_the_earlier_snapshot() {
     let aborted = |worker: Worker| {
         let mut parts = dump(1);
         let end =
@@ -138,17 +138,17 @@ fn a_dump_that_is_broken_off_leaves_the_snapshot_before_it() {
         }
     }
     let mut rig = Rig::new((1..=3).map(|id| record(id, Some(1))).collect(), aborted);
-    let path = rig.writing.plan.directory.file_of(Worker::new(1, 0));
+    let path = rig.rounds.plan.directory.file_of(Worker::new(1, 0));
     std::fs::write(&path, "before").unwrap();
-    rig.writing.round();
+    rig.rounds.round();
     assert_eq!((rig.count(C::SnapshotsBrokenOff), rig.count(C::SnapshotsWritten)), (3, 0));
     assert_eq!(std::fs::read(&path).unwrap(), b"before");
-    assert_eq!(rig.writing.plan.directory.kept().unwrap().len(), 1);
-    assert_eq!(std::fs::read_dir(rig.writing.plan.directory.path()).unwrap().count(), 2, "and the lock");
+    assert_eq!(rig.rounds.plan.directory.files().unwrap().len(), 1);
+    assert_eq!(std::fs::read_dir(rig.rounds.plan.directory.path()).unwrap().count(), 2, "and the lock");
 }
 
 #[test]
-fn a_worker_without_a_batch_keeps_the_snapshot_it_has() {
+fn a_worker_without_a_batch_keeps_its_snapshot() {
     let nothing = |_| {
         let mut parts = dump(1);
         if let DumpPart::Begin(begin) = &mut parts[0] {
@@ -157,14 +157,14 @@ fn a_worker_without_a_batch_keeps_the_snapshot_it_has() {
         Some(parts)
     };
     let mut rig = Rig::new(vec![record(1, Some(1))], nothing);
-    std::fs::write(rig.writing.plan.directory.file_of(Worker::new(1, 0)), "before").unwrap();
-    rig.writing.round();
+    std::fs::write(rig.rounds.plan.directory.file_of(Worker::new(1, 0)), "before").unwrap();
+    rig.rounds.round();
     assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsBrokenOff)), (1, 0, 0));
-    assert_eq!(std::fs::read(rig.writing.plan.directory.file_of(Worker::new(1, 0))).unwrap(), b"before");
+    assert_eq!(std::fs::read(rig.rounds.plan.directory.file_of(Worker::new(1, 0))).unwrap(), b"before");
 }
 
 #[test]
-fn a_hybrid_worker_keeps_no_new_snapshot() {
+fn a_hybrid_worker_gets_no_snapshot() {
     let hybrid = |_| {
         let mut parts = dump(1);
         if let DumpPart::Begin(begin) = &mut parts[0] {
@@ -174,42 +174,42 @@ fn a_hybrid_worker_keeps_no_new_snapshot() {
         Some(parts)
     };
     let mut rig = Rig::new(vec![record(1, Some(1))], hybrid);
-    (0..2).for_each(|_| rig.writing.round());
+    (0..2).for_each(|_| rig.rounds.round());
     assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten), rig.count(C::SnapshotsBrokenOff)), (2, 0, 0));
-    assert!(rig.writing.plan.directory.kept().unwrap().is_empty());
+    assert!(rig.rounds.plan.directory.files().unwrap().is_empty());
 }
 
 #[test]
-fn a_stop_is_heard_while_a_dump_does_not_come_and_waits_no_longer_than_its_deadline() {
+fn a_stop_ends_the_wait_for_a_dump_at_its_deadline() {
     let mut rig = Rig::new(vec![record(1, Some(1)), record(2, Some(1))], |_| None);
     rig.stop.send(Instant::now()).unwrap();
-    rig.writing.round();
-    assert!(rig.writing.deadline.is_some());
+    rig.rounds.round();
+    assert!(rig.rounds.deadline.is_some());
     assert_eq!((rig.asked(), rig.count(C::SnapshotsLate)), (2, 2));
 }
 
 #[test]
-fn a_stop_writes_what_has_changed_and_ends_the_thread() {
-    let Rig { _folder, writing, asked, .. } = Rig::new(vec![record(1, Some(1))], |_| Some(dump(1)));
-    let (directory, stats) = (Arc::clone(&writing.plan.directory), Arc::clone(&writing.plan.stats));
-    let keeper = Keeper::start(writing.plan).unwrap();
+fn a_stop_writes_changed_workers_and_ends_the_thread() {
+    let Rig { _folder, rounds, asked, .. } = Rig::new(vec![record(1, Some(1))], |_| Some(dump(1)));
+    let (directory, stats) = (Arc::clone(&rounds.plan.directory), Arc::clone(&rounds.plan.stats));
+    let keeper = Keeper::start(rounds.plan).unwrap();
     assert!(keeper.is_running());
     let deadline = Instant::now() + Duration::from_secs(600);
     keeper.finish(deadline);
     assert!(keeper.join(deadline));
     assert_eq!((asked.load(Ordering::Relaxed), stats.counters.get(C::SnapshotsWritten)), (1, 1));
-    assert_eq!(directory.kept().unwrap().len(), 1);
+    assert_eq!(directory.files().unwrap().len(), 1);
 }
 
 #[test]
-fn the_file_of_a_worker_that_is_gone_is_removed_once_it_is_old() {
+fn the_file_of_a_removed_worker_is_removed_once_it_is_old() {
     let mut rig = Rig::new(vec![record(1, Some(1))], |_| Some(dump(1)));
-    rig.writing.round();
-    std::fs::write(rig.writing.plan.directory.file_of(Worker::new(2, 0)), "gone").unwrap();
-    rig.writing.remove_expired();
-    assert_eq!(rig.writing.plan.directory.kept().unwrap().len(), 2, "not yet");
-    rig.writing.plan.keep = Duration::ZERO;
-    rig.writing.remove_expired();
-    let kept: Vec<_> = rig.writing.plan.directory.kept().unwrap().into_iter().map(|kept| kept.worker).collect();
-    assert_eq!((kept, rig.count(C::SnapshotsExpired)), (vec![Worker::new(1, 0)], 1));
+    rig.rounds.round();
+    std::fs::write(rig.rounds.plan.directory.file_of(Worker::new(2, 0)), "gone").unwrap();
+    rig.rounds.remove_expired();
+    assert_eq!(rig.rounds.plan.directory.files().unwrap().len(), 2, "not yet");
+    rig.rounds.plan.keep = Duration::ZERO;
+    rig.rounds.remove_expired();
+    let files: Vec<_> = rig.rounds.plan.directory.files().unwrap().into_iter().map(|file| file.worker).collect();
+    assert_eq!((files, rig.count(C::SnapshotsExpired)), (vec![Worker::new(1, 0)], 1));
 }

@@ -1,4 +1,4 @@
-//! The hot replies as flatbuffers' builder makes them: what those that are written in one pass are held to.
+//! The frequent replies as flatbuffers' builder makes them. Tests compare those that are written in one pass with these.
 
 use flatbuffers::{ForwardsUOffset, Vector, WIPOffset};
 

@@ -1,25 +1,25 @@
-//! What is read in one go against what flatbuffers' verifier and accessors make of the same body.
+//! The fast path's reading of a body against that of flatbuffers' verifier and accessors.
 
 use super::*;
 use crate::limits::REQUEST_TABLES_MAX;
 use crate::wire::table::{HotTable, TableReader};
-use crate::wire::{bookings, questions, route, route_reply, verify};
+use crate::wire::{questions, reply, reports, route_request, table};
 
-/// The fields of a body, read in one go and by way of the verifier.
+/// The fields of a body, by the fast path and by the verifier.
 fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
     let at_once = TableReader::root(body).and_then(|mut table| T::read(&mut table));
-    let verified = verify::root::<T::Table>(body, REQUEST_TABLES_MAX).ok().map(T::of);
+    let verified = table::root::<T::Table>(body, REQUEST_TABLES_MAX).ok().map(T::of);
     (at_once, verified)
 }
 
-/// Says whether a body is read in one go, and makes sure that what is read is what the verifier's way gives.
+/// Whether the fast path reads a body. If it does, asserts that it reads what the verifier's way reads.
 pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
     let (mut one, mut two) = (RequestScratch::default(), RequestScratch::default());
     macro_rules! same {
         ($decode:expr $(, $scratch:ident)?) => {{
             let (at_once, verified) = both_ways(body);
             let Some(at_once) = at_once else { return false };
-            let verified = verified.expect("what is read in one go passes the verifier");
+            let verified = verified.expect("a body that the fast path reads passes the verifier");
             same!(@compare $decode, at_once, verified $(, $scratch)?)
         }};
         (@compare $decode:expr, $one:ident, $two:ident) => { (format!("{:?}", $decode(&$one)), format!("{:?}", $decode(&$two))) };
@@ -28,14 +28,14 @@ pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
         };
     }
     let (at_once, verified) = match kind {
-        FrameKind::Route => same!(route::decode, scratch),
+        FrameKind::Route => same!(route_request::decode, scratch),
         FrameKind::Overlap => same!(questions::overlap, scratch),
         FrameKind::PotentialLoads => same!(questions::potential_loads, scratch),
-        FrameKind::PrefillComplete => same!(bookings::prefill_complete),
-        FrameKind::Free => same!(bookings::free),
-        FrameKind::OutputProgress => same!(bookings::output_progress),
-        FrameKind::Served => same!(bookings::served),
-        FrameKind::RouteReply => same!(route_reply::route_reply),
+        FrameKind::PrefillComplete => same!(reports::prefill_complete),
+        FrameKind::Free => same!(reports::free),
+        FrameKind::OutputProgress => same!(reports::output_progress),
+        FrameKind::Served => same!(reports::served),
+        FrameKind::RouteReply => same!(reply::route_reply),
         other => panic!("{other:?} is not hot"),
     };
     assert_eq!(at_once, verified);
@@ -95,7 +95,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
         let taint = b.create_string(text);
         a.required_taints = has(21).then(|| b.create_vector(&[taint]));
     });
-    macro_rules! told {
+    macro_rules! report {
         ($table:ident, $args:ident $(, $field:ident: $value:expr)?) => {
             body!($table, $args, |b, a| {
                 a.booking = has(0).then_some(&handle);
@@ -105,16 +105,16 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
             })
         };
     }
-    told!(Free, FreeArgs);
-    told!(PrefillComplete, PrefillCompleteArgs, prefill_us: number_wide);
-    told!(OutputProgress, OutputProgressArgs, output_tokens: number);
-    told!(Served, ServedArgs, worker: has(2).then_some(&worker));
+    report!(Free, FreeArgs);
+    report!(PrefillComplete, PrefillCompleteArgs, prefill_us: number_wide);
+    report!(OutputProgress, OutputProgressArgs, output_tokens: number);
+    report!(Served, ServedArgs, worker: has(2).then_some(&worker));
     bodies
 }
 
 proptest! {
     #[test]
-    fn what_is_read_in_one_go_is_what_the_verifiers_way_gives(
+    fn the_fast_path_reads_what_the_verifiers_way_reads(
         fields in any::<u32>(), number in any::<u32>(), text in "\\PC{0,12}", prompt in proptest::collection::vec(any::<u32>(), 0..40),
     ) {
         for (kind, body) in bodies(fields, (number, &text), &prompt) {

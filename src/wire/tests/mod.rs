@@ -102,7 +102,7 @@ fn requests_round_trip() {
         let (header, body) = split(&out);
         assert_eq!(decode_request(header.kind, body, &mut scratch).unwrap(), Request::Route(request));
         assert_eq!(hot::is_hot(FrameKind::Route, body), request.required_taints.is_empty());
-        assert!(verify::root::<fb::Route<'_>>(body, 9).is_ok(), "{request:?}");
+        assert!(table::root::<fb::Route<'_>>(body, 9).is_ok(), "{request:?}");
         let mut out = Vec::new();
         encoder.overlap(ID, &request, &mut out).unwrap();
         let (header, body) = split(&out);
@@ -185,7 +185,7 @@ fn small_requests_round_trip() {
 }
 
 #[test]
-fn every_served_request_is_refused_if_it_depends_on_what_is_not_served() {
+fn every_request_with_an_unknown_feature_bit_is_refused() {
     macro_rules! body {
         ($table:ident, $args:ident) => {{
             let mut builder = FlatBufferBuilder::new();
@@ -228,7 +228,7 @@ fn versions_are_negotiated() {
 }
 
 #[test]
-fn what_is_not_served_is_refused_by_name() {
+fn an_unserved_field_is_refused_by_name() {
     type Fill = fn(&mut FlatBufferBuilder<'static>, &mut fb::RouteArgs<'static>);
     let overrides = |args: fb::OverridesArgs| raw_route(|b, a| a.overrides = Some(fb::Overrides::create(b, &args)));
     let fills: [(&str, Fill); 1] = [("must_understand bit 40", |_, a| a.must_understand = 1 << 40 | 1)];

@@ -106,7 +106,7 @@ fn a_route_reply_round_trips() {
     assert_eq!((reply.candidates.len(), reply.removed.len()), (0, 2), "who removed them is said unasked");
     assert_eq!((reply.nobody, reply.retry_after_us), (Kind::AllBusy as u16, 10_000));
     let error = reply.chosen().unwrap_err();
-    assert_eq!((error.kind(), error.message()), (Kind::AllBusy, "nobody is eligible: 1 not_allowed, 2 down"));
+    assert_eq!((error.kind(), error.message()), (Kind::AllBusy, "no worker is eligible: 1 not_allowed, 2 down"));
     let silent = RouteReply { nobody: 0, ..reply };
     assert_eq!(silent.chosen().unwrap_err().kind(), Kind::NobodyAvailable, "from a daemon that does not say");
 }

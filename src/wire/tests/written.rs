@@ -4,7 +4,7 @@ use super::*;
 use crate::fleet::WorkerRecord;
 use crate::ids::WorkerSlot;
 use crate::limits::FRAME_ALIGN_BYTES;
-use crate::wire::verify;
+use crate::wire::table;
 
 /// What readers of every language see of a body: all fields, those that are absent included.
 fn seen<'a, T>(body: &'a [u8]) -> String
@@ -12,7 +12,7 @@ where
     T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
     T::Inner: std::fmt::Debug,
 {
-    format!("{:?}", verify::root::<T>(body, 1 << 12).expect("a body that the verifier accepts"))
+    format!("{:?}", table::root::<T>(body, 1 << 12).expect("a body that the verifier accepts"))
 }
 
 fn record(index: WorkerIndex, name: String) -> WorkerRecord {
@@ -73,7 +73,7 @@ fn decided() -> impl Strategy<Value = Decision> {
 /// Structs lie where compilers of other languages look for them.
 fn assert_aligned(body: &[u8]) {
     let at = |address: *const u8| address.addr() - body.as_ptr().addr();
-    let reply = verify::root::<fb::RouteReply<'_>>(body, 1 << 12).unwrap();
+    let reply = table::root::<fb::RouteReply<'_>>(body, 1 << 12).unwrap();
     for candidate in reply.candidates().iter().chain(reply.prefill().iter().flatten()) {
         let trust = candidate.trust().map(|trust| at(trust.0.as_ptr()));
         assert!(trust.is_some_and(|at| at.is_multiple_of(8)));
@@ -86,7 +86,7 @@ fn assert_aligned(body: &[u8]) {
 
 proptest! {
     #[test]
-    fn a_route_reply_is_what_the_builder_makes(
+    fn a_route_reply_equals_the_builders(
         mut decision in decided(), prefill in proptest::option::of(decided()), explain: bool, known in 0..8_u32, name in "\\PC{0,9}", before in 0..3_usize,
     ) {
         decision.prefill = prefill.map(Box::new);
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn an_overlap_reply_is_what_the_builder_makes(decision in decided()) {
+    fn an_overlap_reply_equals_the_builders(decision in decided()) {
         let mut out = Vec::new();
         ReplyEncoder::default().overlap(ID, &decision, &mut out);
         let built = built::overlap(&decision);
@@ -130,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn what_became_of_a_booking_is_said_as_the_builder_does(outcome in 0..4_usize, instance_id: u64) {
+    fn an_outcome_reply_equals_the_builders(outcome in 0..4_usize, instance_id: u64) {
         use BookingOutcome::{AlreadyApplied, Applied, Superseded, Unknown};
         let outcome = [Applied, AlreadyApplied, Unknown, Superseded][outcome];
         let built = built::outcome(outcome, instance_id);

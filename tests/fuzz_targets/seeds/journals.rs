@@ -1,4 +1,4 @@
-//! Journals to begin with.
+//! Journals as seeds.
 
 use kvrouted::fleet::{DeviceClass, WorkerState};
 use kvrouted::ids::{EventSeq, SpaceId, TierBlocks, Worker, WorkerIndex};
@@ -30,7 +30,7 @@ fn journal(rng: &mut Xoshiro256PlusPlus, at: u64) -> Vec<u8> {
         }
         let observation = observation(rng);
         judge(&policy, &observation, Draws::new(rng.random()), &mut decision);
-        record.take_over((step, SpaceId(0)), &policy, &observation, &decision);
+        record.copy_from((step, SpaceId(0)), &policy, &observation, &decision);
         encoder.decision(step as u32 % 3, &record, &mut bytes);
         if step % 5 == 0 {
             encoder.gap(0, step, &mut bytes);

@@ -1,4 +1,4 @@
-//! Messages into the index, beside what their engine can have meant: never more than that.
+//! Messages into the index, beside a model of their engine: the index never counts more than the engine can have meant.
 
 use kvrouted::event::format::Format;
 use kvrouted::event::{self, EventBatch};
@@ -123,7 +123,7 @@ impl Twin {
         self.format = None;
     }
 
-    /// What the payload says to whoever believes it.
+    /// The meaning of the payload, if it is believed.
     fn mean(&mut self, payload: &[u8]) {
         if event::decode(payload, &mut self.format, &mut self.batch).is_err() {
             return self.engine.clear();

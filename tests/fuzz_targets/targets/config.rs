@@ -1,4 +1,4 @@
-//! Configuration files: what is accepted is within its bounds, what is refused says where.
+//! Configuration files: accepted values are within their bounds, a refusal says where.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
-//! Endpoints, wherever they come from: what is accepted can be handed to libzmq, what is refused says why in one line.
+//! Endpoints from any source: libzmq takes an accepted one, a refusal gives its reason in one line.
 
-use kvrouted::config::{FileFormat, Named, SpaceConfig, WorkerConfig, parse_workers};
+use kvrouted::config::{FileFormat, NamedWorkers, SpaceConfig, WorkerConfig, parse_workers};
 use kvrouted::discovery::ServerInfo;
-use kvrouted::endpoint::{BoundEndpoint, Endpoint, EndpointFault, check_topic, server_url};
+use kvrouted::endpoint::{BoundEndpoint, Endpoint, EndpointError, check_topic, server_url};
 use kvrouted::limits;
 
 const URL: &str = "http://engine:8000";
@@ -21,7 +21,7 @@ pub(crate) fn endpoint(data: &[u8]) {
     }
     let spaces = [SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
     for format in [FileFormat::Json, FileFormat::Toml] {
-        if let Ok(Named { workers, .. }) = parse_workers("fuzz", text, format, &spaces) {
+        if let Ok(NamedWorkers { workers, .. }) = parse_workers("fuzz", text, format, &spaces) {
             assert!(workers.len() <= limits::WORKERS_MAX);
             workers.iter().for_each(worker);
         }
@@ -52,7 +52,7 @@ fn parsed(text: &str) {
     check_topic(text).err().iter().for_each(one_line);
 }
 
-fn one_line(fault: &EndpointFault) {
+fn one_line(fault: &EndpointError) {
     assert!(!fault.message.is_empty() && fault.message.len() < 4096, "{} bytes", fault.message.len());
     assert!(!fault.message.chars().any(char::is_control), "{fault:?}");
 }

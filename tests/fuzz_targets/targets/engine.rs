@@ -1,10 +1,10 @@
-//! What an engine can have meant, as a plain model that believes everything: an upper bound of what may be counted.
+//! A plain model of an engine that believes everything: an upper bound of the blocks that may count.
 //!
-//! Every store counts, under every seed that could be meant; a hash keeps every content it was ever said to have
-//! while anything refers to it. Removals take what is there. So the index, which refuses what is doubtful, can hold
-//! less than this and never more.
+//! Every store counts, under every seed that it could mean. A hash keeps every content that a store gave it while
+//! anything refers to the hash. Removals take what is there. The index refuses doubtful events, so it may hold less
+//! than this model and never more.
 //!
-//! A connector's store says no more than its hashes. Its references wait until another store gives the hash a meaning.
+//! A connector's store has hashes alone. Its references wait until another store gives the hash a meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

@@ -1,4 +1,4 @@
-//! Event batches of both wires: what is decoded is within its bounds, agrees with itself, and survives our encoder.
+//! Event batches of both formats: a decoded batch is within its bounds, agrees with itself, and survives our encoder.
 
 use kvrouted::event::{BatchInfo, Content, DecodeError, EventBatch, GroupKind, KvEvent, Medium, Stored, flat, msgpack};
 use kvrouted::ids::{Scheme, Window};
@@ -34,7 +34,7 @@ pub(crate) fn flatbuffer(data: &[u8]) {
     assert!(kept.eq(again.events()), "{:?}\nbecame {:?}", shown(&batch), shown(&again));
     // Oddities are the decoder's, and a time of day beyond what a double counts in microseconds is rounded.
     let info = |info: &BatchInfo| BatchInfo {
-        oddities: Default::default(),
+        warnings: Default::default(),
         published_at_unix_s: info.published_at_unix_s.round(),
         ..*info
     };
@@ -83,7 +83,7 @@ fn fill(batch: &mut EventBatch) {
 
 fn shown(batch: &EventBatch) -> String {
     let events: Vec<_> = batch.events().collect();
-    format!("{:?} {events:?} {:?}", batch.info(), batch.unruled().collect::<Vec<_>>())
+    format!("{:?} {events:?} {:?}", batch.info(), batch.unknown_names().collect::<Vec<_>>())
 }
 
 fn within_bounds(batch: &EventBatch) {
@@ -104,8 +104,8 @@ fn within_bounds(batch: &EventBatch) {
     assert!(tokens <= EVENT_BATCH_TOKENS_MAX && media <= EVENT_BATCH_MEDIA_MAX);
     assert_eq!(blocks, batch.blocks(), "every hash belongs to one event");
     // One more stands for all further names.
-    assert!(batch.unruled().count() <= UNRULED_NAMES_BATCH_MAX + 2);
-    assert!(batch.unruled().all(|(_, name, times)| name.len() <= UNRULED_NAME_BYTES_MAX && times > 0));
+    assert!(batch.unknown_names().count() <= UNRULED_NAMES_BATCH_MAX + 2);
+    assert!(batch.unknown_names().all(|(_, name, times)| name.len() <= UNRULED_NAME_BYTES_MAX && times > 0));
 }
 
 fn stored_is_sound(stored: &Stored<'_>) {

@@ -1,4 +1,4 @@
-//! The sequence gate beside its table: what it says of any run of batches, replays and breaks.
+//! The sequence gate beside its table, for any run of batches, replays and breaks.
 
 use std::collections::BTreeMap;
 

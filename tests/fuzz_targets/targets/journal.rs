@@ -1,6 +1,7 @@
-//! Journal files: what is read is what would be written again. Checksums are also put right, for what lies behind them.
+//! Journal files: a file that was read is written the same. Checksums are also corrected, to reach the code behind
+//! them.
 
-use kvrouted::journal::{Again, Encoder, Ending, Entry, Reader, Record};
+use kvrouted::journal::{Encoder, Ending, JournalEntry, Reader, Record, ReplayJudge};
 use kvrouted::route::Policy;
 use kvrouted::shadow::PolicyComparison;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -19,24 +20,25 @@ pub(crate) fn journal(data: &[u8]) {
 
 fn read(data: &[u8]) {
     let Ok(mut reader) = Reader::open(data) else { return };
-    let (mut record, mut again, mut comparison) = (Record::default(), Again::default(), PolicyComparison::default());
+    let (mut record, mut again, mut comparison) =
+        (Record::default(), ReplayJudge::default(), PolicyComparison::default());
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(reader.origin(), &mut bytes);
     let mut said = Vec::new();
     loop {
         match reader.next(&mut record) {
-            Entry::Decision { core } => {
+            JournalEntry::Decision { core } => {
                 again.judge(&record);
                 comparison.pick(&Policy::default(), &mut record.observation, record.outcome.seed);
                 encoder.decision(core, &record, &mut bytes);
                 said.push((core, format!("{record:?}")));
             }
-            Entry::Gap { core, lost } => encoder.gap(core, lost, &mut bytes),
-            Entry::End(Ending::Torn { at, bytes } | Ending::Damaged { at, bytes }) => {
+            JournalEntry::Gap { core, lost } => encoder.gap(core, lost, &mut bytes),
+            JournalEntry::End(Ending::Torn { at, bytes } | Ending::Damaged { at, bytes }) => {
                 assert_eq!((at + bytes) as usize, data.len(), "all that is not used is told");
                 break;
             }
-            Entry::End(Ending::Closed | Ending::Open) => break,
+            JournalEntry::End(Ending::Closed | Ending::Open) => break,
         }
     }
     encoder.end(&mut bytes);
@@ -44,11 +46,11 @@ fn read(data: &[u8]) {
     for (core, said) in said {
         let entry = loop {
             match reader.next(&mut record) {
-                Entry::Gap { .. } => {}
+                JournalEntry::Gap { .. } => {}
                 entry => break entry,
             }
         };
-        assert_eq!((entry, format!("{record:?}")), (Entry::Decision { core }, said));
+        assert_eq!((entry, format!("{record:?}")), (JournalEntry::Decision { core }, said));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The reading half of a lane's ring against a writer that does what it likes, beside a plain model.
+//! The reading side of a shm ring beside a plain model. The writer may write anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,11 +13,11 @@ pub(crate) const WORDS: usize = 32;
 pub(crate) enum Step {
     /// A place and a word: the word is stored there.
     Store,
-    /// A number: so many words more are said to be written.
+    /// A number: the writer claims this many more words.
     Publish,
     /// A word: the tail is that.
     Lie,
-    /// A number: so many words are read at most.
+    /// A number: the reader takes at most this many words.
     Read,
 }
 

@@ -1,4 +1,4 @@
-//! What an engine says of its load: what is taken of it is what its places say, and the rest is refused.
+//! An engine's load reports: each accepted figure is the one in its place, the rest is refused.
 
 use kvrouted::event::msgpack::{LoadStat, decode_load_stat};
 

@@ -1,5 +1,5 @@
-//! What is fuzzed: functions of bytes that panic when a promise is broken. libFuzzer calls them through the package
-//! in `fuzz/`, `cargo test` with seeded mutations.
+//! The fuzz targets: functions of bytes that panic when a promise is broken. libFuzzer calls them through the package
+//! in `fuzz/`, `cargo test` calls them with seeded mutations.
 
 pub(crate) mod apply;
 mod config;

@@ -1,4 +1,4 @@
-//! The recovery machine under any publisher: it comes to an end, and what it lets apply follows what was applied.
+//! The recovery state machine with any publisher: it ends, and it applies batches only in order.
 
 use kvrouted::event::gate::{SequenceGate, Verdict};
 use kvrouted::event::recovery::{Aim, Ended, Recovery, Replayed};
@@ -21,7 +21,7 @@ struct Rig {
     gate: SequenceGate,
     now_ms: u64,
     connected: bool,
-    /// Replays since the recovery began, as far as whoever feeds it can tell.
+    /// Replays since the recovery began, as its caller counts them.
     asked: u32,
 }
 
@@ -87,7 +87,7 @@ impl Rig {
 
     fn ask(&mut self) {
         let Some(aim) = self.recovery.wants(self.now_ms) else { return };
-        assert!(self.connected, "nobody is there to be asked");
+        assert!(self.connected, "no publisher is connected");
         if aim != Aim::Prove {
             self.asked = 0;
         }

@@ -1,4 +1,4 @@
-//! The routing protocol: frames are split as a plain reader would, requests survive our encoder.
+//! The routing protocol: frames are split as a plain reader splits them, requests survive our encoder.
 
 use kvrouted::error::Error;
 use kvrouted::ids::CorrelationId;
@@ -99,7 +99,7 @@ fn encode_told(encoder: &mut RequestEncoder, id: CorrelationId, told: &Request<'
             encoder.free(id, booking, out);
             FrameKind::Free
         }
-        question => panic!("nothing that is told: {question:?}"),
+        question => panic!("no report: {question:?}"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Snapshot files: what is read is what would be written again. Checksums are also put right, for what lies behind them.
+//! Snapshot files: a file that was read is written the same. Checksums are also corrected, to reach the code behind
+//! them.
 
 use kvrouted::index::StoreBlocks;
 use kvrouted::ingest::{DumpChunk, References};

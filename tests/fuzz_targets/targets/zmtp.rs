@@ -1,4 +1,4 @@
-//! A peer's bytes: however they are split, the same is made of them, and none of it is larger than its bounds.
+//! A peer's bytes: the result does not depend on how they are split, and nothing is larger than its bounds.
 
 use bytes::Bytes;
 use kvrouted::zmtp::{Bounds, Decoder, Item, Refusal, Role};

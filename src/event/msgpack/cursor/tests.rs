@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What comes next: (numbers, where they end), at most `count`.
+/// The next numbers, at most `count`, and their end.
 fn singly(bytes: &[u8], at: usize, count: usize) -> (Vec<u32>, usize) {
     let (mut cursor, mut out) = (Cursor { bytes, at }, vec![7; count]);
     let filled = cursor.fill_u32_singly(&mut out);
@@ -19,7 +19,7 @@ fn in_runs(bytes: &[u8], at: usize, count: usize) -> (Vec<u32>, usize) {
     (out, cursor.at)
 }
 
-/// A number as engines write it: a marker of its own choice, and so many bytes of it.
+/// A number as engines write it: a marker of their choice, and its bytes.
 fn number() -> impl Strategy<Value = Vec<u8>> {
     let marked = |marker: u8, bytes: usize| {
         prop::collection::vec(any::<u8>(), bytes).prop_map(move |number| [vec![marker], number].concat())

@@ -1,15 +1,16 @@
-//! A thread that panics in the middle of an event: its shard is built anew, the others of the daemon go on, and nobody
-//! is believed too much meanwhile. Over real sockets.
+//! A thread that panics in the middle of an event: its shard is rebuilt, the other shards of the daemon go on, and no
+//! worker's trust is too high meanwhile. Over real sockets.
 
 use super::transfers::{Engine, SCHEME, until};
 use super::*;
 use crate::hash;
-use crate::index::mishap;
-use crate::ingest::roll::Departure;
+use crate::index::failpoints;
+use crate::ingest::RemoveWorker;
 use crate::ingest::tests::vllm::{self, Batch};
 use crate::ingest::{IngestHandle, spawn};
 use crate::limits::INGEST_PANICS_PER_WORKER_MAX;
 use crate::trust::TrustLevel;
+use crate::trust::TrustReason;
 
 /// Two workers of one shard, each with an engine of its own.
 struct Pair {
@@ -45,7 +46,7 @@ impl Pair {
         self.publishers[worker].view.counters.get(WorkerCounter::Rebuilds)
     }
 
-    /// What a worker's device holds, and whether that is certain.
+    /// The blocks in a worker's device tier, and whether the lookup was not contended.
     fn device(&self, worker: usize, contents: &[u32]) -> (u32, bool) {
         let (mut locals, mut depths) = (Vec::new(), Depths::new());
         let tokens = vllm::tokens(contents);
@@ -57,13 +58,13 @@ impl Pair {
     /// Has the thread panic over a worker's batch, while the shard is torn.
     fn harm(&self, worker: usize, seq: u64) {
         // A second name of a content is stored the careful way.
-        let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[mishap::TORN.0], &[1]);
+        let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[failpoints::IN_MULTI_WRITE.0], &[1]);
         self.engines[worker].send(seq, &batch);
     }
 }
 
 #[test]
-fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_left_out() {
+fn a_shard_is_rebuilt_after_a_panic_and_a_worker_that_panics_again_is_excluded() {
     let pair = Pair::start();
     for (worker, engine) in pair.engines.iter().enumerate() {
         engine.send(0, &Batch::new(0).stored(None, &[1, 2, 3], &[1, 2, 3]));
@@ -73,7 +74,7 @@ fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_
     for times in 1..=u64::from(INGEST_PANICS_PER_WORKER_MAX) {
         pair.harm(1, times);
         until("the panic is noted", || pair.rebuilds(0) == times && pair.rebuilds(1) == times);
-        // The one that is innocent is heard again, and is not believed for what it said before.
+        // Events of the innocent worker are received again, and its earlier blocks do not count.
         pair.engines[0].subscribed();
         assert!(pair.handle.is_running());
         let trust = pair.trust(0);
@@ -90,20 +91,20 @@ fn a_shard_whose_thread_panics_is_built_anew_and_a_worker_that_does_it_again_is_
             pair.engines[1].subscribed();
         }
     }
-    let left_out = pair.trust(1);
-    assert_eq!(left_out.level, TrustLevel::None);
-    assert!(left_out.reasons.contains(TrustReason::NoEvents) && left_out.reasons.contains(TrustReason::IngestFailed));
+    let excluded = pair.trust(1);
+    assert_eq!(excluded.level, TrustLevel::None);
+    assert!(excluded.reasons.contains(TrustReason::NoEvents) && excluded.reasons.contains(TrustReason::IngestFailed));
     assert_eq!(pair.device(1, &[1]), (0, true));
 
     // Its thread takes commands, as any.
     pair.fleet.update(|table| table.take(WorkerIndex(1)).is_some());
-    let departure = Departure {
+    let removal = RemoveWorker {
         index: WorkerIndex(1),
         space: SpaceId(0),
         slot: pair.publishers[1].slot,
-        gone_since: pair.fleet.load().version,
+        table_version: pair.fleet.load().version,
     };
-    let gone = pair.handle.depart(departure).expect("a command waits");
+    let gone = pair.handle.remove_worker(removal).expect("a command waits");
     gone.blocking_recv().expect("it is gone");
     assert!(pair.handle.stop().is_ok());
 }
@@ -120,14 +121,14 @@ fn a_relays_shard_is_not_built_anew() {
 fn an_admission_that_panics_is_answered_and_its_worker_left_out() {
     let (_folder, mut shard) = quiet_shard();
     let (answer, mut answered) = oneshot::channel();
-    (shard.hand, shard.answering) = (Some(WorkerIndex(0)), Some((WorkerIndex(0), true, answer)));
+    (shard.current_worker, shard.pending_answer) = (Some(WorkerIndex(0)), Some((WorkerIndex(0), true, answer)));
     shard.discard();
     let admitted = answered.try_recv().expect("an answer").expect("it is in the table");
-    assert!(admitted.unheard.is_some_and(|error| error.to_string().contains("panicked")));
+    assert!(admitted.no_events.is_some_and(|error| error.to_string().contains("panicked")));
     shard.reopen();
-    assert!(shard.members.is_empty(), "it is not opened again");
+    assert!(shard.publishers.is_empty(), "it is not opened again");
     let (answer, mut answered) = oneshot::channel();
-    shard.answering = Some((WorkerIndex(9), true, answer));
+    shard.pending_answer = Some((WorkerIndex(9), true, answer));
     shard.discard();
     assert!(answered.try_recv().expect("an answer").is_err(), "it never came into the table");
 }

@@ -10,9 +10,9 @@ use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
 use crate::ingest::FirstLoad;
-use crate::ingest::inbox::{Command, ResetScope};
-use crate::ingest::link::Link;
-use crate::ingest::shard::Now;
+use crate::ingest::ResetScope;
+use crate::ingest::publisher_socket::Link;
+use crate::ingest::shard::{Command, Now};
 use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
 use crate::ingest::{
     AbortReason, DumpPart, IngestConfig, IngestHandle, LoadAnswer, Publisher, ShardPlan, WorkerView, spawn,
@@ -21,7 +21,7 @@ use crate::limits::{INGEST_COMMANDS_MAX, TRANSFERS_WAITING_MAX};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use std::sync::Arc;
 
-/// Far beyond what anything here takes: reached only by a failure.
+/// Much longer than any step of these tests: only a failure takes this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 
@@ -45,7 +45,7 @@ impl Engine {
         let socket = zmq::Context::new().socket(zmq::XPUB).expect("a socket");
         socket.set_linger(0).expect("no linger");
         socket.set_sndhwm(0).expect("no mark");
-        // Every subscription is told, also the second to the same.
+        // The socket reports every subscription, also a second one to the same topic.
         socket.set_xpub_verbose(true).expect("verbose");
         socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
         socket.bind("tcp://127.0.0.1:*").expect("bound");
@@ -54,11 +54,11 @@ impl Engine {
     }
 
     pub(super) fn subscribed(&self) {
-        // One that left is told, too.
+        // The socket reports the end of a subscription, too.
         while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
     }
 
-    /// What a shard is told of it: prompts are cut as here, and have no salts.
+    /// Its plan for a shard: the scheme of these tests, and no salts.
     pub(super) fn publisher(&self, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Publisher {
         Publisher {
             scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
@@ -159,7 +159,7 @@ fn other_ends_of_a_dump() {
     let parts = side.handle.dump(Worker::new(1, 0)).expect("asked");
     until("it is dumped", || parts.len() == 3);
     assert!(matches!(last(&parts), DumpPart::End(end) if end.blocks == 1));
-    // Its worker goes while it is loaded: the answer says so, and so does the dump that waits for it.
+    // The worker is removed during its load: the answer says so, and so does the last part of the dump that waits.
     let (_sender, parts) = bounded(1);
     let answers = side.handle.load(Worker::new(1, 0), parts).expect("asked");
     let waits = side.handle.dump(Worker::new(1, 0)).expect("asked");
@@ -189,7 +189,6 @@ fn a_broken_connection_ends_the_load_and_the_worker_is_as_after_any_break() {
 #[test]
 fn only_so_many_wait() {
     use crate::ingest::dump::Sending;
-    use crate::ingest::inbox::Command;
     let (_folder, mut shard) = quiet_shard();
     let mut asked = Vec::new();
     for _ in 0..=TRANSFERS_WAITING_MAX + 1 {
@@ -197,11 +196,11 @@ fn only_so_many_wait() {
         shard.inbox.commands.push(Command::Dump(Worker::new(1, 0), Box::new(sending))).expect("room");
         asked.push(parts);
     }
-    assert!(asked.len() <= INGEST_COMMANDS_MAX && !shard.obey());
+    assert!(asked.len() <= INGEST_COMMANDS_MAX && !shard.handle_commands());
     let refused = |parts: &Receiver<DumpPart>| parts.try_recv() == Ok(DumpPart::Aborted(AbortReason::Busy));
     assert!(asked.pop().as_ref().is_some_and(refused) && !asked.iter().any(refused));
-    assert_eq!(shard.rest_ms(500), 0);
-    // Each in its turn: begin and end, since the worker holds nothing.
+    assert_eq!(shard.poll_timeout_ms(500), 0);
+    // One after the other: begin and end, because the worker holds no block.
     for turn in 0..2 * asked.len() + 2 {
         shard.round(Now { unix_ms: 1, uptime_ms: turn as u64 });
         shard.transfer(Now { unix_ms: 1, uptime_ms: turn as u64 });
@@ -214,15 +213,15 @@ fn only_so_many_wait() {
 #[test]
 fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or_given_up() {
     let (_folder, mut shard) = quiet_shard();
-    let worker = shard.members[0].stream.worker;
-    // What is taken of it shows as a connection that ended.
-    shard.members[0].link = Link::Up;
-    shard.members[0].subscription.break_up();
-    let is_taken = |shard: &super::Shard| shard.members[0].stream.reasons().contains(TrustReason::Disconnected);
+    let worker = shard.publishers[0].stream.worker;
+    // Its next message shows a connection that ended.
+    shard.publishers[0].link = Link::Up;
+    shard.publishers[0].subscription.break_up();
+    let is_taken = |shard: &super::Shard| shard.publishers[0].stream.reasons().contains(TrustReason::Disconnected);
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
-    shard.members[0].loads_first = true;
-    shard.wait_for_load(load);
+    shard.publishers[0].waits_for_load = true;
+    shard.queue_load(load);
     let now = Now { unix_ms: 1, uptime_ms: 1 };
     for _ in 0..2 {
         shard.enqueue(0);
@@ -231,7 +230,7 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
     }
     assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and nobody spins for it");
     shard.inbox.commands.push(Command::Reset(Some(worker), ResetScope::Everything)).expect("room");
-    assert!(!shard.obey());
+    assert!(!shard.handle_commands());
     shard.transfer(now);
     shard.round(now);
     assert!(is_taken(&shard));
@@ -239,14 +238,14 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
 
     // One that had not even begun.
     let (_folder, mut shard) = quiet_shard();
-    shard.members[0].link = Link::Up;
-    shard.members[0].subscription.break_up();
+    shard.publishers[0].link = Link::Up;
+    shard.publishers[0].subscription.break_up();
     let (_parts, received) = bounded(1);
     let (load, answers) = FirstLoad::new(worker, received);
-    shard.members[0].loads_first = true;
-    shard.wait_for_load(load);
+    shard.publishers[0].waits_for_load = true;
+    shard.queue_load(load);
     shard.inbox.commands.push(Command::Reset(None, ResetScope::Everything)).expect("room");
-    assert!(!shard.obey());
+    assert!(!shard.handle_commands());
     shard.round(now);
     assert!(is_taken(&shard));
     assert!(matches!(answers.iter().last(), Some(LoadAnswer::Failed(AbortReason::Reset))));

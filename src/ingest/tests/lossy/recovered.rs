@@ -1,5 +1,5 @@
-//! Streams whose publisher replays: whatever the live stream and the answers lose, a worker holds what the engine held
-//! when it sent what was applied last, and once an answer is whole, everything.
+//! Streams whose publisher replays. Whatever the live stream and the answers lose, a worker holds only blocks that the
+//! engine held when it sent the last applied batch. Once an answer is whole, the worker holds all of them.
 
 mod cases;
 
@@ -30,7 +30,7 @@ enum Fault {
     Silence,
     /// It publishes more before it is done.
     Meanwhile(usize),
-    /// It dies after so many.
+    /// It dies after this number of batches.
     Dies(usize),
 }
 
@@ -39,7 +39,7 @@ struct World {
     rig: Rig,
     engine: Engine,
     buffer: Vec<(u64, Vec<u8>)>,
-    /// What the engine held, by the hash of the batch after which it did.
+    /// The blocks that the engine held after each batch, by the hash of the batch.
     truths: BTreeMap<u64, Engine>,
     is_connected: bool,
     paths: Vec<Vec<u32>>,
@@ -48,20 +48,20 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-        rig.streams[0].let_replay(true);
+        rig.streams[0].set_replays(true);
         let (engine, truths) = (Engine::default(), BTreeMap::new());
         Self { rig, engine, buffer: Vec::new(), truths, is_connected: false, paths: paths() }
     }
 
     fn connect(&mut self) {
         if !std::mem::replace(&mut self.is_connected, true) {
-            self.rig.streams[0].connected(&mut self.rig.home, self.rig.now);
+            self.rig.streams[0].connected(&mut self.rig.space, self.rig.now);
         }
     }
 
     fn disconnect(&mut self) {
         if std::mem::take(&mut self.is_connected) {
-            self.rig.streams[0].disconnected(&mut self.rig.home, self.rig.now);
+            self.rig.streams[0].disconnected(&mut self.rig.space, self.rig.now);
         }
     }
 
@@ -85,9 +85,9 @@ impl World {
 
     fn release(&mut self) {
         while self.rig.streams[0].is_releasing() {
-            self.rig.streams[0].release(&mut self.rig.home, &mut self.rig.scratch, self.rig.now);
+            self.rig.streams[0].release(&mut self.rig.space, &mut self.rig.scratch, self.rig.now);
         }
-        self.rig.streams[0].show(&mut self.rig.home);
+        self.rig.streams[0].show(&mut self.rig.space);
     }
 
     fn pass(&mut self, ms: u64) {
@@ -99,7 +99,7 @@ impl World {
 
     fn end(&mut self, end: ReplayEnd) {
         let now = self.rig.now;
-        self.rig.streams[0].replay_ended(&mut self.rig.home, end, now);
+        self.rig.streams[0].replay_ended(&mut self.rig.space, end, now);
     }
 
     /// Asks for a replay if one is wanted, and has it answered; `true` = it was.
@@ -142,7 +142,7 @@ impl World {
                 break;
             }
             let now = self.rig.now;
-            self.rig.streams[0].replayed(&mut self.rig.home, &mut self.rig.scratch, EventSeq(seq), &payload, now);
+            self.rig.streams[0].replayed(&mut self.rig.space, &mut self.rig.scratch, EventSeq(seq), &payload, now);
         }
         if matches!(fault, Fault::Dies(_)) {
             self.restart();
@@ -157,7 +157,7 @@ impl World {
         true
     }
 
-    /// Answers whole until nothing more is wanted.
+    /// Gives whole answers until no more replay is wanted.
     fn heal(&mut self) {
         self.connect();
         for _ in 0..20 {
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    /// What is said is what was held when the last batch applied was sent, or less.
+    /// The overlaps are those of the engine when it sent the last applied batch, or lower.
     fn check(&self) -> Result<(), TestCaseError> {
         let gate = self.rig.streams[0].gate();
         let truth = gate.last().and_then(|last| gate.payload_hash(last)).map(|hash| &self.truths[&hash]);
@@ -234,7 +234,7 @@ fn play(world: &mut World, step: &Step, is_kind: bool) {
         Step::Connect => world.connect(),
         Step::Restart => world.restart(),
         Step::Replay(fault) => {
-            // After each answer that is not whole comes one that is.
+            // A whole answer follows each incomplete one.
             if world.replay(fault) && is_kind {
                 world.pass(10_000);
                 world.replay(&Fault::None);
@@ -248,7 +248,7 @@ fn play(world: &mut World, step: &Step, is_kind: bool) {
 
 proptest! {
     #[test]
-    fn whatever_is_lost_nothing_is_held_that_was_not(steps in prop::collection::vec(step(), 1..150)) {
+    fn no_loss_makes_a_worker_hold_a_block_that_its_engine_does_not(steps in prop::collection::vec(step(), 1..150)) {
         let mut world = World::new();
         for step in steps {
             play(&mut world, &step, false);
@@ -259,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_whole_answer_can_bring_is_held(steps in prop::collection::vec(step(), 1..150)) {
+    fn a_whole_answer_brings_every_block(steps in prop::collection::vec(step(), 1..150)) {
         let mut world = World::new();
         for step in steps {
             play(&mut world, &step, true);
@@ -274,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_lost_for_good_is_had_in_the_end_if_the_publisher_still_has_it(
+    fn batches_lost_for_good_are_fetched_if_the_publisher_still_has_them(
         steps in prop::collection::vec(step().prop_filter("it keeps all", keeps_all), 1..150),
     ) {
         let mut world = World::new();
@@ -294,7 +294,7 @@ proptest! {
     }
 }
 
-/// An answer that begins late says that the beginning is gone.
+/// An answer that begins late shows that the publisher no longer has the beginning.
 const fn keeps_all(step: &Step) -> bool {
     !matches!(step, Step::Evict(_) | Step::Replay(Fault::Late(_)))
 }

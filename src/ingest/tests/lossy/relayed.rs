@@ -1,4 +1,4 @@
-//! A worker that is relayed: whoever applies what its relay says holds what the relay holds.
+//! A worker behind a relay: a reader that applies the relay's batches holds the relay's blocks.
 
 mod converges;
 
@@ -21,7 +21,7 @@ use serde_json::json;
 
 const NAME: RelayName = RelayName { generation: 7, worker_id: None, dp_rank: None };
 
-/// What a relay has sent.
+/// The messages that a relay has sent.
 #[derive(Debug)]
 struct Sent {
     buffer: ReplayBuffer,
@@ -78,7 +78,7 @@ impl RelayRig {
             forgotten: 0,
         }));
         let republisher = Republisher::new(name, RELAY_HEARTBEAT_MS, Box::new(Keep(Arc::clone(&sent))));
-        rig.streams[0].republish(republisher, &rig.home, rig.now);
+        rig.streams[0].set_republisher(republisher, &rig.space, rig.now);
         Self { rig, sent }
     }
 
@@ -87,7 +87,7 @@ impl RelayRig {
     }
 }
 
-/// What the first worker of a rig holds.
+/// The blocks of the first worker of a rig.
 fn held(rig: &mut Rig) -> References {
     match rig.dump().last() {
         Some(DumpPart::End(references)) => *references,
@@ -115,13 +115,13 @@ fn a_relay_says_that_the_index_has_emptied_its_worker_in_a_slice() {
 }
 
 #[test]
-fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
+fn a_relay_publishes_its_trust_and_changes_and_then_heartbeats() {
     let mut relay = RelayRig::new(NAME, 100);
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]).removed(&[12]));
     let now = relay.rig.now;
-    relay.rig.streams[0].disconnected(&mut relay.rig.home, now);
-    relay.rig.streams[0].show(&mut relay.rig.home);
+    relay.rig.streams[0].disconnected(&mut relay.rig.space, now);
+    relay.rig.streams[0].show(&mut relay.rig.space);
     let live = relay.take_live();
     let said: Vec<_> = live
         .iter()
@@ -139,8 +139,8 @@ fn a_relay_says_what_it_believes_and_applied_and_then_that_it_is_there() {
 
     let mut later = relay.rig.now;
     later.uptime_ms += RELAY_HEARTBEAT_MS;
-    relay.rig.streams[0].said(|republisher| republisher.tick(later));
-    relay.rig.streams[0].said(|republisher| republisher.tick(later));
+    relay.rig.streams[0].republish(|republisher| republisher.tick(later));
+    relay.rig.streams[0].republish(|republisher| republisher.tick(later));
     let heartbeats = std::mem::take(&mut relay.sent.lock().heartbeats);
     let beat = decoded(&heartbeats[0]);
     assert_eq!((heartbeats.len(), beat.info().heartbeat_last_seq, beat.len()), (1, Some(EventSeq(2)), 0));
@@ -166,7 +166,7 @@ fn a_relay_says_of_a_worker_with_windows_that_it_is_unproven() {
 }
 
 #[test]
-fn what_no_batch_can_say_begins_a_generation() {
+fn a_change_that_no_batch_can_express_begins_a_generation() {
     let mut relay = RelayRig::new(NAME, 100);
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]));
     let dump = relay.rig.dump();
@@ -181,12 +181,12 @@ fn what_no_batch_can_say_begins_a_generation() {
 /// One step of an engine beside a relay.
 fn step(relay: &mut RelayRig, engine: &mut Engine, work: &Work, fate: Fate) {
     super::step(&mut relay.rig, engine, work, fate);
-    relay.rig.streams[0].show(&mut relay.rig.home);
+    relay.rig.streams[0].show(&mut relay.rig.space);
 }
 
 proptest! {
     #[test]
-    fn who_applies_all_that_a_relay_says_holds_and_believes_what_it_does(
+    fn a_reader_of_all_batches_holds_the_relays_blocks_with_its_trust(
         steps in prop::collection::vec((work(), fate()), 1..80),
     ) {
         let (mut relay, mut engine) = (RelayRig::new(NAME, usize::MAX), Engine::default());

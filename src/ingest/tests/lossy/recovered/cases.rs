@@ -1,4 +1,4 @@
-//! One thing lost at a time, and what is believed meanwhile.
+//! One loss at a time, and the worker's trust meanwhile.
 
 use super::{Fault, World};
 use crate::event::recovery::Aim;
@@ -20,7 +20,7 @@ fn an_idle_engine_joined_late_is_exact_after_a_replay_from_0() {
     let mut world = World::new();
     (0..100).for_each(|_| stored(&mut world, false));
     world.connect();
-    world.rig.streams[0].show(&mut world.rig.home);
+    world.rig.streams[0].show(&mut world.rig.space);
     assert_eq!(world.rig.trust().reasons, [R::Joining, R::Recovering].into_iter().collect());
     assert_eq!(world.rig.streams[0].wants_replay(world.rig.now), Some(Aim::Prove));
     assert!(world.replay(&Fault::None));
@@ -30,7 +30,7 @@ fn an_idle_engine_joined_late_is_exact_after_a_replay_from_0() {
 }
 
 #[test]
-fn a_gap_is_filled_without_emptying_and_what_waited_is_compared_with_the_replay() {
+fn a_gap_is_filled_without_emptying_and_waiting_batches_are_compared_with_the_replay() {
     let mut world = World::new();
     world.connect();
     stored(&mut world, true);
@@ -48,7 +48,7 @@ fn a_gap_is_filled_without_emptying_and_what_waited_is_compared_with_the_replay(
 }
 
 #[test]
-fn what_cannot_be_had_empties_after_a_bounded_number_of_tries() {
+fn batches_that_cannot_be_fetched_empty_the_worker_after_a_bounded_number_of_tries() {
     for fault in [Fault::Silence, Fault::Short(100)] {
         let mut world = World::new();
         world.connect();
@@ -67,7 +67,7 @@ fn what_cannot_be_had_empties_after_a_bounded_number_of_tries() {
 }
 
 #[test]
-fn what_waits_from_before_the_publishers_buffer_is_not_another_incarnations() {
+fn waiting_batches_from_before_the_publishers_buffer_are_not_another_incarnation() {
     let mut world = World::new();
     world.connect();
     stored(&mut world, true);
@@ -91,7 +91,7 @@ fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
     (0..5).for_each(|_| stored(&mut world, true));
     world.disconnect();
     (0..5).for_each(|_| stored(&mut world, false));
-    world.rig.streams[0].show(&mut world.rig.home);
+    world.rig.streams[0].show(&mut world.rig.space);
     world.rig.expect(TrustLevel::Unproven, &[R::Disconnected], 4);
     assert!(world.rig.device(&[1, 1]) > 0, "it is not emptied");
     world.connect();
@@ -145,7 +145,7 @@ fn a_dump_is_of_its_watermark_though_a_probe_is_under_way() {
     assert_eq!(world.rig.streams[0].ask_replay(now), Some(EventSeq(4)));
     let (watermark, _) = world.rig.streams[0].hold_for_dump();
     let (seq, payload) = world.buffer[5].clone();
-    world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(seq), &payload, now);
+    world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(seq), &payload, now);
     assert_eq!((watermark, world.rig.streams[0].gate().last()), (Some(EventSeq(4)), Some(EventSeq(4))));
     world.rig.streams[0].finish_hold(now);
     world.release();
@@ -154,7 +154,7 @@ fn a_dump_is_of_its_watermark_though_a_probe_is_under_way() {
 }
 
 #[test]
-fn what_waits_is_bounded_and_the_oldest_are_replayed() {
+fn waiting_batches_are_bounded_and_the_oldest_are_replayed() {
     let mut world = World::new();
     world.connect();
     let more = HELD_MESSAGES_MAX as u64 + 100;
@@ -176,7 +176,7 @@ fn a_live_restart_empties_at_once() {
     (0..3).for_each(|_| world.publish(&Work::Compute(vec![3, 3]), false));
     world.publish(&Work::Compute(vec![3, 2, 1]), true);
     assert_eq!((world.rig.device(&[1, 1]), world.rig.count(C::Restarts)), (0, 1));
-    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
+    world.rig.expect_without_batch(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
     assert!(world.replay(&Fault::None));
     world.rig.expect(TrustLevel::Exact, &[], 3);
     assert!(world.equals_engine().is_ok());
@@ -189,13 +189,13 @@ fn a_load_is_proven_on_connect_or_emptied() {
         there.send(0, &chain(0));
         let mut here = Rig::new(&Options::default());
         if replays {
-            here.streams[0].let_replay(true);
+            here.streams[0].set_replays(true);
         }
         assert!(here.load(there.dump()).is_ok());
         assert_eq!(here.device(&[1, 2, 3]), 3);
         let now = here.now;
-        here.streams[0].connected(&mut here.home, now);
-        here.streams[0].show(&mut here.home);
+        here.streams[0].connected(&mut here.space, now);
+        here.streams[0].show(&mut here.space);
         if !replays {
             here.expect(TrustLevel::Unproven, &[R::Disconnected], 0);
             assert_eq!(here.device(&[1, 2, 3]), 0);
@@ -204,10 +204,10 @@ fn a_load_is_proven_on_connect_or_emptied() {
         here.expect(TrustLevel::Unproven, &[R::Recovering], 0);
         assert_eq!(here.streams[0].ask_replay(now), Some(EventSeq(0)));
         for (seq, batch) in [(0, chain(0)), (1, Batch::new(1).stored(Some(13), &[14], &[4]))] {
-            here.streams[0].replayed(&mut here.home, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
+            here.streams[0].replayed(&mut here.space, &mut here.scratch, EventSeq(seq), &batch.payload(), now);
         }
-        here.streams[0].replay_ended(&mut here.home, ReplayEnd::Marker, now);
-        here.streams[0].show(&mut here.home);
+        here.streams[0].replay_ended(&mut here.space, ReplayEnd::Marker, now);
+        here.streams[0].show(&mut here.space);
         here.release();
         here.expect(TrustLevel::Exact, &[], 1);
         assert_eq!((here.device(&[1, 2, 3, 4]), here.count(C::Emptied)), (4, 0));
@@ -246,7 +246,7 @@ fn with_losses() -> World {
 }
 
 #[test]
-fn what_was_lost_for_good_is_had_when_the_publisher_answers_again() {
+fn batches_lost_for_good_are_fetched_when_the_publisher_answers_again() {
     let mut world = with_losses();
     let asked_at = |world: &World| world.rig.streams[0].wants_replay(world.rig.now);
     assert_eq!(asked_at(&world), None);
@@ -290,7 +290,7 @@ fn a_publisher_that_has_its_beginning_no_more_is_left_alone() {
 }
 
 #[test]
-fn a_batch_that_came_between_the_question_and_its_answer_is_brought_again() {
+fn a_batch_between_the_question_and_its_answer_is_replayed_too() {
     let mut world = with_losses();
     world.pass(RENEWAL_AFTER_MS_MIN);
     world.rig.streams[0].ask_replay(world.rig.now);
@@ -298,7 +298,7 @@ fn a_batch_that_came_between_the_question_and_its_answer_is_brought_again() {
     stored(&mut world, true);
     for (seq, payload) in answer {
         let now = world.rig.now;
-        world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(seq), &payload, now);
+        world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(seq), &payload, now);
     }
     world.end(ReplayEnd::Marker);
     world.release();
@@ -322,7 +322,7 @@ fn a_worker_that_begins_anew_is_not_exact_when_it_is_emptied() {
     world.rig.streams[0].emptied_under.clear();
     let (seq, payload) = &answer[0];
     let now = world.rig.now;
-    world.rig.streams[0].replayed(&mut world.rig.home, &mut world.rig.scratch, EventSeq(*seq), payload, now);
+    world.rig.streams[0].replayed(&mut world.rig.space, &mut world.rig.scratch, EventSeq(*seq), payload, now);
     assert_eq!(world.rig.count(C::Renewed), 1);
     let levels: Vec<_> = world.rig.streams[0].emptied_under.iter().map(|trust| trust.level).collect();
     assert_eq!(levels, [TrustLevel::Unproven], "what readers see once the index is empty");
@@ -336,9 +336,9 @@ fn a_restarted_publisher_that_has_sent_nothing_is_exact_and_holds_nothing() {
     world.restart();
     world.connect();
     assert!(world.replay(&Fault::None), "from the last: it is not there");
-    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
+    world.rig.expect_without_batch(TrustLevel::Unproven, &[R::Joining, R::Recovering]);
     assert!(world.replay(&Fault::None), "from 0: nothing was sent");
-    world.rig.expect_unheard(TrustLevel::Exact, &[]);
+    world.rig.expect_without_batch(TrustLevel::Exact, &[]);
     assert_eq!(world.rig.device(&[1, 1]), 0);
     stored(&mut world, true);
     world.rig.expect(TrustLevel::Exact, &[], 0);
@@ -346,15 +346,15 @@ fn a_restarted_publisher_that_has_sent_nothing_is_exact_and_holds_nothing() {
 }
 
 #[test]
-fn a_publisher_that_was_never_heard_and_has_sent_nothing_is_exact() {
+fn a_publisher_that_has_sent_nothing_is_exact() {
     let mut world = World::new();
     world.connect();
     assert!(world.replay(&Fault::None));
-    world.rig.expect_unheard(TrustLevel::Exact, &[]);
-    // What came before the first batch that is heard is missed, and fetched.
+    world.rig.expect_without_batch(TrustLevel::Exact, &[]);
+    // Batches before the first one received are missing, and fetched.
     (0..3).for_each(|_| stored(&mut world, false));
     stored(&mut world, true);
-    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Recovering]);
+    world.rig.expect_without_batch(TrustLevel::Unproven, &[R::Recovering]);
     assert!(world.replay(&Fault::None));
     world.rig.expect(TrustLevel::Exact, &[], 3);
     assert!(world.equals_engine().is_ok());
@@ -378,5 +378,5 @@ fn a_publisher_without_a_buffer_is_not_taken_for_one_that_has_sent_nothing() {
         world.pass(10_000);
         world.replay(&Fault::None);
     }
-    world.rig.expect_unheard(TrustLevel::Unproven, &[R::Joining]);
+    world.rig.expect_without_batch(TrustLevel::Unproven, &[R::Joining]);
 }

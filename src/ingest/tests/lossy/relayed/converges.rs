@@ -1,5 +1,5 @@
-//! A router behind a relay, over links that lose, repeat, delay and part: it never believes what is not so, and once the
-//! links are good again it holds and believes exactly what the relay does.
+//! A router behind a relay, over links that lose, repeat, delay and break. Its trust is never too high. Once the links
+//! are good again, it has exactly the relay's blocks and trust.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::limits::{REPLAY_FIRST_MS_MAX, REPLAY_NEXT_MS_MAX};
 use crate::relay::{Answer, Message, Step as AnswerStep, TakenSnapshot};
 use crate::trust::TrustReason;
 
-/// What becomes of whole messages between relay and router; shares of 1.
+/// The faults of a link between relay and router: the share of messages for each.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     lost: f64,
@@ -44,7 +44,7 @@ impl Link {
         self.is_parted || self.happens(self.weather.lost)
     }
 
-    /// Takes a message; answers what arrives now.
+    /// Takes a message, and returns the messages that arrive now.
     fn carry(&mut self, message: Option<(EventSeq, Arc<[u8]>)>) -> Vec<(EventSeq, Arc<[u8]>)> {
         if let Some(message) = message
             && !self.loses()
@@ -58,10 +58,10 @@ impl Link {
     }
 }
 
-/// What a worker's part of an index adds up to.
+/// The sum of a worker's references in an index.
 fn references(rig: &Rig) -> References {
     let (mut sum, mut cursor) = (References::default(), DumpCursor::default());
-    while rig.home.writer.dump(rig.streams[0].slot, &mut cursor, usize::MAX, &mut |store| sum.add(&store)) {}
+    while rig.space.writer.dump(rig.streams[0].slot, &mut cursor, usize::MAX, &mut |store| sum.add(&store)) {}
     sum
 }
 
@@ -73,7 +73,7 @@ struct World {
     buffer_batches_max: usize,
     link: Link,
     router: Rig,
-    /// What the relay held after each batch, and how it believed itself.
+    /// The relay's blocks and trust after each batch.
     truths: BTreeMap<(u64, EventSeq), (References, TrustLevel)>,
     snapshots: u64,
 }
@@ -82,7 +82,7 @@ impl World {
     fn new(seed: u64, weather: Weather, buffer_batches_max: usize) -> Self {
         let generation = 1_000;
         let mut router = Rig::new(&Options::default());
-        router.streams[0].let_replay(true);
+        router.streams[0].set_replays(true);
         let chance = Xoshiro256PlusPlus::seed_from_u64(seed);
         let relay = RelayRig::new(RelayName { generation, ..NAME }, buffer_batches_max);
         let link = Link { chance, weather, is_parted: false, under_way: VecDeque::new() };
@@ -96,13 +96,13 @@ impl World {
 
     fn connect(&mut self) {
         let now = self.router.now;
-        self.router.streams[0].connected(&mut self.router.home, now);
+        self.router.streams[0].connected(&mut self.router.space, now);
     }
 
     fn reconnect(&mut self) {
         self.link.under_way.clear();
         let now = self.router.now;
-        self.router.streams[0].disconnected(&mut self.router.home, now);
+        self.router.streams[0].disconnected(&mut self.router.space, now);
         self.connect();
     }
 
@@ -122,8 +122,8 @@ impl World {
         self.send_live();
     }
 
-    /// Sends what the relay has said. What it holds now is what the last batch leads to; those before it are of the same
-    /// moment only in their number.
+    /// Sends what the relay has said. What it holds now is what the last batch leads to; those before it are of the
+    /// same moment only in their number.
     fn send_live(&mut self) {
         let live = self.relay.take_live();
         if let Some((last, payload)) = live.last() {
@@ -144,11 +144,11 @@ impl World {
     }
 
     fn release(&mut self) {
-        let Rig { home, streams, scratch, now, .. } = &mut self.router;
+        let Rig { space, streams, scratch, now, .. } = &mut self.router;
         while streams[0].is_releasing() {
-            streams[0].release(home, scratch, *now);
+            streams[0].release(space, scratch, *now);
         }
-        streams[0].show(home);
+        streams[0].show(space);
     }
 
     fn pass(&mut self, ms: u64) {
@@ -157,7 +157,7 @@ impl World {
         let mut now = self.relay.rig.now;
         now.uptime_ms += ms;
         self.relay.rig.now = now;
-        self.relay.rig.streams[0].said(|republisher| republisher.tick(now));
+        self.relay.rig.streams[0].republish(|republisher| republisher.tick(now));
         let heartbeats = std::mem::take(&mut self.relay.sent.lock().heartbeats);
         for payload in heartbeats {
             self.carry(Some((UNNUMBERED, payload)));
@@ -166,10 +166,10 @@ impl World {
         let now = self.router.now;
         self.router.streams[0].tick(0, now);
         self.router.streams[0].probe(5_000, now);
-        self.router.streams[0].show(&mut self.router.home);
+        self.router.streams[0].show(&mut self.router.space);
     }
 
-    /// Lets the router ask, if it wants to, and the relay answer; meanwhile the relay says more.
+    /// Lets the router ask, if it wants to, and the relay answer. Meanwhile the relay publishes more.
     fn replay(&mut self, meanwhile: &[Work]) {
         let now = self.router.now;
         if self.router.streams[0].wants_replay(now).is_none() {
@@ -200,7 +200,7 @@ impl World {
             self.pass(REPLAY_FIRST_MS_MAX.max(REPLAY_NEXT_MS_MAX));
             let now = self.router.now;
             if self.router.streams[0].replay_is_overdue(now) {
-                self.router.streams[0].replay_ended(&mut self.router.home, ReplayEnd::Missing, now);
+                self.router.streams[0].replay_ended(&mut self.router.space, ReplayEnd::Missing, now);
             }
         }
         assert!(!self.router.streams[0].awaits_replay());
@@ -217,20 +217,20 @@ impl World {
     }
 
     fn answered(&mut self, message: &Message) {
-        let Rig { home, streams, scratch, now, .. } = &mut self.router;
+        let Rig { space, streams, scratch, now, .. } = &mut self.router;
         let (stream, now) = (&mut streams[0], *now);
         if !stream.awaits_replay() {
             return;
         }
         match message {
-            Message::Batch(seq, payload) => stream.replayed(home, scratch, *seq, payload, now),
-            Message::Part(payload) => stream.replayed_part(home, scratch, payload, now),
-            Message::End => stream.replay_ended(home, ReplayEnd::Marker, now),
+            Message::Batch(seq, payload) => stream.replayed(space, scratch, *seq, payload, now),
+            Message::Part(payload) => stream.replayed_part(space, scratch, payload, now),
+            Message::End => stream.replay_ended(space, ReplayEnd::Marker, now),
         }
-        stream.show(home);
+        stream.show(space);
     }
 
-    /// What is believed exact is what the relay held after the batch that was applied last.
+    /// If the router is exact, it holds the relay's blocks after the last applied batch.
     fn check(&self) -> Result<(), TestCaseError> {
         let trust = self.router.trust();
         if trust.level < TrustLevel::Exact {
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// The router holds what the relay holds, and believes it as the relay does.
+    /// The router has the relay's blocks and trust.
     fn is_equal(&mut self) -> Result<(), TestCaseError> {
         let (here, there) = (self.router.trust(), self.relay.rig.trust());
         prop_assert_eq!((here.level, here.reasons), (there.level, there.reasons));
@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn who_comes_late_becomes_exact_through_a_snapshot() {
+fn a_late_reader_becomes_exact_through_a_snapshot() {
     let mut world = World::new(1, FINE, 3);
     world.link.is_parted = true;
     for at in 0..40 {

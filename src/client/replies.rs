@@ -1,0 +1,114 @@
+//! Replies out of received bytes: frames, and the pages of a fleet.
+
+use rustc_hash::FxHashSet;
+
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::limits::FRAME_HEADER_BYTES;
+use crate::wire::{FrameHeader, PROTOCOL_VERSION, Reply, WatchReply, decode_reply};
+
+/// A whole frame.
+pub(super) struct ReplyFrame {
+    /// The id of its request.
+    pub(super) id: CorrelationId,
+    /// The reply, if it can be read.
+    pub(super) reply: Result<Reply>,
+    /// The length of the frame, with its header.
+    pub(super) bytes: usize,
+}
+
+/// The first frame of the received bytes; `None` = it is not whole yet.
+///
+/// # Errors
+/// [`Kind::Malformed`] for an invalid header: the beginning of the next frame is then unknown.
+pub(super) fn next_frame(received: &[u8]) -> Result<Option<ReplyFrame>> {
+    let Some(header) = received.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
+    let header = FrameHeader::parse(header).map_err(|fault| untrusted(&format!("a frame header with {fault}")))?;
+    if header.version != PROTOCOL_VERSION {
+        return Err(untrusted(&format!("a frame of protocol version {}", header.version)));
+    }
+    let bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
+    let Some(body) = received.get(FRAME_HEADER_BYTES..bytes) else { return Ok(None) };
+    Ok(Some(ReplyFrame { id: header.correlation_id, reply: decode_reply(header.kind, body), bytes }))
+}
+
+pub(super) fn untrusted(what: &str) -> Error {
+    Error::new(
+        Kind::Malformed,
+        format!("the daemon sent {what}"),
+        "check that the socket is kvrouted's, of the same release",
+    )
+}
+
+/// Puts the pages of a fleet together.
+#[derive(Debug, Default)]
+pub(super) struct FleetPages {
+    begun: WatchReply,
+}
+
+impl FleetPages {
+    /// Takes the next page; the last page completes the fleet. A page of another fleet version begins anew. A worker that
+    /// left and came back between two pages may be in both; the later page counts.
+    pub(super) fn take(&mut self, page: WatchReply) -> Option<WatchReply> {
+        if page.fleet_version != self.begun.fleet_version {
+            self.begun = WatchReply { fleet_version: page.fleet_version, ..WatchReply::default() };
+        }
+        self.begun.workers.extend(page.workers);
+        (page.next_cursor == 0).then(|| {
+            let mut fleet = std::mem::take(&mut self.begun);
+            let mut named = FxHashSet::default();
+            fleet.workers.reverse();
+            fleet.workers.retain(|info| named.insert((info.space, info.worker)));
+            fleet.workers.reverse();
+            fleet
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{SpaceId, Worker};
+    use crate::protocol::{DeviceClass, WorkerState};
+    use crate::trust::Trust;
+    use crate::wire::WorkerInfo;
+
+    fn page(fleet_version: u64, next_cursor: u32, ids: &[u64]) -> WatchReply {
+        let info = |id: &u64| WorkerInfo {
+            worker: Worker::new(*id, 0),
+            space: SpaceId(0),
+            name: String::new(),
+            state: WorkerState::Ready,
+            device_class: DeviceClass::Gpu,
+            weight: 1.0,
+            capacity_blocks: 0,
+            batched_tokens_max: 0,
+            taints: Vec::new(),
+            trust: Trust::default(),
+        };
+        WatchReply { workers: ids.iter().map(info).collect(), fleet_version, next_cursor }
+    }
+
+    #[test]
+    fn pages_become_a_fleet_and_a_newer_version_drops_the_older_pages() {
+        let mut pages = FleetPages::default();
+        assert_eq!(pages.take(page(1, 0, &[1])), Some(page(1, 0, &[1])));
+        assert_eq!(pages.take(page(2, 2, &[1, 2])), None);
+        assert_eq!(pages.take(page(2, 0, &[3])), Some(page(2, 0, &[1, 2, 3])));
+        assert_eq!(pages.take(page(3, 1, &[1])), None);
+        assert_eq!(pages.take(page(4, 1, &[7])), None);
+        assert_eq!(pages.take(page(4, 0, &[8])), Some(page(4, 0, &[7, 8])));
+        assert_eq!(pages.take(page(4, 0, &[9])), Some(page(4, 0, &[9])), "the same version again");
+    }
+
+    #[test]
+    fn the_later_page_counts_for_a_worker_in_two_pages() {
+        let mut pages = FleetPages::default();
+        assert_eq!(pages.take(page(1, 2, &[1, 2])), None);
+        let mut last = page(1, 0, &[3, 1]);
+        last.workers[1].state = WorkerState::Draining;
+        let fleet = pages.take(last).unwrap();
+        let states: Vec<_> = fleet.workers.iter().map(|info| (info.worker.id.0, info.state)).collect();
+        assert_eq!(states, [(2, WorkerState::Ready), (3, WorkerState::Ready), (1, WorkerState::Draining)]);
+    }
+}

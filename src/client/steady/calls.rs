@@ -1,0 +1,253 @@
+//! One call: it waits for a connection, sends a request, and waits for the reply.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::timeout_at;
+
+use super::driver::{Caller, Shared};
+use crate::client::conversation::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
+use crate::client::fallback::FallbackReason;
+use crate::error::{Error, Kind, Result};
+use crate::ids::CorrelationId;
+use crate::wire::{Reply, RequestEncoder};
+
+/// Why a call has no reply.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The daemon could not be reached, or did not answer.
+    Unreachable(FallbackReason),
+    /// There is no connection; the error is that of the last try.
+    NotConnected(StoredError),
+    /// The daemon or the client refused the request.
+    Refused(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let reason = match failure {
+            Failure::Refused(error) => return error,
+            Failure::NotConnected(why) => return why.unreachable(),
+            Failure::Unreachable(reason) => reason,
+        };
+        let what = match reason {
+            FallbackReason::Unreachable => "the daemon cannot be reached",
+            FallbackReason::ConnectionLost => "the connection to the daemon ended",
+            FallbackReason::Silent => "the daemon did not answer in time",
+            FallbackReason::Draining => "the daemon is draining",
+        };
+        Self::new(Kind::Connection, what, "check the daemon, or raise the timeout")
+    }
+}
+
+/// A reply that a call waits for. If the call ends first, the booking of the reply is freed.
+struct Awaited {
+    shared: Arc<Shared>,
+    reply: oneshot::Receiver<Result<RunReply>>,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.reply.close();
+        // It may have arrived just now.
+        if let Ok(Ok(reply)) = self.reply.try_recv() {
+            let mut conversation = self.shared.conversation.lock();
+            conversation.free_unclaimed(&reply);
+            self.shared.send_encoded(conversation);
+        }
+    }
+}
+
+/// A request for [`ask`].
+pub(super) trait Ask {
+    /// Appends it as a frame.
+    fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) -> Result<()>;
+
+    /// See [`Leftover`].
+    fn leftover(&self) -> Leftover {
+        Leftover::Nothing
+    }
+}
+
+impl<F: Fn(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>> Ask for F {
+    fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) -> Result<()> {
+        self(encoder, id, out)
+    }
+}
+
+/// Sends a request and waits for its reply. If the connection ends, it tries once more on the next. The daemon's errors are
+/// failures. `put` makes the request anew for each connection, because another daemon may have other ids.
+pub(super) async fn ask<P: Ask>(
+    shared: &Arc<Shared>,
+    deadline: Instant,
+    put: impl Fn() -> Result<P>,
+) -> Result<RunReply, Failure> {
+    let mut lost_before = false;
+    loop {
+        connected(shared, deadline).await?;
+        let permit = permit(shared, deadline).await?;
+        let Some(mut awaited) = send(shared, permit, &put)? else {
+            // The connection ended during the wait for a permit.
+            continue;
+        };
+        let asked_at = Instant::now();
+        match timeout_at(deadline.into(), &mut awaited.reply).await {
+            Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => return Err(Failure::Refused(error.into())),
+            Ok(Ok(Ok(reply))) => return Ok(reply),
+            // The reply cannot be read, but the connection continues.
+            Ok(Ok(Err(error))) if error.kind() != Kind::Connection => return Err(Failure::Refused(error)),
+            Ok(Ok(Err(_)) | Err(_)) if lost_before => {
+                return Err(Failure::Unreachable(FallbackReason::ConnectionLost));
+            }
+            Ok(Ok(Err(_)) | Err(_)) => lost_before = true,
+            Err(_) => return Err(silent(shared, asked_at)),
+        }
+    }
+}
+
+fn silent(shared: &Shared, since: Instant) -> Failure {
+    let mut conversation = shared.conversation.lock();
+    conversation.count(ClientCounter::DeadlinesPassed);
+    conversation.timed_out(since, Instant::now(), Shared::chance());
+    Failure::Unreachable(FallbackReason::Silent)
+}
+
+/// Waits for a permit to have a request in flight.
+async fn permit(shared: &Arc<Shared>, deadline: Instant) -> Result<OwnedSemaphorePermit, Failure> {
+    let since = Instant::now();
+    match timeout_at(deadline.into(), Arc::clone(&shared.permits).acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        // The semaphore is never closed.
+        Ok(Err(_)) => Err(Failure::Unreachable(FallbackReason::Unreachable)),
+        Err(_) => Err(silent(shared, since)),
+    }
+}
+
+/// Sends a request on the present connection; `None` = it has ended.
+fn send<P: Ask>(
+    shared: &Arc<Shared>,
+    permit: OwnedSemaphorePermit,
+    put: impl Fn() -> Result<P>,
+) -> Result<Option<Awaited>, Failure> {
+    let connection = shared.conversation.lock().connection();
+    let put = put()?;
+    let (sender, reply) = oneshot::channel();
+    let mut conversation = shared.conversation.lock();
+    // The ids in the request are valid for the connection that it was made for.
+    if conversation.phase != Phase::Open || conversation.connection() != connection {
+        return Ok(None);
+    }
+    let caller = Caller { reply: sender, _permit: permit };
+    let leftover = put.leftover();
+    conversation.ask(|encoder, id, out| put.encode(encoder, id, out), leftover, caller)?;
+    shared.send_encoded(conversation);
+    Ok(Some(Awaited { shared: Arc::clone(shared), reply }))
+}
+
+/// Sends a report about a booking, to the daemon run that holds the booking and to no other. `None` = the report is sent when
+/// the daemon can be reached again.
+pub(super) async fn report(
+    shared: &Arc<Shared>,
+    deadline: Instant,
+    instance_id: u64,
+    report: Report,
+) -> Result<Option<Reply>, Failure> {
+    let guard = PendingReport { shared, instance_id, report: Some(report) };
+    if connected(shared, deadline).await.is_err() {
+        return Ok(None);
+    }
+    let Ok(permit) = permit(shared, deadline).await else { return Ok(None) };
+    let Some(mut awaited) = guard.send(permit) else { return Ok(None) };
+    let asked_at = Instant::now();
+    match timeout_at(deadline.into(), &mut awaited.reply).await {
+        Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
+        Ok(Ok(Ok(reply))) => Ok(Some(reply.reply)),
+        Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
+        // The connection ended while it was in flight: the next connection sends it again.
+        Ok(Ok(Err(_)) | Err(_)) => Ok(None),
+        Err(_) => {
+            // It is still in flight: it is answered later, or the next connection sends it again.
+            silent(shared, asked_at);
+            Ok(None)
+        }
+    }
+}
+
+/// A report that is sent or stored however the call ends, also if its task is cancelled.
+struct PendingReport<'a> {
+    shared: &'a Arc<Shared>,
+    instance_id: u64,
+    report: Option<Report>,
+}
+
+impl PendingReport<'_> {
+    fn send(mut self, permit: OwnedSemaphorePermit) -> Option<Awaited> {
+        let (sender, reply) = oneshot::channel();
+        let mut conversation = self.shared.conversation.lock();
+        if conversation.phase != Phase::Open || !conversation.is_run(self.instance_id) {
+            return None;
+        }
+        let caller = Caller { reply: sender, _permit: permit };
+        if let Some(report) = self.report.take() {
+            conversation.send_report(report, Some(caller));
+        }
+        self.shared.send_encoded(conversation);
+        Some(Awaited { shared: Arc::clone(self.shared), reply })
+    }
+}
+
+impl Drop for PendingReport<'_> {
+    fn drop(&mut self) {
+        let Some(report) = self.report.take() else { return };
+        let mut conversation = self.shared.conversation.lock();
+        if !conversation.is_run(self.instance_id) {
+            return;
+        }
+        match conversation.phase {
+            // The next count replaces this one. Without this rule, counts for a daemon that hangs would have no limit.
+            Phase::Open if matches!(report.kind, ReportKind::OutputProgress { .. }) => return,
+            // The daemon is in a pause, or has too many requests in flight. Bytes in the socket's buffer are not lost.
+            Phase::Open => conversation.send_report(report, None),
+            _ => conversation.store_report(report),
+        }
+        self.shared.send_encoded(conversation);
+    }
+}
+
+/// Waits until requests can be sent. It fails early if the daemon is in a pause.
+pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), Failure> {
+    let mut phases = shared.phases.subscribe();
+    let mut is_tried = false;
+    loop {
+        {
+            let conversation = shared.conversation.lock();
+            let is_paused = conversation.silence.paused_until(Instant::now()).is_some();
+            match conversation.phase {
+                Phase::Open if !is_paused => return Ok(()),
+                Phase::Connecting { is_first: true } => {}
+                // The pause is over: this call waits for the outcome of the next try.
+                Phase::BackingOff if !is_paused => is_tried = true,
+                Phase::Connecting { is_first: false } if is_tried => {}
+                _ => {
+                    return Err(match (&conversation.refusal, &conversation.last_failure) {
+                        (Some(refusal), _) => Failure::Refused(refusal.error()),
+                        (None, Some(why)) => Failure::NotConnected(why.clone()),
+                        (None, None) => Failure::Unreachable(FallbackReason::Unreachable),
+                    });
+                }
+            }
+        }
+        match timeout_at(deadline.into(), phases.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(Failure::Unreachable(FallbackReason::Unreachable)),
+            Err(_) => return Err(Failure::Unreachable(FallbackReason::Silent)),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The predictor's thread. It runs if a space is approximate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+
+use crate::config::{Config, SpaceConfig};
+use crate::error::{Error, Kind, Result};
+use crate::fleet::Fleet;
+use crate::limits::{CHOKED_REST_MS, PREDICTED_BOOKINGS_PER_TURN_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
+use crate::predict::{BookedQueue, PredictionLimits, Predictor};
+use crate::requests::Predictions;
+
+/// A running predictor.
+pub(super) struct PredictorThread {
+    thread: JoinHandle<()>,
+    ending: Arc<AtomicBool>,
+}
+
+/// Starts the thread if a space of `config` is approximate. The clock of bookings begins at `started`.
+///
+/// # Errors
+/// `System` if the thread cannot be started.
+pub(super) fn start(
+    config: &Config,
+    fleet: &Arc<Fleet>,
+    started: Instant,
+) -> Result<(Predictions, Option<PredictorThread>)> {
+    let secret = rand::rng().random();
+    let limits: Vec<_> = config.spaces.iter().map(|space| limits(space, secret)).collect();
+    if limits.iter().all(Option::is_none) {
+        return Ok((Predictions::default(), None));
+    }
+    let mut predictor = Predictor::new(&limits);
+    // Before the first request, so that the first booking of each worker finds its place.
+    predictor.follow(&fleet.load());
+    let hand_over = Arc::new(BookedQueue::default());
+    let predictions =
+        Predictions { readers: predictor.readers(), hand_over: Arc::clone(&hand_over), counters: predictor.counters() };
+    let ending = Arc::new(AtomicBool::new(false));
+    let (fleet, ended) = (Arc::clone(fleet), Arc::clone(&ending));
+    let spawned = std::thread::Builder::new().name("predictor".into()).spawn(move || {
+        let now_ms = || started.elapsed().as_millis() as u64;
+        // Acquire: pairs with the Release in `stop`.
+        while !ended.load(Ordering::Acquire) {
+            if let Some(rest) = step(&mut predictor, &hand_over, &fleet, now_ms()) {
+                std::thread::park_timeout(rest);
+            }
+        }
+    });
+    let thread = spawned.map_err(|error| {
+        Error::new(Kind::System, "cannot start the predictor", "raise the limit of processes").caused_by(error)
+    })?;
+    predictions.hand_over.set_consumer(thread.thread().clone());
+    Ok((predictions, Some(PredictorThread { thread, ending })))
+}
+
+fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
+    space.approximate.then_some(PredictionLimits {
+        ttl_ms: space.approximate_ttl_s * 1000,
+        worker_blocks_max: space.approximate_blocks_max,
+        memory_bytes_max: space.approximate_memory_bytes_max,
+        secret,
+    })
+}
+
+/// One step of the thread. Returns the pause after it, if there is one; a booking that arrives meanwhile ends the
+/// pause.
+fn step(predictor: &mut Predictor, hand_over: &BookedQueue, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
+    predictor.follow(&fleet.load());
+    let choked = predictor.is_choked();
+    for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_TURN_MAX } {
+        let Some(booked) = hand_over.pop() else { break };
+        predictor.book(&booked);
+        hand_over.recycle(booked);
+    }
+    let more = predictor.pass_time(now_ms);
+    match () {
+        () if choked => Some(Duration::from_millis(CHOKED_REST_MS)),
+        () if more || !hand_over.is_empty() => None,
+        () => Some(Duration::from_millis(PREDICTIONS_EXPIRY_EVERY_MS)),
+    }
+}
+
+impl PredictorThread {
+    /// Whether it runs. It ends by itself only by a panic.
+    pub(super) fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Ends it and waits for it. Its predictions are gone.
+    ///
+    /// # Errors
+    /// `Internal` if it panicked.
+    pub(super) fn stop(self) -> Result<()> {
+        // Release: pairs with the Acquire of its loop.
+        self.ending.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        self.thread
+            .join()
+            .map_err(|_| Error::new(Kind::Internal, "the predictor panicked", "report it with the log around it"))
+    }
+}

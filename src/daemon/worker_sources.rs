@@ -1,0 +1,48 @@
+//! Follows every source of workers: the configuration, files, URLs and requests.
+
+use std::cell::Cell;
+
+use tokio::signal::unix::Signal;
+
+use super::desired_fleet::DesiredFleet;
+use super::fleet_reconciler::FleetReconciler;
+use super::ingest_threads::IngestThreads;
+use super::reload::{self, ReadConfig};
+use super::{engine_http, worker_files};
+use crate::config::Config;
+use crate::requests::RequestTables;
+use crate::serve::Admissions;
+
+/// The sources, and the parts that act on them.
+pub(super) struct WorkerSources<'a> {
+    pub(super) config: &'a Config,
+    pub(super) read_again: ReadConfig<'a>,
+    pub(super) hangup: &'a mut Signal,
+    pub(super) desired: &'a DesiredFleet,
+    pub(super) reconciler: FleetReconciler,
+    pub(super) ingest_threads: &'a IngestThreads,
+    pub(super) tables: &'a RequestTables,
+    pub(super) admissions: &'a Admissions,
+}
+
+/// Follows all sources, for ever. Returns the name of a part that ended by itself.
+pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
+    let WorkerSources { config, read_again, hangup, desired, reconciler, ingest_threads, tables, admissions } = sources;
+    let counters = desired.counters();
+    let (policies, recording) = (&*tables.policies, &tables.recording);
+    let grace_ms = Cell::new(config.discovery.grace_ms);
+    let files = async {
+        match config.discovery.path.clone() {
+            Some(path) => worker_files::run(path, config.discovery.rescan_ms, &grace_ms, desired, counters).await,
+            None => std::future::pending().await,
+        }
+    };
+    let reload = reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, recording, counters };
+    tokio::select! {
+        () = reconciler.run(desired, ingest_threads) => "the reconciler of the fleet",
+        () = files => "discovery by files",
+        () = engine_http::find_publishers(desired, counters) => "discovery by URL",
+        () = engine_http::check_health(desired, tables, counters) => "health checks of engines",
+        () = reload::run(hangup, read_again, config, reload) => "reload",
+    }
+}

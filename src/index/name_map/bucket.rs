@@ -1,0 +1,314 @@
+//! A bucket of the name map: one cache line of entries, and the comparison of all its tags at once.
+//!
+//! A stored tag is a bit ([`AWAY`] or not), then known bits of the hash, a one, and zeros. A searched tag has all its
+//! bits and is shifted left by one: it has no bit for [`AWAY`], and its lowest bit is not used.
+
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
+
+use super::Tag;
+
+/// Entries of a bucket.
+pub(super) const ENTRIES: usize = 10;
+
+/// Tags first and together, because they are compared all at once.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Bucket {
+    tags: [u16; ENTRIES],
+    passed: Passed,
+    words: [u32; ENTRIES],
+}
+
+/// How many entries, with their home here or before, were sent past a full bucket: a count of 4 bits for each of 8
+/// classes of tags, so that few searches for unknown names go on to the next bucket. A count that has reached 15 stays,
+/// because the true number is no longer known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Passed(u32);
+
+impl Passed {
+    const BITS: u32 = 4;
+    const MANY: u32 = (1 << Self::BITS) - 1;
+    const CLASSES: u32 = u32::BITS / Self::BITS;
+
+    /// Where the count for this tag begins.
+    #[inline]
+    const fn place(tag: Tag) -> u32 {
+        tag.class(Self::CLASSES.ilog2()) * Self::BITS
+    }
+
+    #[inline]
+    const fn count(self, tag: Tag) -> u32 {
+        self.0 >> Self::place(tag) & Self::MANY
+    }
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is a line");
+
+/// Some entries of a bucket, one bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entries(u32);
+
+impl Entries {
+    #[inline]
+    pub(super) const fn first(self) -> Option<usize> {
+        if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
+    }
+}
+
+impl Iterator for Entries {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let first = self.first()?;
+        self.0 &= self.0 - 1;
+        Some(first)
+    }
+}
+
+impl Bucket {
+    pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), words: [0; ENTRIES] };
+
+    /// The entries that may have this tag: their known bits are equal.
+    #[inline]
+    pub(super) fn with_tag(&self, tag: Tag) -> Entries {
+        Entries(alike(&self.tags, tag.bits()))
+    }
+
+    #[inline]
+    pub(super) fn vacant(&self) -> Entries {
+        Entries(vacant(&self.tags))
+    }
+
+    #[inline]
+    pub(super) fn filled(&self) -> Entries {
+        Entries(!self.vacant().0 & ((1 << ENTRIES) - 1))
+    }
+
+    /// Whether entries with this tag may have been sent past the bucket.
+    #[inline]
+    pub(super) fn has_passed(&self, tag: Tag) -> bool {
+        self.passed.count(tag) > 0
+    }
+
+    /// Counts an entry with this tag that is sent past.
+    #[inline]
+    pub(super) fn pass(&mut self, tag: Tag) {
+        if self.passed.count(tag) < Passed::MANY {
+            self.passed.0 += 1 << Passed::place(tag);
+        }
+    }
+
+    /// Counts that an entry with this tag that was sent past is gone.
+    #[inline]
+    pub(super) fn unpass(&mut self, tag: Tag) {
+        debug_assert!(self.has_passed(tag), "an entry that is gone was counted");
+        if self.passed.count(tag) < Passed::MANY {
+            self.passed.0 -= 1 << Passed::place(tag);
+        }
+    }
+
+    #[inline]
+    pub(super) fn word(&self, at: usize) -> u32 {
+        self.words[at]
+    }
+
+    /// The tag of an entry, if this bucket is its home.
+    #[inline]
+    pub(super) fn tag_at_home(&self, at: usize) -> Option<Tag> {
+        let tag = self.tags[at];
+        (tag & AWAY == 0).then(|| Tag::from_bits(tag << 1))
+    }
+
+    /// Puts an entry at a place; `is_home` tells whether this bucket is its home.
+    #[inline]
+    pub(super) fn fill(&mut self, at: usize, tag: Tag, is_home: bool, word: u32) {
+        self.tags[at] = tag.bits() >> 1 | if is_home { 0 } else { AWAY };
+        self.words[at] = word;
+    }
+
+    #[inline]
+    pub(super) fn vacate(&mut self, at: usize) {
+        self.tags[at] = NO_TAG;
+    }
+
+    #[inline]
+    pub(super) fn set_word(&mut self, at: usize, word: u32) {
+        self.words[at] = word;
+    }
+}
+
+/// The tag of a vacant place.
+const NO_TAG: u16 = 0;
+
+/// Set if an entry is in another bucket than its home.
+const AWAY: u16 = 1 << 15;
+
+/// Which of the tags may be the wanted one, one bit each: their known bits are equal.
+#[inline]
+pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    return alike_sse2(tags, wanted);
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    alike_scalar(tags, wanted)
+}
+
+/// Which of the places are vacant, one bit each.
+#[inline]
+pub(super) fn vacant(tags: &[u16; ENTRIES]) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    return vacant_sse2(tags);
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    vacant_scalar(tags)
+}
+
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+fn alike_scalar(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
+    which(tags, |stored| {
+        let tag = stored << 1;
+        // The last one bit and all below it. A vacant place has none, and the wanted tag is never 0.
+        let unknown = tag ^ tag.saturating_sub(1);
+        tag | unknown == wanted | unknown
+    })
+}
+
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+fn vacant_scalar(tags: &[u16; ENTRIES]) -> u32 {
+    which(tags, |stored| stored == NO_TAG)
+}
+
+#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+fn which(tags: &[u16; ENTRIES], is_it: impl Fn(u16) -> bool) -> u32 {
+    tags.iter().enumerate().fold(0, |found, (at, stored)| found | u32::from(is_it(*stored)) << at)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::arch::x86_64 as sse2;
+
+/// Tags of a register. A second load covers the last 8, of which the first load has seen 6.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const WIDE: usize = 8;
+
+/// As the scalar reference.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn alike_sse2(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
+    let [low, high] = load(tags);
+    // SAFETY: every x86-64 processor has SSE2, and these intrinsics take no pointers.
+    unsafe {
+        let wanted = sse2::_mm_set1_epi16(wanted.cast_signed());
+        let ones = sse2::_mm_set1_epi16(1);
+        let alike = |stored| {
+            let tag = sse2::_mm_slli_epi16::<1>(stored);
+            let unknown = sse2::_mm_xor_si128(tag, sse2::_mm_subs_epu16(tag, ones));
+            sse2::_mm_cmpeq_epi16(sse2::_mm_or_si128(tag, unknown), sse2::_mm_or_si128(wanted, unknown))
+        };
+        gather(alike(low), alike(high))
+    }
+}
+
+/// As the scalar reference.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn vacant_sse2(tags: &[u16; ENTRIES]) -> u32 {
+    let [low, high] = load(tags);
+    // SAFETY: as above.
+    unsafe {
+        let nothing = sse2::_mm_set1_epi16(NO_TAG.cast_signed());
+        gather(sse2::_mm_cmpeq_epi16(low, nothing), sse2::_mm_cmpeq_epi16(high, nothing))
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn load(tags: &[u16; ENTRIES]) -> [sse2::__m128i; 2] {
+    let start = tags.as_ptr();
+    // SAFETY: both loads are of 8 of the 10 tags, at any alignment.
+    unsafe { [sse2::_mm_loadu_si128(start.cast()), sse2::_mm_loadu_si128(start.add(ENTRIES - WIDE).cast())] }
+}
+
+/// One bit for each tag, from all or none of its bits.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn gather(low: sse2::__m128i, high: sse2::__m128i) -> u32 {
+    // SAFETY: as above.
+    let found = unsafe { sse2::_mm_movemask_epi8(sse2::_mm_packs_epi16(low, high)) }.cast_unsigned();
+    found & 0xff | found >> WIDE << (ENTRIES - WIDE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tag of these bits, highest first, with a one after them.
+    fn tag(bits: &str) -> Tag {
+        let end = u16::from_str_radix(&format!("{bits}1"), 2).unwrap();
+        Tag::from_bits(end << (15 - bits.len()))
+    }
+
+    #[test]
+    fn entries_come_and_go() {
+        let mut bucket = Bucket::EMPTY;
+        assert_eq!((bucket.filled().count(), bucket.vacant().count()), (0, ENTRIES));
+        let [seven, eight, nine] = [tag("000111"), tag("001000"), tag("001001")];
+        bucket.fill(9, seven, true, 70);
+        bucket.fill(0, seven, false, 71);
+        bucket.fill(4, eight, true, 80);
+        assert_eq!(bucket.with_tag(seven).map(|at| bucket.word(at)).collect::<Vec<_>>(), [71, 70]);
+        assert_eq!([0, 4, 9].map(|at| bucket.tag_at_home(at)), [None, Some(eight), Some(seven)]);
+        bucket.vacate(0);
+        bucket.set_word(9, 72);
+        assert_eq!(bucket.filled().map(|at| bucket.word(at)).collect::<Vec<_>>(), [80, 72]);
+        assert_eq!(bucket.with_tag(nine).first(), None);
+    }
+
+    #[test]
+    fn many_that_passed_are_not_forgotten() {
+        let mut bucket = Bucket::EMPTY;
+        let class = |class: u16| Tag::from_bits(class << 13 | 0x1002);
+        for number in [3, 3, 4, 7] {
+            bucket.pass(class(number));
+        }
+        bucket.unpass(class(3));
+        assert!([3, 4, 7].iter().all(|number| bucket.has_passed(class(*number))) && !bucket.has_passed(class(0)));
+        // A longer tag that begins alike is of the same class.
+        assert!(bucket.has_passed(Tag::from_bits(0x7ffe)));
+        bucket.unpass(class(3));
+        assert!(!bucket.has_passed(class(3)) && bucket.has_passed(class(4)));
+        (0..20).for_each(|_| bucket.pass(class(7)));
+        (0..21).for_each(|_| bucket.unpass(class(7)));
+        assert!(bucket.has_passed(class(7)) && !bucket.has_passed(class(6)) && bucket.has_passed(class(4)));
+    }
+
+    /// Whether the wanted tag begins with the known bits of a stored one, bit by bit.
+    fn is_alike(stored: u16, wanted: u16) -> bool {
+        let known = 14_u32.saturating_sub(stored.trailing_zeros());
+        stored & !AWAY != NO_TAG && (0..known).all(|bit| stored << 1 << bit >> 15 == wanted << bit >> 15)
+    }
+
+    #[test]
+    fn tags_are_alike_down_to_the_last_one() {
+        for wanted in [0x0002, 0xfffe, 0x5556, 0xaaaa, 0x8002, 0x1236] {
+            for stored in 0..=u16::MAX {
+                let tags = std::array::from_fn(|at| if at % 3 == 0 { stored } else { stored.rotate_left(at as u32) });
+                let alike = which(&tags, |stored| is_alike(stored, wanted));
+                assert_eq!(alike_scalar(&tags, wanted), alike, "{wanted:x} among {tags:x?}");
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                assert_eq!(alike_sse2(&tags, wanted), alike, "{wanted:x} among {tags:x?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tags_are_found_wherever_they_are() {
+        for pattern in 0..1_u32 << ENTRIES {
+            for (wanted, stored, other) in [(0x0002, AWAY | 1, 3), (0x8002, 0x4001, NO_TAG), (0xfffe, 0x7000, 0x5000)] {
+                let tags = std::array::from_fn(|at| if pattern >> at & 1 == 1 { stored } else { other });
+                let rest = if other == NO_TAG { !pattern & ((1 << ENTRIES) - 1) } else { 0 };
+                assert_eq!((alike_scalar(&tags, wanted), vacant_scalar(&tags)), (pattern, rest));
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                assert_eq!((alike_sse2(&tags, wanted), vacant_sse2(&tags)), (pattern, rest));
+            }
+        }
+    }
+}

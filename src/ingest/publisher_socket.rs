@@ -1,0 +1,499 @@
+//! The sockets to one publisher: its subscription, the life of that connection, and the socket of one replay.
+//!
+//! A publisher has a SUB socket of its own, because frames carry no publisher identity. The life of its connection is
+//! [`Link`], a pure state machine:
+//!
+//! | state | handshake | disconnected | tick |
+//! |---|---|---|---|
+//! | Connecting since `t` | Up, ready | Connecting since `t` | Down once `down_after` has passed, unreached |
+//! | Up | Up | Lost since now | – |
+//! | Lost since `t` | Up, ready | Lost since `t` | Down once `down_after` has passed, gone |
+//! | Down | Up, ready | Down | – |
+//!
+//! With a `down_after` of 0 no connection is ever Down.
+//!
+//! A replay is asked for over a DEALER socket ([`ReplayClient`]). An engine drops, in the middle and without an error,
+//! what its ROUTER socket cannot hand over at once. So the client receives everything as soon as it is there, up to a
+//! bound, and the stream applies it later.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mio::{Registry, Token};
+
+use crate::endpoint::Endpoint;
+use crate::error::Result;
+use crate::event::flat::UNNUMBERED;
+use crate::fleet::{EventSource, FleetTable, WorkerState};
+use crate::ids::{EventSeq, WorkerIndex};
+use crate::limits::{
+    INGEST_FETCH_BYTES_MAX, INGEST_FETCH_MESSAGES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAY_RECEIVE_BYTES_MAX,
+    ZMQ_COMMAND_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES, ZMQ_MESSAGE_BYTES_MAX, ZMQ_PARTS_MAX,
+};
+use crate::zmtp::{self, Bounds, LinkEvent, Message, Next, Opening, Peer, Refusal, Role};
+
+/// Limits on the messages of a publisher and of a replay.
+pub(super) const BOUNDS: Bounds = Bounds {
+    message_bytes_max: ZMQ_MESSAGE_BYTES_MAX,
+    parts_max: ZMQ_PARTS_MAX,
+    command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
+};
+
+/// One message of a subscription.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// A batch by its framing: its sequence number and its payload, not yet decoded.
+    Batch(EventSeq, Bytes),
+    /// This number of frames, without an 8-byte frame before the last.
+    Misframed(usize),
+}
+
+impl From<Message> for Received {
+    fn from(message: Message) -> Self {
+        match message.before_last {
+            Some(seq) => Self::Batch(EventSeq(u64::from_be_bytes(seq)), message.last),
+            None => Self::Misframed(message.parts),
+        }
+    }
+}
+
+/// The connection to one publisher.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    peer: Peer,
+    /// Messages that were fetched and not yet taken.
+    fetched: VecDeque<Received>,
+    fetch_messages_max: usize,
+}
+
+impl Subscription {
+    /// Starts to connect; an unreachable publisher is tried again for ever. `signals` = the registry of the event loop,
+    /// and the token under which it is signalled.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
+    pub(super) fn open(
+        source: &EventSource,
+        receive_messages_max: i32,
+        signals: (&Arc<Registry>, Token),
+        now_ms: u64,
+    ) -> Result<Self> {
+        let topic = Bytes::copy_from_slice(source.topic.as_bytes());
+        let role = (Role::Subscriber, BOUNDS, Opening::Subscribe(topic));
+        let peer = Peer::open(&source.endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
+        let fetch_messages_max =
+            usize::try_from(receive_messages_max).unwrap_or_default().clamp(1, INGEST_FETCH_MESSAGES_MAX);
+        Ok(Self { peer, fetched: VecDeque::new(), fetch_messages_max })
+    }
+
+    /// Signals under another token from now on.
+    ///
+    /// # Errors
+    /// Those of the event loop.
+    pub(super) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
+        self.peer.set_token(token)
+    }
+
+    /// Checks deadlines; `true` = [`Self::link_event`] has an event.
+    pub(super) fn tick(&mut self, now_ms: u64) -> bool {
+        self.peer.tick(now_ms)
+    }
+
+    /// Fetches some messages from the connection, unless fetched ones are still to be taken; `true` = the connection is
+    /// drained, and the event loop will signal the next message or link event.
+    ///
+    /// All other messages wait in the kernel's buffer of the connection, and behind it in the engine. The end of the
+    /// connection shows only after them.
+    pub(super) fn fetch(&mut self, now_ms: u64) -> bool {
+        let mut bytes = 0;
+        if !self.fetched.is_empty() {
+            return false;
+        }
+        while self.fetched.len() < self.fetch_messages_max && bytes < INGEST_FETCH_BYTES_MAX {
+            match self.peer.next(now_ms) {
+                Next::Message(message) => {
+                    bytes += message.last.len();
+                    self.fetched.push_back(message.into());
+                }
+                Next::Drained => return true,
+                Next::Later => return false,
+            }
+        }
+        false
+    }
+
+    /// Takes the next fetched message.
+    pub(super) fn take(&mut self) -> Option<Received> {
+        self.fetched.pop_front()
+    }
+
+    /// Whether fetched messages are still to be taken.
+    pub(super) fn has_fetched(&self) -> bool {
+        !self.fetched.is_empty()
+    }
+
+    /// Drops the fetched messages.
+    pub(super) fn drop_fetched(&mut self) {
+        self.fetched.clear();
+    }
+
+    /// The next event of the connection. Messages that came before it are taken first.
+    pub(super) fn link_event(&mut self) -> Option<LinkEvent> {
+        if self.fetched.is_empty() { self.peer.link_event() } else { None }
+    }
+}
+
+#[cfg(test)]
+impl Subscription {
+    /// Ends the connection in any state.
+    pub(super) fn break_up(&mut self) {
+        self.peer.break_up();
+    }
+}
+
+/// A change of a connection that changes the state of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkChange {
+    /// The publisher is connected.
+    Ready,
+    /// It has been disconnected for too long.
+    Gone,
+    /// It has not been reached since the start, for too long.
+    Unreached,
+}
+
+/// The state of a connection. Times are milliseconds of one monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Tried since this time, and never reached yet.
+    Connecting { since_ms: u64 },
+    /// Connected.
+    Up,
+    /// Was connected until this time.
+    Lost { since_ms: u64 },
+    /// Disconnected or not reached for longer than `down_after_ms`.
+    Down,
+}
+
+impl Link {
+    /// A connection whose first attempt begins now.
+    pub(super) const fn new(now_ms: u64) -> Self {
+        Self::Connecting { since_ms: now_ms }
+    }
+
+    /// Handles a handshake.
+    pub(super) fn handshake(&mut self) -> Option<LinkChange> {
+        let was = std::mem::replace(self, Self::Up);
+        (was != Self::Up).then_some(LinkChange::Ready)
+    }
+
+    /// Handles the end of a connection. Returns whether there had been a handshake: an attempt that fails because the
+    /// peer does not speak the protocol ends too.
+    pub(super) fn disconnected(&mut self, now_ms: u64) -> bool {
+        let was_up = *self == Self::Up;
+        if was_up {
+            *self = Self::Lost { since_ms: now_ms };
+        }
+        was_up
+    }
+
+    /// Checks the deadline. `down_after_ms` 0 = for ever.
+    pub(super) fn tick(&mut self, now_ms: u64, down_after_ms: u64) -> Option<LinkChange> {
+        let (since_ms, change) = match *self {
+            Self::Connecting { since_ms } => (since_ms, LinkChange::Unreached),
+            Self::Lost { since_ms } => (since_ms, LinkChange::Gone),
+            Self::Up | Self::Down => return None,
+        };
+        if down_after_ms == 0 || now_ms.saturating_sub(since_ms) < down_after_ms {
+            return None;
+        }
+        *self = Self::Down;
+        Some(change)
+    }
+}
+
+/// Changes a worker's state after its connection; `true` = the state changed. A draining worker stays draining.
+pub(super) fn update_worker_state(table: &mut FleetTable, (index, change): (WorkerIndex, LinkChange)) -> bool {
+    let Some(record) = table.worker_mut(index) else { return false };
+    let state = match (change, record.state) {
+        (LinkChange::Ready, WorkerState::Joining | WorkerState::Down) => WorkerState::Ready,
+        (LinkChange::Gone | LinkChange::Unreached, WorkerState::Joining | WorkerState::Ready) => WorkerState::Down,
+        _ => return false,
+    };
+    record.state = state;
+    true
+}
+
+/// One message of the answer to a replay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// A batch with its sequence number and its payload, not yet decoded.
+    Batch(EventSeq, Bytes),
+    /// A payload that is not a batch of the stream, not yet decoded.
+    Part(Bytes),
+    /// The end marker.
+    End,
+    /// This number of frames, without an 8-byte frame before the last.
+    Misframed(usize),
+}
+
+impl From<Message> for Answer {
+    /// Older engines send an empty frame, the sequence number and the payload. Newer engines send a topic too. So the
+    /// frames are counted from the end.
+    fn from(message: Message) -> Self {
+        match message.before_last.map(|seq| EventSeq(u64::from_be_bytes(seq))) {
+            // The marker is -1, which is not a sequence number: a real batch never has it.
+            Some(UNNUMBERED) if message.last.is_empty() => Self::End,
+            Some(UNNUMBERED) => Self::Part(message.last),
+            Some(seq) => Self::Batch(seq, message.last),
+            None => Self::Misframed(message.parts),
+        }
+    }
+}
+
+/// Why an answer ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// The connection ended.
+    Disconnected,
+    /// The daemon cut the connection: a message broke the protocol or a limit.
+    Refused(Refusal),
+}
+
+/// The connection of one replay: a DEALER socket that asks the publisher's ROUTER socket once. Each replay has a new
+/// connection, so the answer to an older question can never be mistaken for the answer to this one.
+#[derive(Debug)]
+pub(super) struct ReplayClient {
+    peer: Peer,
+    /// Received and not yet taken.
+    received: VecDeque<Message>,
+    held_bytes: usize,
+    /// A message has come, so asking again on another connection would bring it twice.
+    is_answered: bool,
+    drained: bool,
+    lost: Option<Lost>,
+}
+
+impl ReplayClient {
+    /// Connects, and asks for all batches from a sequence number on.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
+    pub(super) fn ask(
+        endpoint: &Endpoint,
+        from: EventSeq,
+        signals: (&Arc<Registry>, Token),
+        now_ms: u64,
+    ) -> Result<Self> {
+        // A REQ socket would send this empty frame first. Engines ignore a question without it.
+        let question = zmtp::message(&[b""], &from.0.to_be_bytes());
+        let role = (Role::Dealer, BOUNDS, Opening::Send(question));
+        let peer = Peer::open(endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
+        let (received, held_bytes) = (VecDeque::new(), 0);
+        Ok(Self { peer, received, held_bytes, is_answered: false, drained: false, lost: None })
+    }
+
+    /// Signals under another token from now on.
+    ///
+    /// # Errors
+    /// Those of the event loop.
+    pub(super) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
+        self.peer.set_token(token)
+    }
+
+    /// Checks deadlines; `true` = there is something to read.
+    pub(super) fn tick(&mut self, now_ms: u64) -> bool {
+        self.peer.tick(now_ms)
+    }
+
+    /// Receives the messages that have arrived, up to the limit on messages that wait here.
+    pub(super) fn receive_ahead(&mut self, now_ms: u64) {
+        let held_bytes_max = REPLAY_READ_AHEAD_BYTES_MAX.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
+        while self.lost.is_none() && self.held_bytes < held_bytes_max {
+            while let Some(event) = self.peer.link_event() {
+                match event {
+                    LinkEvent::Refused(refusal) => self.lost = Some(Lost::Refused(refusal)),
+                    // Before the first message the next connection asks again.
+                    LinkEvent::Disconnected if self.is_answered => {
+                        self.lost = self.lost.or(Some(Lost::Disconnected));
+                    }
+                    _ => {}
+                }
+            }
+            match self.peer.next(now_ms) {
+                _ if self.lost.is_some() => {}
+                Next::Message(message) => {
+                    self.is_answered = true;
+                    self.held_bytes += message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                    self.received.push_back(message);
+                }
+                Next::Later if self.peer.has_event() => {}
+                next => {
+                    self.drained = next == Next::Drained;
+                    return;
+                }
+            }
+        }
+        self.drained = false;
+    }
+
+    /// Whether all messages that have arrived were received, so that the event loop will signal the next one.
+    pub(super) const fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// The next message of the answer, if one has arrived.
+    ///
+    /// # Errors
+    /// Why no further message will come.
+    pub(super) fn receive(&mut self, now_ms: u64) -> std::result::Result<Option<Answer>, Lost> {
+        if self.received.is_empty() {
+            self.receive_ahead(now_ms);
+        }
+        match (self.received.pop_front(), self.lost) {
+            (Some(message), _) => {
+                self.held_bytes -= message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                Ok(Some(message.into()))
+            }
+            (None, Some(lost)) => Err(lost),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mio::{Events, Poll};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::endpoint::Endpoint;
+
+    struct Watched {
+        poll: Poll,
+        started: Instant,
+        subscription: Subscription,
+    }
+
+    impl Watched {
+        fn open(endpoint: &str) -> Self {
+            let poll = Poll::new().expect("an event loop");
+            let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
+            let source = EventSource { endpoint: Endpoint::unparsed(endpoint), replay: None, topic: String::new() };
+            let subscription = Subscription::open(&source, 1000, (&registry, Token(0)), 0).expect("well formed");
+            Self { poll, started: Instant::now(), subscription }
+        }
+
+        /// Waits a while for a signal, and checks deadlines.
+        fn wait(&mut self) -> u64 {
+            let mut events = Events::with_capacity(8);
+            self.poll.poll(&mut events, Some(Duration::from_millis(20))).expect("an event loop");
+            let now_ms = self.started.elapsed().as_millis() as u64;
+            self.subscription.tick(now_ms);
+            now_ms
+        }
+
+        /// The first event of the connection; `None` if there is none within `for_ms`.
+        fn first_event(&mut self, for_ms: u64) -> Option<LinkEvent> {
+            loop {
+                let now_ms = self.wait();
+                self.subscription.fetch(now_ms);
+                if let Some(event) = self.subscription.link_event() {
+                    return Some(event);
+                }
+                if now_ms > for_ms {
+                    return None;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_does_not_resolve_is_distinguished_from_a_publisher_that_is_not_there() {
+        // No resolver is asked for a name with an empty label.
+        assert_eq!(Watched::open("tcp://no..such.host:5557").first_event(60_000), Some(LinkEvent::Unopened));
+        let folder = tempfile::tempdir().expect("a folder");
+        let nobody = format!("ipc://{}/nobody", folder.path().display());
+        assert_eq!(Watched::open(&nobody).first_event(500), None);
+        assert_eq!(Watched::open("tcp://127.0.0.1:1").first_event(500), None);
+    }
+
+    #[test]
+    fn messages_are_fetched_a_few_at_a_time_and_taken_in_their_order() {
+        let context = zmq::Context::new();
+        let publisher = context.socket(zmq::XPUB).expect("a socket");
+        publisher.bind("tcp://127.0.0.1:*").expect("a free port");
+        let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+        let mut watched = Watched::open(&endpoint.replace("127.0.0.1", "localhost"));
+        assert_eq!(watched.first_event(60_000), Some(LinkEvent::Handshake), "through a name and both its addresses");
+        publisher.recv_bytes(0).expect("the subscription");
+        let numbers = 0..2 * INGEST_FETCH_MESSAGES_MAX as u64 + 1;
+        for number in numbers.clone() {
+            publisher.send_multipart([&b""[..], &number.to_be_bytes(), &[7; 3]], 0).expect("a subscriber");
+        }
+        publisher.send("alone", 0).expect("a subscriber");
+        publisher
+            .send_multipart([vec![], 0_u64.to_be_bytes().into(), vec![7; 3 * INGEST_FETCH_BYTES_MAX]], 0)
+            .expect("sent");
+        publisher.send_multipart([vec![], 9_u64.to_be_bytes().into(), vec![7]], 0).expect("sent");
+        let (mut sequences, mut misframed) = (Vec::new(), 0);
+        while sequences.last() != Some(&9) {
+            let now_ms = watched.wait();
+            let subscription = &mut watched.subscription;
+            let mut drained = false;
+            while !drained {
+                drained = subscription.fetch(now_ms);
+                assert!(subscription.fetched.len() <= INGEST_FETCH_MESSAGES_MAX);
+                assert!(subscription.fetched.is_empty() || !subscription.fetch(now_ms), "fetched messages come first");
+                while let Some(received) = subscription.take() {
+                    match received {
+                        Received::Batch(seq, payload) => {
+                            assert!(payload.iter().all(|byte| *byte == 7));
+                            sequences.push(seq.0);
+                        }
+                        Received::Misframed(frames) => misframed += frames,
+                    }
+                }
+            }
+        }
+        assert_eq!(sequences, numbers.chain([0, 9]).collect::<Vec<_>>());
+        assert_eq!(misframed, 1);
+        drop(publisher);
+        assert_eq!(watched.first_event(60_000), Some(LinkEvent::Disconnected));
+    }
+
+    #[test]
+    fn every_cell_of_the_table() {
+        use Link::{Connecting, Down, Lost, Up};
+        let (connecting, lost) = (Connecting { since_ms: 100 }, Lost { since_ms: 100 });
+        let ready = Some(LinkChange::Ready);
+        let rows = [
+            (connecting, (Up, ready), connecting, (Down, Some(LinkChange::Unreached))),
+            (Up, (Up, None), Lost { since_ms: 150 }, (Up, None)),
+            (lost, (Up, ready), lost, (Down, Some(LinkChange::Gone))),
+            (Down, (Up, ready), Down, (Down, None)),
+        ];
+        for (state, (after_handshake, change), after_break, (after_tick, tick)) in rows {
+            let mut link = state;
+            assert_eq!((link.handshake(), link), (change, after_handshake), "{state:?}");
+            link = state;
+            assert_eq!(link.disconnected(150), state == Up, "{state:?}");
+            assert_eq!(link, after_break, "{state:?}");
+            link = state;
+            assert_eq!((link.tick(199, 100), link), (None, state), "{state:?}: not yet");
+            assert_eq!((link.tick(200, 100), link), (tick, after_tick), "{state:?}");
+            assert_eq!(link.tick(u64::MAX, 100), None, "{state:?}: once only");
+            link = state;
+            assert_eq!((link.tick(u64::MAX, 0), link), (None, state), "{state:?}: never, if 0");
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_fails_does_not_put_off_being_down() {
+        let mut link = Link::new(7);
+        assert!(!link.disconnected(100));
+        assert_eq!(link.tick(107, 100), Some(LinkChange::Unreached));
+        assert_eq!(link.handshake(), Some(LinkChange::Ready));
+    }
+}

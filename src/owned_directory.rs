@@ -1,0 +1,122 @@
+//! A directory that one process at a time writes to: the journal's, the snapshots'. No other user reads its files.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Kind, Result};
+
+/// The mode of a directory that [`make`] creates.
+pub(crate) const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// The file that the lock is on. It stays when the lock is released.
+const LOCK_NAME: &str = "lock";
+
+/// Makes the directory at `path`, if it is not there and its parent is. `field` is the configuration field that
+/// names it.
+///
+/// # Errors
+/// [`Kind::System`] if it cannot be made.
+pub(crate) fn make(path: &Path, field: &str) -> Result<()> {
+    match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let remedy = format!("set {field} to a directory whose parent exists and that the daemon's user may write");
+            let message = format!("cannot make the directory {}", path.display());
+            Err(Error::new(Kind::System, message, remedy).caused_by(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A directory that is locked until this value is dropped or the process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct OwnedDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl OwnedDirectory {
+    /// Locks the directory at `path`, in which the daemon keeps `contents`, as the configuration field `field` says.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if another process holds the lock; [`Kind::System`] if locking fails otherwise.
+    pub(crate) fn lock(path: &Path, contents: &str, field: &str) -> Result<Self> {
+        let system = |error: io::Error| {
+            let remedy = format!("set {field} to a directory of the daemon's user, on a file system with locks");
+            Error::new(Kind::System, format!("cannot lock the directory {}", path.display()), remedy).caused_by(error)
+        };
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).mode(FILE_MODE).open(path.join(LOCK_NAME));
+        let file = file.map_err(system)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
+            Err(TryLockError::WouldBlock) => {
+                let message = format!("another daemon keeps its {contents} in {}", path.display());
+                Err(Error::new(Kind::Config, message, format!("set a different {field} for each daemon")))
+            }
+            Err(TryLockError::Error(error)) => Err(system(error)),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a file that is not there yet.
+    pub(crate) fn create_new(&self, name: &str) -> io::Result<File> {
+        OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(self.path.join(name))
+    }
+
+    /// Makes a file, or empties the one that is there.
+    pub(crate) fn create_or_empty(&self, name: &str) -> io::Result<File> {
+        OpenOptions::new().create(true).truncate(true).write(true).mode(FILE_MODE).open(self.path.join(name))
+    }
+}
+
+/// The files of a directory whose names satisfy `is_wanted`, in the order of their paths.
+pub(crate) fn list(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(&is_wanted) {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Removes files; answers with how many. It stops at the first that cannot be removed.
+pub(crate) fn remove(paths: &[PathBuf]) -> io::Result<usize> {
+    paths.iter().try_for_each(fs::remove_file)?;
+    Ok(paths.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_holder_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = || OwnedDirectory::lock(folder.path(), "journal", "journal.dir");
+        let held = lock().unwrap();
+        let refused = lock().unwrap_err();
+        assert!(refused.kind() == Kind::Config && refused.to_string().contains("another daemon keeps its journal"));
+        drop(held);
+        assert!(lock().is_ok());
+        let absent = OwnedDirectory::lock(&folder.path().join("absent"), "journal", "journal.dir").unwrap_err();
+        assert_eq!(absent.kind(), Kind::System);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_refused_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        make(&folder.path().join("made"), "journal.dir").unwrap();
+        make(&folder.path().join("made"), "journal.dir").expect("it is there");
+        let error = make(&folder.path().join("absent/child"), "journal.dir").unwrap_err();
+        assert!(error.kind() == Kind::System && error.message().contains("absent/child"), "{error}");
+        assert!(error.remedy().contains("journal.dir"), "{error}");
+    }
+}

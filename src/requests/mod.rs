@@ -1,0 +1,34 @@
+//! What each request of a gateway does: decide, book, queue, report and free. Frames, JSON and sockets are the concern
+//! of [`serve`](crate::serve), which calls this room; this room calls [`route`](crate::route) and the tables below it.
+//!
+//! ```text
+//! serve: socket frame ─┐                        ┌─▶ route: decide ─▶ index, fleet, load
+//!                      ├─▶ RequestHandler ─▶ RoutingService ─▶ load: book, report, free
+//! serve: HTTP ─────────┘        │               └─▶ journal, predict: what was decided
+//!                               └─▶ RequestQueue: requests that wait until a worker is less busy
+//! ```
+//!
+//! Each serving thread has a [`RequestHandler`] of its own, and so has the thread of the HTTP port. They share
+//! [`RequestTables`] and the [`RequestQueue`]. The daemon makes both and starts the threads.
+
+mod core_metrics;
+mod handler;
+mod hit_audit;
+mod pair;
+mod predictions;
+mod queue;
+mod recording;
+mod routing;
+mod service;
+mod tables;
+mod wait_flag;
+
+pub(crate) use core_metrics::CoreMetrics;
+pub(crate) use handler::{KeptRequest, Replied, RequestHandler, Requester};
+pub(crate) use predictions::Predictions;
+pub use queue::RequestQueue;
+pub(crate) use queue::{Outcome, PendingReply, QueueInbox, QueueMessage, booked_by};
+pub(crate) use recording::{DecisionRecording, policy_with_settings};
+pub(crate) use routing::RoutingService;
+pub use service::{HelloInfo, Routed, Service};
+pub(crate) use tables::RequestTables;

@@ -1,0 +1,122 @@
+//! The tables that the requests of all serving threads share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use rand::RngExt;
+
+use super::predictions::Predictions;
+use super::queue::RequestQueue;
+use super::recording::DecisionRecording;
+use super::service::HelloInfo;
+use crate::config::Config;
+use crate::fleet::{Fleet, FleetTable};
+use crate::ids::SpaceId;
+use crate::index::IndexReader;
+use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
+use crate::load::Loads;
+use crate::route::{AffinityTable, PolicyTable, View};
+use crate::shares::UserQuotas;
+
+/// One of each for the whole daemon. Each serving thread has a clone.
+#[derive(Clone)]
+pub(crate) struct RequestTables {
+    pub(crate) instance_id: u64,
+    admin_socket: PathBuf,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(super) indexes: Vec<IndexReader>,
+    pub(crate) predictions: Predictions,
+    pub(crate) loads: Arc<Loads>,
+    /// Replaced as a whole when the configuration is reloaded.
+    pub(crate) policies: Arc<ArcSwap<PolicyTable>>,
+    /// Round-robin counters, by `SpaceId`.
+    pub(super) round_robin_counters: Arc<[AtomicU64]>,
+    pub(crate) recording: DecisionRecording,
+    /// The requests that found every worker busy.
+    pub(crate) queue: Arc<RequestQueue>,
+    /// The share of each user of the queue, the lanes and the connections.
+    pub(crate) users: Arc<UserQuotas>,
+    /// The worker of each affinity session.
+    pub(super) affinities: Arc<AffinityTable>,
+    /// Where the clock of bookings begins.
+    started: Instant,
+}
+
+impl RequestTables {
+    /// The tables of a daemon that starts now with `cores` threads that decide, under a random instance id.
+    pub(crate) fn new(
+        config: &Config,
+        (cores, started): (usize, Instant),
+        (fleet, policies): (&Arc<Fleet>, PolicyTable),
+        indexes: Vec<IndexReader>,
+        predictions: &Predictions,
+        loads: &Arc<Loads>,
+    ) -> Self {
+        let users = Arc::new(UserQuotas::new(config.serve.user_share_percent));
+        let queue = RequestQueue::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
+        let affinities = AffinityTable::new(config.policy.affinity_sessions_max, rand::rng().random());
+        Self {
+            instance_id: rand::rng().random_range(1..=u64::MAX),
+            admin_socket: config.serve.admin_socket.clone(),
+            fleet: Arc::clone(fleet),
+            indexes,
+            predictions: predictions.clone(),
+            loads: Arc::clone(loads),
+            policies: Arc::new(ArcSwap::from_pointee(policies)),
+            round_robin_counters: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
+            recording: DecisionRecording::new(config, cores),
+            affinities: Arc::new(affinities.shared_by(config.serve.user_share_percent)),
+            queue: Arc::new(queue.shared_by(Arc::clone(&users))),
+            users,
+            started,
+        }
+    }
+
+    /// Milliseconds since the daemon started: the clock of bookings.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Nanoseconds of the same clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// The clock of [`RequestTables::now_ns`], for other threads.
+    pub(crate) fn clock(&self) -> impl Fn() -> u64 + Send + 'static {
+        let started = self.started;
+        move || started.elapsed().as_nanos() as u64
+    }
+
+    /// The daemon's identity.
+    pub(crate) fn hello(&self) -> HelloInfo<'_> {
+        HelloInfo {
+            instance_id: self.instance_id,
+            bookings_per_session_max: BOOKINGS_PER_SESSION_MAX as u32,
+            admin_socket: Some(&self.admin_socket),
+        }
+    }
+
+    /// The view of a decision in `space`, at a time of [`RequestTables::now_ns`].
+    pub(super) fn view<'a>(
+        &'a self,
+        fleet: &'a FleetTable,
+        policies: &'a PolicyTable,
+        (space, now_ns): (SpaceId, u64),
+    ) -> View<'a> {
+        let predictions = &self.predictions.readers;
+        View {
+            fleet,
+            indexes: &self.indexes,
+            predictions,
+            loads: &self.loads,
+            policy: policies.of(space),
+            round_robin_counters: &self.round_robin_counters,
+            affinities: &self.affinities,
+            now_ns,
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The daemon as its operators meet it: configuration, commands, changes of the fleet, snapshots, journal, findings,
+//! demo, and a soak.
+#![cfg(feature = "daemon")]
+
+mod cli;
+mod config;
+mod cores;
+mod demo;
+mod discovery;
+mod doctor;
+mod journal;
+#[path = "../kit/mod.rs"]
+mod kit;
+mod serve;
+mod snapshot;
+mod soak;

@@ -1,0 +1,89 @@
+//! The test kit: one daemon as a process, one simulated engine, one raw client, one way to wait.
+//!
+//! The oracles (`tests/oracle`, `tests/routing/oracle`) are no part of it: the code that decides whether an
+//! answer is right shares nothing with the code that asks.
+
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
+
+mod daemon;
+pub(crate) mod engine;
+pub(crate) mod http;
+pub(crate) mod raw;
+pub(crate) mod replayer;
+
+pub(crate) use daemon::{
+    Daemon, Process, asked, configure, configure_serve, kvrouted, open_descriptors, options, resident_kib, run,
+    serving_threads,
+};
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// The longest wait of any test. Only a failure takes this long.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    until_ok(what, || if holds() { Ok(()) } else { Err("it does not hold".to_owned()) });
+}
+
+/// Waits for a value. A failure names the last error.
+#[track_caller]
+pub(crate) fn until_ok<T>(what: &str, mut come: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        match come() {
+            Ok(come) => return come,
+            Err(why) => assert!(Instant::now() < deadline, "waited in vain until {what}: {why}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder that its last user removes.
+pub(crate) fn folder() -> Arc<TempDir> {
+    Arc::new(tempfile::tempdir().expect("a folder"))
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+/// Replaces a file in one step: a reader sees the old one or the new one.
+pub(crate) fn replace(path: &Path, text: &str) {
+    let unfinished = path.with_extension("unfinished");
+    std::fs::write(&unfinished, text).expect("written");
+    std::fs::rename(unfinished, path).expect("renamed");
+}
+
+/// Tokens of a prompt; another seed gives another prompt.
+pub(crate) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
+}
+
+/// Runs one test of this binary, ignored or not, in a process of its own. A wrong path is no failure of that process:
+/// check that its output has `1 passed`, or a line of the test.
+pub(crate) fn test_of_this_binary(path: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", path, "--include-ignored", "--nocapture"]).stdin(Stdio::null());
+    command
+}
+
+/// Reports a test that cannot run here. `scripts/test` collects these lines. They go past libtest, which hides the
+/// output of a test that passes.
+pub(crate) fn skipped(what: &str, why: &str) {
+    let line = format!("\nskipped: {what}: {why}\n");
+    std::io::Write::write_all(&mut std::io::stderr().lock(), line.as_bytes()).expect("said");
+}
+
+/// Reports that real engines are missing; fails if `KVROUTED_REQUIRE_ENGINES=1`.
+pub(crate) fn skipped_without_engines(what: &str, why: &str) {
+    let required = std::env::var("KVROUTED_REQUIRE_ENGINES").is_ok_and(|value| value == "1");
+    assert!(!required, "{what} is required: {why}");
+    skipped(what, why);
+}

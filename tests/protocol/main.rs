@@ -1,0 +1,9 @@
+//! What comes to the daemon's sockets: the protocol, shm lanes, HTTP, and clients that attack.
+#![cfg(feature = "daemon")]
+
+mod http;
+#[path = "../kit/mod.rs"]
+mod kit;
+mod lane;
+mod security;
+mod serving;

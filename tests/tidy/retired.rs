@@ -1,0 +1,75 @@
+//! Words that `docs/glossary.md` retires, and words that stand for a noun that should be named.
+
+/// In lower case. A name counts as its words: `see_off` and `SeeOff` are `see off`.
+const WORDS: &[&str] = &[
+    "so many",
+    "so much",
+    "so long",
+    "is told",
+    "are told",
+    "is looked at",
+    "taken for",
+    "nobody",
+    "somebody",
+    "whoever",
+    "whose turn",
+    "homonyms",
+    "islands",
+    "turnstile",
+    "berth",
+    "muster",
+    "roster",
+    "desk",
+    "looker",
+    "reproach",
+    "choosy",
+    "unruled",
+    "unheard",
+    "oddity",
+    "see off",
+    "call roll",
+];
+
+/// Names on the wire and of metrics that hold such a word, and one phrase. They stay.
+const NAMES: &[&str] = &[
+    "nobody available",
+    "nobody eligible",
+    "pairs nobody",
+    "prefill nobody",
+    "routes nobody",
+    "shadow nobody",
+    "told apart",
+    "workers unheard",
+];
+
+/// The words of a text in lower case, each with a space before and after it; names are taken apart.
+fn words_of(text: &str) -> String {
+    let (mut words, mut before) = (String::from(" "), ' ');
+    for c in text.chars() {
+        let begins = !c.is_alphanumeric() || (c.is_uppercase() && before.is_lowercase());
+        if begins && !words.ends_with(' ') {
+            words.push(' ');
+        }
+        if c.is_alphanumeric() {
+            words.extend(c.to_lowercase());
+        }
+        before = c;
+    }
+    words.push(' ');
+    words
+}
+
+/// The retired words of a line.
+pub(crate) fn retired(line: &str) -> Vec<&'static str> {
+    let mut text = words_of(line);
+    NAMES.iter().for_each(|name| text = text.replace(&format!(" {name} "), " "));
+    WORDS.iter().copied().filter(|word| text.contains(&format!(" {word} "))).collect()
+}
+
+#[test]
+fn words_are_found_in_prose_and_in_names() {
+    assert_eq!(retired("For so many blocks, whoever asks."), ["so many", "whoever"]);
+    assert_eq!(retired("fn see_off(muster: &Muster)"), ["muster", "see off"]);
+    assert_eq!(retired("Kind::NobodyAvailable => ReplyNotes::PREFILL_NOBODY"), [""; 0]);
+    assert_eq!(retired("the taken form is also much longer"), [""; 0]);
+}

@@ -34,6 +34,10 @@ fn space() -> Space {
     }
 }
 
+/// Fleets, by their number of workers. Without optimization, which is a test that the benchmark runs, to fill the largest
+/// takes minutes.
+const FLEETS: &[u32] = if cfg!(debug_assertions) { &[8, 64] } else { &[8, 64, 512, 1024, 4096] };
+
 /// Worker `w` of `n` holds the leading `w / n` of the prompt.
 fn hold(writer: &mut ShardWriter, workers: &[WorkerRecord], tokens: &[u32]) {
     let seed = hash::seed(None, None);
@@ -67,7 +71,7 @@ fn route_short(c: &mut Criterion) {
 fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
     let tokens: Vec<u32> = (0..prompt_tokens).map(|token| token.wrapping_mul(2_654_435_761)).collect();
     let mut group = c.benchmark_group(name);
-    for count in [8, 64, 512, 1024, 4096] {
+    for &count in FLEETS {
         let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
         let workers: Vec<_> =
             (0..count).filter_map(|index| writer.add_worker().map(|slot| record(index, slot))).collect();

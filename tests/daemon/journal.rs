@@ -129,7 +129,10 @@ fn other_weights_are_tried_on_what_was_recorded() {
     assert!(number(&other["prefill_tokens_saved"]) < 0.0, "{other}");
     let table = kit::run(&["what-if", journal, "--set", "mode=round-robin"]);
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
-    assert!(table.contains("tokens to prefill") && table.contains('█') && table.contains("This is an estimate"), "{table}");
+    assert!(
+        table.contains("tokens to prefill") && table.contains('█') && table.contains("This is an estimate"),
+        "{table}"
+    );
     for wrong in ["device_credits=1", "mode=fastest", "mode=approximate", "x"] {
         let output = kit::run(&["what-if", journal, "--set", wrong]);
         assert_eq!(output.status.code(), Some(64), "{wrong}");

@@ -285,5 +285,8 @@ fn a_query_names_both_workers_or_says_why_there_is_one() {
         client.route(&RouteRequest::new(pool, Prompt::of_tokens(&[1]))).expect("a reply").eligible == 0
     });
     let text = String::from_utf8(query(&["--disaggregate"]).stdout).expect("text");
-    assert!(text.contains("also does the prefill: the model has no prefill pool") && !text.contains("\ndecode:\n"), "{text}");
+    assert!(
+        text.contains("also does the prefill: the model has no prefill pool") && !text.contains("\ndecode:\n"),
+        "{text}"
+    );
 }

@@ -93,7 +93,7 @@ impl Model {
         let (sets, of_user) = (sets_where(&|_| true), sets_where(&|entry| entry.claim.user == claim.user));
         match () {
             () if self.is_closed => Some(QueueFull::Closed),
-            () if self.waiting.len() == BOUNDS.requests_max => Some(QueueFull::Requests),
+            () if self.waiting.len() >= BOUNDS.requests_max => Some(QueueFull::Requests),
             () if self.bytes() + claim.bytes > BOUNDS.bytes_max => Some(QueueFull::Bytes),
             () if sets.len() >= BOUNDS.sets_max && !sets.contains(&workers) => Some(QueueFull::Sets),
             () if of_user.len() >= BOUNDS.user_sets_max && !of_user.contains(&workers) => Some(QueueFull::UserSets),

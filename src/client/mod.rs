@@ -1,22 +1,23 @@
 //! The gateway's side of the routing protocol. There are three clients:
 //!
 //! * [`AsyncClient`], for gateways on tokio. All tasks share one handle, and any number of requests are in flight on its
-//!   connection. It reconnects when the connection breaks, keeps a deadline for each call, and decides by itself while the
-//!   daemon does not answer.
+//!   connection. It reconnects when the connection breaks, enforces a deadline for each call, and decides by itself
+//!   while the daemon does not answer.
 //! * [`SteadyClient`], the same for a thread that blocks.
-//! * [`Client`], one blocking connection that ends when it breaks. It serves administration, measurement and pipelines.
+//! * [`Client`], one blocking connection, which does not reconnect; for administration, benchmarks and pipelined
+//!   requests.
 //!
-//! A [`Client`] can send requests ahead: [`Client::send_route`] queues a request, and [`Client::recv`] returns the replies in
-//! the order of their arrival, each with the id of its request. While it waits for room to send, the client reads. Any
-//! number of requests can therefore be queued without a deadlock between the two sides.
+//! A [`Client`] can send requests ahead: [`Client::send_route`] queues a request, and [`Client::recv`] returns the
+//! replies in the order of their arrival, each with the id of its request. While its send buffer is full, the client
+//! reads replies. Any number of requests can therefore be queued without a deadlock between the two sides.
 //!
 //! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```text
-//! connection/     Client: frames on a socket or a shm lane, for one thread that blocks
-//! conversation/   the state of a client across connections: requests in flight, reports to send, the fleet; pure
+//! connection/     Client: frames on a socket or a shared-memory lane, for one thread that blocks
+//! conversation/   the state of a client across connections: requests in flight, reports to send, the fleet; no I/O
 //! steady/         AsyncClient, SteadyClient: connections, deadlines and calls around a conversation
-//! fallback.rs     decisions without the daemon; pure
+//! fallback.rs     decisions without the daemon; no I/O
 //! ```
 //!
 //! ```no_run

@@ -1,10 +1,10 @@
-//! Reload: the fields that a newly read configuration changes and that wait for the next start.
+//! Reload: the changed fields of a newly read configuration that take effect only after a restart.
 
 use super::Config;
 use super::field::{Reload, Section};
 use super::fields;
 
-/// The fields of a table that differ and wait for the next start, as `table.field`.
+/// The changed fields of a table that take effect only after a restart, as `table.field`.
 fn waiting<T>(section: &Section<T>, was: &T, is: &T) -> impl Iterator<Item = &'static str> {
     section.fields.iter().filter_map(move |field| match field.reload {
         Reload::Restart { path, differs } => differs(was, is).then_some(path),
@@ -13,7 +13,7 @@ fn waiting<T>(section: &Section<T>, was: &T, is: &T) -> impl Iterator<Item = &'s
 }
 
 impl Config {
-    /// The fields of `next` that differ and wait for the next start.
+    /// The changed fields of `next` that take effect only after a restart.
     #[must_use]
     pub fn waiting_for_restart(&self, next: &Self) -> Vec<&'static str> {
         let mut paths = Vec::new();

@@ -1,4 +1,5 @@
-//! Discovery (pure): merges the workers of all sources, and plans the changes that make the fleet match.
+//! Discovery: merges the workers of all sources, and plans the changes that make the fleet match. It does no I/O and
+//! reads no clock.
 //!
 //! ```text
 //! configuration file ─┐
@@ -6,9 +7,9 @@
 //! admin requests    ──┘     ↑ answers of engines named by URL
 //! ```
 //!
-//! A worker belongs to the source that named it first, as long as that source names it. If another source names the same
-//! worker or endpoint, that worker is refused, and the refusal names the owner. The other source takes over when the owner
-//! no longer names the worker.
+//! A worker belongs to the source that named it first, for as long as that source still lists it. If another source
+//! lists the same worker or endpoint, the second entry is refused, and the refusal names the owner. The other source
+//! takes over when the owner no longer lists the worker.
 
 mod merge;
 mod plan;

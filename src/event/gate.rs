@@ -1,35 +1,34 @@
 //! The sequence gate: judges a batch by its sequence number and its bytes.
 //!
-//! A pure state machine for each publisher's stream. It only judges. `ingest` decides what a verdict does to the
+//! A state machine for each publisher's stream, without I/O or clock. `ingest` decides what a verdict does to the
 //! worker.
 //!
 //! | state | input | verdict | next state |
 //! |---|---|---|---|
-//! | Waiting | batch `n` | First{`n`, the last sequence of the connection before} | Live at `n`, remembers only `n` |
+//! | Waiting | batch `n` | First{`n`, the last sequence number of the previous connection} | Live at `n`, remembers only `n` |
 //! | Waiting | disconnected | – | Waiting |
 //! | Live at `l` | batch `l+1` | InOrder | Live at `l+1` |
 //! | Live at `l` | batch `n > l+1` | Gap{expected `l+1`, got `n`, missed `n-l-1`} | Live at `n` |
 //! | Live at `l` | batch `n <= l`, remembered with the same bytes | Duplicate | unchanged |
 //! | Live at `l` | batch `n <= l`, remembered with other bytes, or not remembered | Restart{`n`, `l`} | Live at `n`, remembers only `n` |
 //! | Live at `l` | disconnected | – | Waiting, after `l` |
-//! | any | resumed at `w` | – | Live at `w`, remembers what the gate it follows did |
-//! | any | gone on before `n` | – | Live at `n-1`, remembers nothing |
+//! | any | resumed at `w` | – | Live at `w`, remembers what the previous gate remembered |
+//! | any | told to expect `n` next | – | Live at `n-1`, remembers nothing |
 //!
 //! The gate remembers a received batch while its number is among the last [`GATE_PAYLOADS_REMEMBERED`] up to `l`. It
-//! also remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which is behind a replay, has
-//! passed them or is known to bring none of them. A batch of another incarnation has other bytes: every format contains
-//! a time stamp or a generation.
+//! also remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which can lag behind a replay,
+//! has passed their numbers or cannot contain them. After a restart, a batch with the same number has different bytes:
+//! every format contains a time stamp or a generation.
 //!
-//! The gate cannot notice a restarted publisher if the first batch received has exactly the number `l+1` and the
-//! connection did not break. A restart breaks the connection, so the caller reports [`SequenceGate::disconnected`]
-//! before the first batch of the next connection.
+//! If the first batch after a restart is numbered `l+1`, the gate cannot detect the restart by itself. The caller must
+//! therefore report [`SequenceGate::disconnected`] before the first batch of each new connection.
 
 use std::collections::VecDeque;
 
 use crate::ids::EventSeq;
 use crate::limits::{GATE_PAYLOADS_REMEMBERED, GATE_REPLAYED_REMEMBERED_MAX};
 
-/// The verdict on one batch.
+/// How a batch relates to the batches that the gate has received before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The first batch since the stream was opened or its connection broke. The number 0 is the stream's very first

@@ -1,4 +1,5 @@
-//! Maintenance of the tree: splits of nodes, joins of a node with its only child, and the sweep behind clears.
+//! Maintenance of the tree: splits of nodes, joins of a node with its only child, and the sweep that removes a cleared
+//! worker's holder bits from the nodes.
 
 use super::holders::{HolderBit, HolderState};
 use super::node::{Column, Extent, GRANULE_WORDS, Node, NodeId};
@@ -9,10 +10,10 @@ use crate::limits::{INDEX_GARBAGE_BYTES_STRAINED, JOIN_BLOCKS_MAX};
 use smallvec::SmallVec;
 
 impl Tree {
-    /// Splits a node in two: the blocks before `at` become a node of their own, the rest keeps the number.
+    /// Splits a node in two: the blocks before `at` become a node of their own, the rest keeps the node ID.
     ///
-    /// No word moves. Readers see the whole edge, or the two: the rest is published under its new key before the old
-    /// key's header gets shorter.
+    /// No data is copied. A reader sees either the unsplit node or both halves, because the second half is published
+    /// under its new key before the old key's header is shortened.
     pub(super) fn split(&mut self, id: NodeId, at: u16) -> NodeId {
         self.nodes[id].entries.iter().for_each(|entry| self.holders.drop_node(entry.holder));
         let prefix = self.nodes[id].take_first(at);

@@ -1,13 +1,13 @@
-//! The journal: files with a sample of the decisions, each with everything that it was made from. A recorded decision can
-//! be judged again, by the same policy or by another.
+//! The journal: files with a sample of the decisions, each with all its inputs. A recorded decision can be recomputed,
+//! by the same policy or by another.
 //!
 //! ```text
 //! serving thread: observation, policy, decision → Recorder → DecisionQueue → WriterThread → files → Reader → Replayed
 //! ```
 //!
-//! A serving thread copies a decision into a buffer and goes on. It never waits, and makes at most one system call: it
-//! wakes the writer when its queue gets half full. A decision that finds its queue full is lost and counted; the next
-//! record of that thread says how many are missing. One writer serves all serving threads.
+//! A serving thread copies a decision into its queue and goes on. It never waits, and makes at most one system call: it
+//! wakes the writer when its queue becomes half full. If the queue is full, the decision is dropped and counted; the
+//! next record of that thread says how many are missing. One writer serves all serving threads.
 //!
 //! A record holds what [`judge`](crate::route::judge) reads: no prompt, no token, no hash. The records of one serving
 //! thread are in the order of its decisions. Records of different threads are in the order in which the writer took them.

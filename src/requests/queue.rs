@@ -1,12 +1,13 @@
 //! The requests of all serving threads that wait because every worker is busy.
 //!
-//! The thread that notices free capacity decides a queued request, whichever thread has its connection: the request is
-//! in the queue with everything that a decision needs. The reply goes to the inbox of the thread that has the
-//! connection. While nothing waits, the end of a booking costs a thread one load.
+//! The thread that notices free capacity decides a queued request, even if another thread owns its connection: the
+//! queue entry holds all that a decision needs. The reply goes to the inbox of the thread that owns the connection.
+//! While the queue is empty, ending a booking costs one fence and one atomic load.
 //!
-//! A request and the capacity that it waits for must not miss each other (sync point ROOM). A thread that queues a
-//! request puts it into the queue first, and then reads the loads of its workers once more. A thread that changes a
-//! load changes it first, and then reads whether a request waits. One of the two sees the other.
+//! A request and the capacity that it waits for must not miss each other (sync point ROOM, defined in `wait_flag`). A
+//! thread that queues a request puts it into the queue first, and then reads the loads of the request's workers once
+//! more. A thread that changes a load changes it first, and then reads whether a request waits. At least one thread
+//! then sees the other's change.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};

@@ -1,13 +1,15 @@
-//! Time limits of connections: for input that a peer owes, and for replies that a peer does not read.
+//! Time limits of connections: for input that a peer has to send, and for replies that a peer does not read.
 //!
 //! * **Read deadline** (`serve.frame_timeout_ms`). A peer that has not said hello, or has not sent the rest of a frame,
 //!   within this time gets an error, and its connection is closed. Otherwise a peer that sends one byte now and then
-//!   would hold its place and its buffer for ever.
-//! * **Unread limit** (`serve.unread_ms_max`). A peer that asks and does not read is held back first: while a write
-//!   waits, the daemon reads nothing more from it, so that it holds one receive buffer and the replies of one
-//!   quantum. It also holds a place and bookings: after this time its connection is closed.
+//!   would occupy its connection slot and its buffer for ever.
+//! * **Unread limit** (`serve.unread_ms_max`). A peer that sends requests and does not read replies is first throttled:
+//!   while a write waits, the daemon reads nothing more from it. The peer then holds one receive buffer and the replies
+//!   of one fairness quantum (at most `limits::FRAMES_PER_TURN_MAX` frames). It still occupies a connection slot and
+//!   bookings, so after this time its connection is closed.
 //!
-//! The connection notes what it waits for, and a task checks the note periodically. A request in time costs no clock.
+//! The connection notes what it waits for, and a task checks the note periodically. A request that arrives in time
+//! needs no clock read.
 
 use std::cell::Cell;
 use std::net::Shutdown;
@@ -24,7 +26,7 @@ use crate::limits::OVERDUE_LOOKS;
 use crate::metrics::CoreCounter;
 use crate::requests::Service;
 
-/// What a connection waits for from its peer.
+/// The connection sets it; the task that checks the deadlines reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PeerWait {
     /// Nothing that has begun.

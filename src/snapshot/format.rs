@@ -6,12 +6,12 @@
 //! footer     checksum: u128
 //! ```
 //!
-//! The preamble is a [`Preamble`]. The seed of a section's checksum is its kind; nothing of a section is believed before
-//! all of it was read. The footer is the XXH3-128 of every byte before it, so that sections cannot be lost, repeated or
-//! exchanged. Both checksums guard against disks and accidents, not against an adversary: any process that can write the
+//! The seed of a section's checksum is its kind; no part of a section is used until the whole section is read and
+//! verified. The footer is the XXH3-128 of every byte before it, so that sections cannot be lost, repeated or swapped.
+//! Both checksums guard against disk errors and accidents, not against an adversary: any process that can write the
 //! directory can write a snapshot.
 //!
-//! The version changes with this framing, with `schemas/snapshot.fbs`, and with how blocks are hashed.
+//! Change the version whenever this framing, `schemas/snapshot.fbs` or the block hashing changes.
 
 use std::io::{self, Read, Write};
 
@@ -33,7 +33,7 @@ use crate::schema_generated::snapshot as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
 const MAGIC: [u8; 8] = *b"KVRDSNAP";
-/// The version written and read.
+/// The version that is written, and the only one that is read.
 pub(super) const VERSION: u32 = 1;
 pub(super) const SECTION_HEAD_BYTES: usize = 16;
 pub(super) const FOOTER_BYTES: usize = 16;

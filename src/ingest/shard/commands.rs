@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | [`Command::Stop`] | [`IngestHandle::stop`] | closes every socket and ends the thread |
 //! | [`Command::Dump`] | [`IngestHandle::dump`] | queues a dump of a worker (`transfers`) |
-//! | [`Command::Load`] | [`IngestHandle::load`] | queues a load into a worker (`transfers`) |
+//! | [`Command::Load`] | [`IngestHandle::load`] | queues the restore of a worker's blocks (`transfers`) |
 //! | [`Command::Reset`] | [`IngestHandle::reset`] | empties a worker, or every worker of the shard |
 //! | [`Command::AddWorker`] | [`IngestHandle::add_worker`] | gives a worker a slot and opens its sockets |
 //! | [`Command::UpdateWorker`] | [`IngestHandle::update_worker`] | changes a worker's record, and its sockets if its events come from elsewhere |
-//! | [`Command::RemoveWorker`] | [`IngestHandle::remove_worker`] | closes a worker's sockets; frees its slot once no reader can meet the worker |
+//! | [`Command::RemoveWorker`] | [`IngestHandle::remove_worker`] | closes a worker's sockets; frees its slot once no reader can still see the worker |
 //!
 //! A new command is a variant of [`Command`], a method of [`IngestHandle`] and an arm of [`Shard::handle_command`].
 
@@ -30,7 +30,7 @@ use crate::ingest::handle::IngestHandle;
 use crate::ingest::{Publisher, system};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
-/// A command to an ingest thread, with the place for its answer.
+/// A command to an ingest thread, with the channel for its reply, if it has one.
 #[derive(Debug)]
 pub(in crate::ingest) enum Command {
     Stop,
@@ -158,7 +158,7 @@ impl IngestHandle {
         Ok(answered)
     }
 
-    /// Gives up all blocks of a removed worker. The answer comes once no reader can meet the worker in the index.
+    /// Gives up all blocks of a removed worker. The answer comes once no reader can still see the worker in the index.
     ///
     /// # Errors
     /// As [`IngestHandle::add_worker`].

@@ -2,9 +2,11 @@
 //!
 //! A candidate's overlap is **wrong** if it differs from the prompt's depth in that engine's cache at every batch boundary
 //! from the last batch the daemon had applied when the request was sent to the last batch published when the reply
-//! arrived. The first boundary comes from the reply (`as_of_seq`, read before the index). It is never earlier than the
-//! state when the request was sent, so the check is never too lax. Published are all batches stamped before the reply's
-//! arrival; engines take the stamp before they send, on one clock for all processes.
+//! arrived. An overlap that is not marked `exact` may also be less: a lookup that gave up among changes answers 0.
+//!
+//! The first boundary comes from the reply (`as_of_seq`, read before the index). It is never earlier than the state when
+//! the request was sent, so the check is never too lax. Published are all batches stamped before the reply's arrival;
+//! engines take the stamp before they send, on one clock for all processes.
 
 use rustc_hash::FxHashMap;
 
@@ -100,7 +102,7 @@ pub(crate) struct Verdict {
     pub(crate) checked: u64,
     /// Overlaps that were wrong.
     pub(crate) wrong: u64,
-    /// Overlaps with a trust level below `exact`; compared all the same.
+    /// Overlaps with a trust level below `exact`: wrong only if they count too much.
     pub(crate) not_exact: u64,
     /// Batches the engines published.
     pub(crate) published: u64,
@@ -120,7 +122,10 @@ pub(crate) fn check(reply: &ReplyRecord, engines: &FxHashMap<u64, History>, verd
         let first = candidate.as_of_seq.map_or(0, |seq| u32::try_from(seq + 1).unwrap_or(STILL));
         let last = history.boundary_at(reply.replied_ns);
         let fits = candidate.lower == 0
-            && (first..=last).any(|boundary| history.depth_at(&reply.chain, boundary) == candidate.device);
+            && (first..=last).any(|boundary| {
+                let depth = history.depth_at(&reply.chain, boundary);
+                depth == candidate.device || (!candidate.exact && candidate.device < depth)
+            });
         if !fits {
             let truth = history.depth_at(&reply.chain, last);
             wrong(
@@ -201,6 +206,16 @@ mod tests {
         ] {
             let verdict = verdict(&engine(), &reply(device, as_of_seq, replied_ns));
             assert_eq!(verdict.wrong, wrong, "{device} as of {as_of_seq:?} at {replied_ns}: {verdict:?}");
+        }
+    }
+
+    #[test]
+    fn an_overlap_that_is_not_exact_may_be_too_small_and_not_too_large() {
+        for (device, wrong) in [(0, 0), (2, 0), (3, 0), (4, 1)] {
+            let mut reply = reply(device, Some(0), 150);
+            reply.candidates[0].exact = false;
+            let verdict = verdict(&engine(), &reply);
+            assert_eq!((verdict.wrong, verdict.not_exact), (wrong, 1), "{device}");
         }
     }
 

@@ -282,12 +282,13 @@ impl Tree {
                 self.arena.copy(from.names.base, to, u32::from(from.len));
                 self.rename(from.names.base, to, from.len);
             }
-            self.release_names(lower, below.names);
-            self.release_names(upper, above.names);
             let column = Column { names: place, len: above.len + below.len, users: 0, seed: above.seed };
             self.nodes[lower].columns.push(column);
             self.own_all(&place, lower);
         }
+        // Only now: words of one pair may lie in the granule in which words of another end.
+        columns.iter().for_each(|(_, below)| self.release_names(lower, below.names));
+        columns.iter().for_each(|(above, _)| self.release_names(upper, above.names));
     }
 
     fn join_entries(&mut self, upper: NodeId, lower: NodeId) {

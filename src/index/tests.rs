@@ -179,6 +179,33 @@ fn device(reader: &super::IndexReader, slot: WorkerSlot, locals: &[u64]) -> u32 
     depths.device(ShardId(0), slot)
 }
 
+/// A split leaves two nodes' names in one granule. When another worker of the lower node has come to use the names that
+/// lie behind the first worker's above, a join must copy the names of all columns before it frees any.
+#[test]
+fn nodes_are_joined_whose_columns_continue_crosswise() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let reader = super::IndexReader::new(vec![reader]);
+    let [first, second, third] = [(); 3].map(|()| writer.add_worker().expect("room"));
+    store(&mut writer, first, None, &[10, 11], &[1, 2]);
+    // A branch splits the node.
+    store(&mut writer, third, None, &[10, 40], &[1, 3]);
+    store(&mut writer, second, None, &[20], &[1]);
+    store(&mut writer, second, Some(20), &[11], &[2]);
+    remove(&mut writer, first, &[11]);
+    store(&mut writer, first, Some(10), &[31], &[2]);
+    writer.remove_worker(third);
+    writer.check(true);
+    let nodes = |writer: &ShardWriter| {
+        let nodes = &writer.tree.nodes;
+        (1..nodes.end()).filter(|id| nodes.is_used(super::node::NodeId(*id))).count()
+    };
+    assert_eq!(nodes(&writer), 3, "one above, and two below it");
+    while writer.sweep(64) {}
+    writer.check(true);
+    assert_eq!(nodes(&writer), 1);
+    assert_eq!([first, second].map(|slot| device(&reader, slot, &[1, 2])), [2, 2]);
+}
+
 #[test]
 fn a_refused_append_changes_no_answer() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());

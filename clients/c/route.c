@@ -6,7 +6,7 @@
 #include "kvrouted.h"
 
 static int failed(kvr_client *client) {
-    fprintf(stderr, "%s\n", client->message);
+    fprintf(stderr, "%s\n", client->message[0] != 0 ? client->message : "no worker is eligible");
     kvr_close(client);
     return 1;
 }

@@ -1,7 +1,9 @@
 //! HTTP requests to engines that are named by their URL.
 //!
 //! * Until an engine has answered, the daemon asks it where it publishes, with a growing back-off.
-//! * From then on the daemon checks its health (`GET /health`): an engine's HTTP server may end while its publisher goes
+//! * From then on the daemon checks its health (`GET /health`): an engine's HTTP server may end while its publisher
+//!   goes on. The first failed check makes a finding. After several failures in a row the engine's workers get a
+//!   back-off, until it answers again.
 //!
 //! Engines are not trusted: an answer is bounded in bytes and time, an engine cannot redirect the daemon to another
 //! host, and answers are parsed (`discovery::ServerInfo`) before anything connects.

@@ -37,7 +37,7 @@ use self::report::{EventTotals, GatewayMessage, Report};
 use self::verify::{History, Verdict};
 use self::workload::Workload;
 use crate::client::{Client, ClientOptions};
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, counted};
 use crate::metrics::{CounterName, WorkerCounter};
 
 /// The model's name in the demo's only space.
@@ -319,7 +319,7 @@ fn judge(report: &Report, verdict: &Verdict) -> Result<(), Error> {
         faults.extend(verdict.examples.iter().map(|example| format!("  {example}")));
     }
     if gaps > 0 {
-        faults.push(format!("{gaps} gaps in the engines' event streams"));
+        faults.push(format!("{} in the engines' event streams", counted(gaps as usize, "gap")));
     }
     if batches != verdict.published {
         faults.push(format!("the engines published {} batches, the daemon applied {batches}", verdict.published));
@@ -405,7 +405,7 @@ mod tests {
         assert!(error.message().contains("2 of 10 overlaps were wrong:\n  request 7"), "{}", error.message());
 
         let gaps = Report { events: EventTotals { gaps: 1, ..report.events }, ..report.clone() };
-        assert!(judge(&gaps, &verdict).unwrap_err().message().contains("1 gaps"));
+        assert!(judge(&gaps, &verdict).unwrap_err().message().contains("1 gap in"));
         let lost = Report { events: EventTotals { batches: 4, ..report.events }, ..report.clone() };
         assert!(judge(&lost, &verdict).unwrap_err().message().contains("published 5 batches, the daemon applied 4"));
         assert!(judge(&report, &Verdict { published: 5, ..Verdict::default() }).is_err(), "nothing was checked");

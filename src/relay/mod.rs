@@ -107,7 +107,7 @@ pub struct RelayPlan {
     pub buffer_batches_max: usize,
     /// The most bytes of those batches.
     pub buffer_bytes_max: usize,
-    /// The longest silence of the engine before its trust falls, milliseconds.
+    /// The pause without a batch after which the relay sends a heartbeat, milliseconds.
     pub heartbeat_ms: u64,
     /// The ingest configuration.
     pub ingest: IngestConfig,

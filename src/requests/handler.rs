@@ -120,7 +120,7 @@ impl<S: Service> RequestHandler<S> {
 
     /// Takes the last decision, or the last overlaps.
     pub(crate) fn take_decision(&mut self) -> Decision {
-        std::mem::take(&mut self.decision)
+        self.decision.take()
     }
 
     /// All work that has not been charged to a quantum.

@@ -96,6 +96,19 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Takes the decision for a reply. The buffers that no reply reads stay here for the next decision.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        let mut taken = std::mem::take(self);
+        std::mem::swap(&mut self.eligible_rows, &mut taken.eligible_rows);
+        std::mem::swap(&mut self.costs, &mut taken.costs);
+        std::mem::swap(&mut self.selected, &mut taken.selected);
+        std::mem::swap(&mut self.engines_idle, &mut taken.engines_idle);
+        taken
+    }
+}
+
+impl Decision {
     /// Resets the record for a decision about `observation`.
     pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
         self.candidates.clear();

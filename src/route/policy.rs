@@ -181,7 +181,6 @@ impl PolicyTable {
     }
 }
 
-/// What a cost counts.
 impl Mode {
     /// Whether the choice depends on load, so that a load that changes meanwhile matters.
     #[must_use]
@@ -214,6 +213,7 @@ impl Mode {
     }
 }
 
+/// The quantity that a cost counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CostModel {
     /// Blocks to prefill, scaled, plus blocks to decode, minus credits.

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -334,8 +335,13 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
                 match handle {
                     Some(handle) => {
                         self.counters.bump(CoreCounter::Requests);
-                        let frame = self.responder.borrow_mut().encode_pending(&reply);
-                        self.deliver(handle, &frame);
+                        // Here and not in a task: the end of the core waits for these messages, not for tasks.
+                        let encode = || self.responder.borrow_mut().encode_pending(&reply);
+                        match catch_unwind(AssertUnwindSafe(encode)) {
+                            Ok(frame) => self.deliver(handle, &frame),
+                            // The panic is logged by its hook. A reply that cannot be had ends the connection.
+                            Err(_) => drop(handle.stream.shutdown(std::net::Shutdown::Both)),
+                        }
                     }
                     None => self.responder.borrow_mut().requests.free_undelivered(reply.session, reply.booked()),
                 }

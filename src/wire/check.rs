@@ -2,13 +2,20 @@
 
 use super::encode_request::check_lengths;
 use super::request::name;
-use super::route_request::{check_hashes, check_label, check_label_weight, check_overrides, priority_jump};
+use super::route_request::{
+    check_candidates_max, check_hashes, check_label, check_label_weight, check_overrides, priority_jump,
+    unnamed_booking,
+};
 use crate::error::Result;
 use crate::protocol::{Prompt, RouteRequest};
 
 /// Refuses a request that no frame could carry, or that the daemon would refuse in a frame.
 pub(crate) fn check_request(request: &RouteRequest<'_>) -> Result<()> {
     check_lengths(request)?;
+    if request.book.is_some_and(|book| book.request_id.is_empty()) {
+        return Err(unnamed_booking());
+    }
+    check_candidates_max(request.candidates_max)?;
     let names = [
         ("request_id", request.book.map(|book| book.request_id)),
         ("lora", request.lora),

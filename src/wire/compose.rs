@@ -89,8 +89,8 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
 
     /// Leaves a field out if `is_absent`.
     #[inline]
-    pub(super) fn leave_out(&mut self, field: VOffsetT, is_so: bool) {
-        if is_so {
+    pub(super) fn leave_out(&mut self, field: VOffsetT, is_absent: bool) {
+        if is_absent {
             self.vtable[usize::from(field)..][..size_of::<VOffsetT>()].fill(0);
         }
     }

@@ -1,11 +1,11 @@
 //! Requests that decide nothing, in both directions: overlaps, potential loads, the watch.
 
-use super::convert::{match_from_wire, match_to_wire, unknown_value};
+use super::convert::match_to_wire;
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::message::WatchReply;
-use super::reply::worker_info;
+use super::reply::{matched, worker_info};
 use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
 use super::route_request::{Question, SchemeSaid, prompt, read_media};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
@@ -141,7 +141,7 @@ pub(super) fn potential_loads_reply(table: fb::PotentialLoadsReply<'_>) -> Resul
     };
     Ok(PotentialLoads {
         workers: table.loads().iter().map(load).collect(),
-        matched: match_from_wire(table.match_()).ok_or_else(|| unknown_value("match", table.match_().0))?,
+        matched: matched(table.match_())?,
         request_blocks: table.request_blocks(),
         notes: ReplyNotes(table.notes()),
     })

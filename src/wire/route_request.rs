@@ -10,7 +10,7 @@ use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::request::{Request, RequestScratch, bounded, invalid, name, understood};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
-use crate::error::{Result, counted};
+use crate::error::{Error, Result, counted};
 use crate::hash::TOKEN_BYTES;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Window};
 use crate::limits::{
@@ -69,19 +69,26 @@ impl<'a> Field<'a> for Option<SchemeSaid<'a>> {
     }
 }
 
+pub(super) fn unnamed_booking() -> Error {
+    invalid("book without a request_id", "name the request, unique within the session")
+}
+
+pub(super) fn check_candidates_max(candidates_max: usize) -> Result<()> {
+    if candidates_max == 0 {
+        return Err(invalid("candidates_max is 0", "ask for at least one candidate"));
+    }
+    Ok(())
+}
+
 pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> Result<Request<'a>> {
     understood(route.must_understand)?;
     let request_id = name("request_id", route.request_id)?;
     let book = match (route.book, request_id) {
         (false, _) => None,
         (true, Some(request_id)) => Some(BookingRequest { request_id, attempt: route.attempt }),
-        (true, None) => {
-            return Err(invalid("book without a request_id", "name the request, unique within the session"));
-        }
+        (true, None) => return Err(unnamed_booking()),
     };
-    if route.candidates_max == 0 {
-        return Err(invalid("candidates_max is 0", "ask for at least one candidate"));
-    }
+    check_candidates_max(route.candidates_max as usize)?;
     let question = Question {
         tokens: route.tokens.bytes,
         local_hashes: route.local_hashes.bytes,

@@ -1,7 +1,7 @@
 //! Every fuzz target over its seeds and some thousand mutations of them, the same ones in each run.
 //!
 //! `KVROUTED_MUTATIONS` sets their number (3000), `KVROUTED_RECORDINGS` names a folder with more recordings of engines.
-//! libFuzzer goes further (`scripts/fuzz`); it begins with the seeds that a test writes to `KVROUTED_SEEDS`.
+//! libFuzzer goes further (`scripts/fuzz`); it begins with the seeds that a test writes to `KVROUTED_SEEDS_FOLDER`.
 
 #![cfg(feature = "daemon")]
 
@@ -69,7 +69,7 @@ fuzzed!(msgpack flatbuffer gate recovery apply request reply frames snapshot jou
 
 #[test]
 fn seeds() {
-    let folder = std::env::var_os("KVROUTED_SEEDS").map(PathBuf::from);
+    let folder = std::env::var_os("KVROUTED_SEEDS_FOLDER").map(PathBuf::from);
     for (name, _) in targets::ALL {
         let seeds = seeds::of(name, &recordings());
         assert!(seeds.len() >= 4 && seeds.iter().all(|seed| !seed.is_empty()), "{name}: {} seeds", seeds.len());

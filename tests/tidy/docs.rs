@@ -10,13 +10,10 @@ use kvrouted::cli::Cli;
 
 use crate::kit::{Daemon, skipped, text};
 use crate::retired::retired;
+use crate::{report, root};
 
 /// The README is an introduction: it has at most this many lines.
 const README_LINES_MAX: usize = 200;
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 struct Document {
     /// From the root.
     path: String,
@@ -137,10 +134,6 @@ fn references() -> Vec<Document> {
 }
 
 #[track_caller]
-fn report(problems: &[String]) {
-    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
-}
-
 #[test]
 fn links_resolve() {
     let mut problems = Vec::new();

@@ -9,3 +9,13 @@ mod kit;
 mod retired;
 mod rules;
 mod schemas;
+
+/// The folder of the project.
+pub(crate) fn root() -> &'static std::path::Path {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Fails with the list, unless it is empty.
+pub(crate) fn report(problems: &[String]) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}

@@ -1,10 +1,10 @@
 //! House rules that neither the compiler nor clippy checks. Each failure names file, line and rule.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
 
 use crate::retired::retired;
+use crate::{report, root};
 
 /// Lines of a source file. A file may have more where its subject needs them: then it is in [`LONG_FILES`].
 const FILE_LINES: usize = 800;
@@ -125,10 +125,6 @@ impl Source {
     }
 }
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 /// The project's text files: what git knows and does not ignore, or, without git, the folders of sources.
 fn sources() -> Vec<Source> {
     let listed = Command::new("git")
@@ -161,10 +157,6 @@ fn walk(folder: &str, paths: &mut BTreeSet<String>) {
 }
 
 #[track_caller]
-fn report(problems: &[String]) {
-    assert!(problems.is_empty(), "{} broken rules:\n{}", problems.len(), problems.join("\n"));
-}
-
 #[test]
 fn files_are_short() {
     let mut problems = Vec::new();

@@ -16,10 +16,7 @@ use kvrouted::trust::{TrustLevel, TrustReason};
 use kvrouted::wire::{FrameKind, features};
 
 use crate::kit::skipped;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+use crate::root;
 
 fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);

@@ -12,7 +12,7 @@
 //! A shard is rebuilt at most [`INGEST_REBUILDS_MAX`] times within [`INGEST_REBUILD_PERIOD_MS`]. Beyond that it waits,
 //! empty and with the trust `none`, until the period allows another rebuild. A worker whose events or sockets were
 //! being handled at [`INGEST_PANICS_PER_WORKER_MAX`] panics is excluded, so that one engine cannot keep the events of
-//! the other workers from their shard. It comes back when its record changes or it is added again.
+//! the other workers from their shard. It comes back when its event source changes or it is added again.
 //!
 //! The shard of a relay is not rebuilt: a relay cannot take back what it has published. Its thread ends, and the relay
 //! with it.

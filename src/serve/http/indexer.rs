@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::App;
 use super::connections::Caller;
-use super::prompt::bits;
-use super::prompt::{HashQueryFields, OverlapSummary, QueryFields, group_default};
+use super::prompt::{HashQueryFields, OverlapSummary, QueryFields, bits, given, group_default};
 use super::registry::{RegisteredWorker, WorkerFields, group_of, scheme_of, space_named};
 use super::reply::{Refusal, done, json};
 use super::selection::summary_of;
@@ -116,8 +115,8 @@ pub(super) async fn query(State(app): State<Arc<App>>, request: Request) -> Resu
     let fields: QueryFields = app.bodies.read(request).await?;
     let (space, scheme) = app.indexed(&fields.model_name, &fields.routing_group)?;
     let question = RouteRequest {
-        lora: fields.lora_name.as_deref(),
-        salt: fields.cache_salt.as_deref(),
+        lora: given(&fields.lora_name),
+        salt: given(&fields.cache_salt),
         ..RouteRequest::new(space, Prompt::of_tokens(&fields.token_ids))
     };
     Ok(json(StatusCode::OK, &scores(&app.gateway.overlaps(&question)?, scheme)))

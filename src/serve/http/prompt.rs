@@ -316,8 +316,8 @@ impl<'a> RequestBuilder<'a> {
     /// A question about the prompt alone.
     pub(super) fn question(&self, space: SpaceId) -> RouteRequest<'_> {
         RouteRequest {
-            lora: self.fields.lora_name.as_deref(),
-            salt: self.fields.cache_salt.as_deref(),
+            lora: given(&self.fields.lora_name),
+            salt: given(&self.fields.cache_salt),
             media: &self.media,
             ..RouteRequest::new(space, self.prompt())
         }
@@ -415,6 +415,11 @@ fn media_of(blocks: &[Option<BlockMedia>]) -> Vec<(u32, u64)> {
         objects.map(move |object| (at as u32, object.mm_hash)).collect::<Vec<_>>()
     };
     blocks.iter().enumerate().flat_map(objects).collect()
+}
+
+/// A name as the decision takes it: an empty one is none, as in a frame.
+pub(super) fn given(name: &Option<String>) -> Option<&str> {
+    name.as_deref().filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use kvrouted::load::{Demand, Loads, LoadsConfig, PromptBlocks};
 
 use super::*;
 
-/// Engines, unless `KVROUTED_ENGINES` says another number.
+/// Engines, unless `KVROUTED_FLEET_ENGINES` says another number.
 const ENGINES_DEFAULT: usize = 200;
 /// Of one context: two sockets each, and libzmq allows 1023.
 const ENGINES_PER_CONTEXT: usize = 250;
@@ -298,8 +298,8 @@ fn one_is_mute(engines: &mut Engines, shard: &Shard) {
 
 #[test]
 fn a_fleet_that_connects_again_is_asked_a_few_at_a_time_in_order_and_one_that_is_mute_delays_nobody() {
-    let said = std::env::var("KVROUTED_ENGINES").ok();
-    let count = said.map_or(ENGINES_DEFAULT, |said| said.parse().expect("KVROUTED_ENGINES is a number"));
+    let said = std::env::var("KVROUTED_FLEET_ENGINES").ok();
+    let count = said.map_or(ENGINES_DEFAULT, |said| said.parse().expect("KVROUTED_FLEET_ENGINES is a number"));
     // As many for the engines as for those who listen to them.
     let takers = ingest::descriptors::Takers { publishers: 2 * count, ..Default::default() };
     let (limit, needed) = (ingest::descriptors::raise(), ingest::descriptors::needed(takers));

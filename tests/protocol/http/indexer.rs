@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::client::Served;
 use crate::kit::engine::{Publisher, SCHEME, engine_hashes};
-use crate::kit::{prompt, until};
+use crate::kit::{prompt, skipped, until};
 
 fn locals(tokens: &[u32], salt: Option<&str>) -> Vec<u64> {
     let mut locals = Vec::new();
@@ -180,12 +180,10 @@ fn curl_lines(port: u16) -> Option<Vec<String>> {
 fn the_lines_that_ask_the_peer_ask_this_daemon() {
     let served = Served::start(&[]);
     let Some(lines) = curl_lines(served.port) else {
-        eprintln!("skipped: the peer's curl lines: there is no ../shared/engines/README.md");
-        return;
+        return skipped("the peer's curl lines", "there is no ../shared/engines/README.md");
     };
     if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("skipped: the peer's curl lines: there is no curl");
-        return;
+        return skipped("the peer's curl lines", "there is no curl");
     }
     assert_eq!(lines.len(), 4, "{lines:?}");
     let answers: Vec<(String, Value)> = lines

@@ -14,7 +14,7 @@ use kvrouted::wire::{FrameHeader, FrameKind, LaneAsked, Reply};
 
 use super::raw::{DAEMON_WAITS, REPLY_HEAD, REQUEST_TAIL, REQUESTS, Raw, ask, hello, route};
 use super::{WORKERS, serving, space, with_lane};
-use crate::kit::{Daemon, prompt, until};
+use crate::kit::{Daemon, prompt, skipped, until};
 
 /// Whether others are served.
 fn serves(daemon: &Daemon) {
@@ -250,9 +250,7 @@ impl Stalled {
                 _ => Err("no userfaultfd for this user".to_owned()),
             }
         });
-        let skipped = |why| format!("skipped: a gateway that stalls a write to its lane's file: {why}\n");
-        let say = |why| std::io::Write::write_all(&mut std::io::stderr(), skipped(why).as_bytes());
-        begun.map_err(|why| say(why).expect("standard error")).ok()
+        begun.map_err(|why: String| skipped("a gateway that stalls a write to its lane's file", &why)).ok()
     }
 }
 

@@ -65,7 +65,7 @@ fn a_gateway_that_leaves_in_the_middle_of_a_frame_leaves_nothing_behind() {
 
 #[test]
 fn a_gateway_that_does_not_end_its_frame_is_told_why_its_lane_ends() {
-    for io in super::engines() {
+    for io in super::io_backends() {
         let daemon = serving(&format!("frame_timeout_ms = 300\nio = \"{io}\""));
         let mut raw = Raw::open(&daemon);
         raw.send(&FrameHeader::new(FrameKind::Route, 4096, CorrelationId(1)).encode());
@@ -99,7 +99,7 @@ fn a_daemon_that_is_killed_is_noticed() {
 
 #[test]
 fn a_drain_answers_what_has_come_and_leaves_it_to_be_read() {
-    for io in super::engines() {
+    for io in super::io_backends() {
         let mut daemon = Daemon::start(&[WORKERS, &["--io", io]].concat());
         let mut client = with_lane(&daemon);
         let idle = with_lane(&daemon);

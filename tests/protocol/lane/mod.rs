@@ -6,7 +6,7 @@ mod raw;
 
 use std::time::Duration;
 
-use crate::kit::{self, Daemon, options, prompt, until};
+use crate::kit::{self, Daemon, options, prompt, skipped, until};
 use kvrouted::client::{Client, ClientOptions, LaneUse};
 use kvrouted::error::Kind;
 use kvrouted::ids::{SpaceId, Worker};
@@ -45,13 +45,12 @@ fn told(reply: &RouteReply) -> (Vec<(Worker, String)>, u32, u64) {
     (workers, reply.request_blocks, reply.policy_version)
 }
 
-/// The engines that work here; the socket's engine is not the lane's, but carries its beginning and its end.
-fn engines() -> Vec<&'static str> {
+/// The kernel interfaces that work here. Lanes do not use them, but the socket that opens and ends a lane does.
+fn io_backends() -> Vec<&'static str> {
     match kvrouted::serve::probe_uring() {
         Ok(()) => vec!["epoll", "uring"],
         Err(error) => {
-            let said = format!("skipped: lanes over io_uring: {error}\n");
-            std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()).expect("standard error");
+            skipped("lanes over io_uring", &error.to_string());
             vec!["epoll"]
         }
     }
@@ -59,7 +58,7 @@ fn engines() -> Vec<&'static str> {
 
 #[test]
 fn what_goes_by_a_lane_is_what_goes_by_the_socket() {
-    for io in engines() {
+    for io in io_backends() {
         let daemon = Daemon::start(&[WORKERS, &["--io", io]].concat());
         let (mut lane, mut socket) = (with_lane(&daemon), daemon.client());
         assert!(!socket.has_lane());

@@ -97,6 +97,6 @@ pub mod demo;
 #[cfg(feature = "daemon")]
 pub mod discovery;
 #[cfg(feature = "daemon")]
-pub mod relay;
+pub mod policy_search;
 #[cfg(feature = "daemon")]
-pub mod trial;
+pub mod relay;

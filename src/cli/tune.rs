@@ -15,8 +15,8 @@ use super::what_if::{ESTIMATE, bars, spread_json, spread_table};
 use crate::config::socket_default;
 use crate::ids::SpaceId;
 use crate::journal::Record;
+use crate::policy_search::{Knob, Objective, Search, Step, Tuned};
 use crate::route::Policy;
-use crate::trial::{Knob, Objective, Search, Step, Tuned};
 use crate::wire::{PolicyDone, PolicyOrder};
 
 /// Searches for better weights on the decisions of a journal, and lets a running daemon try them.

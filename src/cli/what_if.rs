@@ -13,9 +13,9 @@ use super::replay::{decisions, journal_files};
 use crate::config::policy_with;
 use crate::ids::{SpaceId, Worker};
 use crate::journal::Record;
+use crate::policy_search::{Spread, WorkerShare};
 use crate::route::Policy;
 use crate::shadow::PolicyComparison;
-use crate::trial::{Spread, WorkerShare};
 
 /// Most workers in the chart: those with the most prompts.
 const CHART_WORKERS_MAX: usize = 16;

@@ -15,8 +15,8 @@ pub mod engine;
 pub mod gateway;
 mod link;
 mod processes;
-mod record;
 mod report;
+mod run_records;
 mod verify;
 mod workload;
 
@@ -298,14 +298,14 @@ fn verify_all(processes: &Processes, published: &[(u64, u64)]) -> Result<Verdict
     let mut engines = FxHashMap::default();
     for (id, batches) in published {
         let mut history = History::default();
-        record::read_all(&processes.path(&format!("engine-{id}.jsonl")), |batch| history.push(&batch))?;
+        run_records::read_all(&processes.path(&format!("engine-{id}.jsonl")), |batch| history.push(&batch))?;
         if history.batches() != *batches || history.out_of_order() > 0 {
             return Err(internal(&format!("the log of engine {id} lacks some of its {batches} batches")));
         }
         engines.insert(*id, history);
     }
     let mut verdict = Verdict::default();
-    record::read_all(&processes.path("replies.jsonl"), |reply| verify::check(&reply, &engines, &mut verdict))?;
+    run_records::read_all(&processes.path("replies.jsonl"), |reply| verify::check(&reply, &engines, &mut verdict))?;
     verdict.published = published.iter().map(|(_, batches)| batches).sum();
     Ok(verdict)
 }

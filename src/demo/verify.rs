@@ -10,7 +10,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::record::{BatchRecord, EventRecord, ReplyRecord};
+use super::run_records::{BatchRecord, EventRecord, ReplyRecord};
 
 /// Most wrong overlaps described in words.
 const EXAMPLES_MAX: usize = 5;
@@ -155,7 +155,7 @@ fn wrong(verdict: &mut Verdict, words: String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::CandidateRecord;
+    use super::super::run_records::CandidateRecord;
     use super::*;
 
     /// Boundary 1: [1 2 3]; 2: [1 2]; 3: [1 2 4]; 4: nothing; 5: [1].

@@ -8,12 +8,12 @@ mod decode_warning;
 mod error;
 pub mod flat;
 pub mod format;
-pub mod gate;
 mod group_kind;
 pub mod media;
 pub mod msgpack;
 pub mod recovery;
-pub(crate) mod trust;
+pub mod sequence_gate;
+pub(crate) mod worker_trust;
 
 pub use batch::{BatchInfo, EventBatch, Snapshot, SnapshotPhase, SourceTrust};
 pub use decode_warning::{DecodeWarning, DecodeWarnings, UnknownName};

@@ -43,7 +43,7 @@
 mod renewal;
 
 use self::renewal::Renewal;
-use super::gate::{SequenceGate, Verdict};
+use super::sequence_gate::{SequenceGate, Verdict};
 use crate::ids::EventSeq;
 use crate::limits::{
     PROBE_DOUBLINGS_MAX, REPLAY_BACK_OFF_MS_MIN, REPLAY_FIRST_MS_MAX, REPLAY_LATE_TRIES_MAX, REPLAY_NEXT_MS_MAX,

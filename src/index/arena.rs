@@ -24,8 +24,8 @@
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
-use super::ahead::Ahead;
 use super::pages;
+use super::prefault::Ahead;
 use super::simd::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -43,7 +43,7 @@
 //!   takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that the query walks,
 //!   or one multi-write whose writer was stopped in the middle.
 //!
-//! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared` says
+//! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared_index` says
 //! what readers can see of that.
 //!
 //! "Exact" means exact over 64-bit local hashes.
@@ -85,13 +85,12 @@
 //! | remove from consecutive nodes of one chain | nearest the root first (`remove`) | the first block that is missing from then on |
 //! | remove from nodes of several chains | any (`remove`) | none: a multi-write covers them all |
 //! | clear, removal of a worker | the holder bits first, their nodes in slices (`maintain`) | the table of `holders` |
-//! | a change of several chains that one query walks (`slow_path`) | any | none: a multi-write covers them all (`shared`) |
+//! | a change of several chains that one query walks (`slow_path`) | any | none: a multi-write covers them all (`shared_index`) |
 //!
 //! Splits, joins, moves and deletions change no answer. A reader that was inside a node they touched walks again.
-//! `header`, `table`, `shared` and `reclaim` argue the memory orderings, each with its partner; the tests of
+//! `header`, `table`, `shared_index` and `reclaim` argue the memory orderings, each with its partner; the tests of
 //! `index::loom` run them under a model checker.
 
-mod ahead;
 mod arena;
 mod dump;
 #[cfg(test)]
@@ -100,6 +99,7 @@ mod header;
 mod holders;
 #[cfg(test)]
 mod invariants;
+mod lookup_walk;
 #[cfg(all(test, kvrouted_loom))]
 mod loom;
 mod maintain;
@@ -107,10 +107,12 @@ mod name_map;
 mod node;
 mod node_pages;
 mod pages;
+mod prefault;
 mod reader;
 mod reclaim;
 mod remove;
-mod shared;
+mod shard_writer;
+mod shared_index;
 mod simd;
 mod slow_path;
 mod store;
@@ -119,18 +121,16 @@ mod table;
 mod tests;
 mod tree;
 mod types;
-mod walk;
 mod worker;
-mod writer;
 
 pub use dump::DumpCursor;
 pub use reader::{Depths, IndexReader, Lookup, ShardReader};
 pub use reclaim::Reclaimer;
+pub use shard_writer::ShardWriter;
 pub use types::{
     Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, Shortfall, StoreBlocks, StoreOutcome, TierDigest,
     WorkerBlocks,
 };
-pub use writer::ShardWriter;
 
 use crate::ids::ShardId;
 use std::sync::Arc;
@@ -145,9 +145,9 @@ pub fn shard(id: ShardId, limits: ShardLimits) -> (ShardWriter, ShardReader) {
 /// at once.
 #[must_use]
 pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (ShardWriter, ShardReader) {
-    ahead::start();
+    prefault::start();
     let tree = tree::Tree::new(reclaimer, limits.node_blocks_max, limits.secret, 0);
-    let shared_cell = Arc::new(shared::SharedIndexCell::new(tree.shared_index(reclaimer), reclaimer.clone()));
+    let shared_cell = Arc::new(shared_index::SharedIndexCell::new(tree.shared_index(reclaimer), reclaimer.clone()));
     let reader = ShardReader::new(id, Arc::clone(&shared_cell), reclaimer.reader());
     (ShardWriter::new(limits, tree, shared_cell, reclaimer.clone()), reader)
 }

@@ -3,10 +3,10 @@
 #![expect(unsafe_code, reason = "the table of holder bits is replaced behind a pointer")]
 
 use super::holders::HolderBit;
+use super::lookup_walk::{View, Walk};
 use super::reclaim::{Guard, Reader};
-use super::shared::{ShardHead, SharedIndexCell};
+use super::shared_index::{ShardHead, SharedIndexCell};
 use super::types;
-use super::walk::{View, Walk};
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
 use crate::sync::{Ordering, fence, spin};

@@ -268,7 +268,7 @@ fn a_walk_with_an_old_table_meets_newer_holder_bits() {
     let guard = reader.enter();
     let view = reader.view_with(&guard, &before);
     let mut out = super::reader::ShardDepths::default();
-    super::walk::Walk::default().run(&view, &[1, 2, 3], &mut out);
+    super::lookup_walk::Walk::default().run(&view, &[1, 2, 3], &mut out);
     assert_eq!(out.device, [3; 128]);
 }
 
@@ -283,7 +283,7 @@ fn a_shard_without_its_writer_is_empty_and_no_record_of_it_is_followed() {
         remove(&mut writer, *slot, &[3]);
     }
     drop(writer);
-    let mut walk = super::walk::Walk::default();
+    let mut walk = super::lookup_walk::Walk::default();
     let mut out = super::reader::ShardDepths::default();
     let (guard, holders) = (reader.enter(), reader.holders_now());
     assert!(walk.run(&reader.view_with(&guard, &holders), &[1, 2, 3], &mut out));
@@ -302,7 +302,7 @@ fn steps_where_blocks_have_second_names(blocks: u64, tier: Tier) -> (usize, supe
         parent = Some(2 * at + 1);
     }
     let locals: Vec<u64> = (0..blocks).collect();
-    let (mut walk, mut out) = (super::walk::Walk::default(), super::reader::ShardDepths::default());
+    let (mut walk, mut out) = (super::lookup_walk::Walk::default(), super::reader::ShardDepths::default());
     let (guard, holders) = (reader.enter(), reader.holders_now());
     assert!(walk.run(&reader.view_with(&guard, &holders), &locals, &mut out));
     (walk.branching_steps(), out)
@@ -354,7 +354,7 @@ fn an_index_whose_writer_panicked_in_a_change_is_replaced_under_its_readers() {
         let view = reader.view_with(&inside, &holders);
         assert!(writer.reset_after_panic(), "all of it is freed");
         let mut out = super::reader::ShardDepths::default();
-        super::walk::Walk::default().run(&view, &[1, 2], &mut out);
+        super::lookup_walk::Walk::default().run(&view, &[1, 2], &mut out);
         drop(inside);
         writer.reclaim();
 

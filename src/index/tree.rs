@@ -15,7 +15,7 @@ use super::name_map::NameMap;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
 use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
-use super::shared::{ShardHead, SharedIndex};
+use super::shared_index::{ShardHead, SharedIndex};
 use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;

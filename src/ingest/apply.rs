@@ -8,7 +8,7 @@ use super::hashing::{Before, Fit, SeedOf, fit, is_alone, is_partial, seed_of};
 use super::lower_tiers::UnboundReferences;
 use super::space_shard::SpaceShard;
 use super::stream::{Conflicted, Now, Scratch, Stream};
-use crate::event::trust::{Flaw, TrustInput};
+use crate::event::worker_trust::{Flaw, TrustInput};
 use crate::event::{Cleared, Content, KvEvent, Medium, Removed, Stored, UnknownName};
 use crate::hash;
 use crate::ids::{EngineHash, GroupId, LocalHash, Scheme, Seed, Tier};

@@ -46,7 +46,7 @@ use smallvec::SmallVec;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
 use crate::event::Removed;
-use crate::event::trust::Flaw;
+use crate::event::worker_trust::Flaw;
 use crate::ids::{EngineHash, Tier};
 use crate::index::{StoreBlocks, StoreOutcome};
 use crate::limits::{COPIES_LEFT_MAX, COPIES_LEFT_OF_ONE_MAX, REPORT_FREE_BLOCKS_MAX};

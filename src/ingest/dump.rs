@@ -31,7 +31,7 @@ use super::republish::Republisher;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
 use crate::event::SourceTrust;
-use crate::event::gate::SequenceGate;
+use crate::event::sequence_gate::SequenceGate;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Worker};
 use crate::index::{DumpCursor, StoreBlocks};
 use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS};

@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
-use crate::event::trust::Flaw;
+use crate::event::worker_trust::Flaw;
 use crate::event::{GroupKind, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Scheme, Tier};
 use crate::index::{Binding, RemoveOutcome, StoreBlocks};

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
 use crate::event::format::Format;
-use crate::event::trust::{Flaw, TrustInput};
+use crate::event::worker_trust::{Flaw, TrustInput};
 use crate::event::{Cleared, Content, Medium, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::index::{Binding, StoreBlocks};

@@ -42,7 +42,7 @@ use super::space_shard::SpaceShard;
 use super::stream::{Now, Scratch};
 use super::{IngestConfig, Publisher, ShardPlan, system};
 use crate::error::Result;
-use crate::event::trust::TrustInput;
+use crate::event::worker_trust::TrustInput;
 use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;

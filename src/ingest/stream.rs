@@ -14,12 +14,12 @@
 //! | Releasing | stays in its socket | waits for Live | Recovering | – | Releasing | Live | Live if it was Recovering, and the messages are dropped |
 //!
 //! Four further parts belong to the state. Each is a machine of its own:
-//! - the sequence gate judges batches ([`crate::event::gate`]);
+//! - the sequence gate judges batches ([`crate::event::sequence_gate`]);
 //! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover` applies
 //!   it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe runs while
 //!   the stream is Live;
 //! - a relay's snapshot is taken only while Recovering (`relay`);
-//! - trust ([`crate::event::trust`]).
+//! - trust ([`crate::event::worker_trust`]).
 //!
 //! Beside these, `abort_reason` keeps the reason of an aborted dump or load until that has read it, and `last_dropped`
 //! the last batch that was dropped while Recovering, which the replay has to bring.
@@ -66,9 +66,9 @@ use super::lower_tiers::Offloaded;
 use super::republish::Republisher;
 use super::space_shard::SpaceShard;
 use super::view::WorkerView;
-use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::Recovery;
-use crate::event::trust::{Flaw, TrustInput, WorkerTrust};
+use crate::event::sequence_gate::{SequenceGate, Verdict};
+use crate::event::worker_trust::{Flaw, TrustInput, WorkerTrust};
 use crate::event::{self, DecodeError, DecodeWarning, EventBatch, flat};
 use crate::fleet::SchemeCell;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier, Worker, WorkerSlot};

@@ -1,7 +1,7 @@
 //! The values of a decision that a journal writes, and how each becomes a *word*: a number of 64 bits, in as few bytes
 //! as it needs. A file's head names its values, so a release with more or fewer values still reads the others.
 
-use super::record::{ListedCandidate, Record, RemovedWorker};
+use super::decision_record::{ListedCandidate, Record, RemovedWorker};
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{DpRank, EventSeq, Worker, WorkerId, WorkerIndex};
 use crate::load::EngineLoad;

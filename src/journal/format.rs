@@ -14,7 +14,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::columns::{self, Column, names, put, take};
-use super::record::{ListedCandidate, Outcome, Record, RemovedWorker};
+use super::decision_record::{ListedCandidate, Outcome, Record, RemovedWorker};
 use crate::error::{Error, Kind, Result};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::ids::SpaceId;

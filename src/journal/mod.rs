@@ -13,16 +13,16 @@
 //! thread are in the order of its decisions. Records of different threads are in the order in which the writer took them.
 
 mod columns;
+mod decision_record;
+mod decision_recorder;
 mod format;
-mod record;
-mod recorder;
 mod replay;
 #[cfg(test)]
 mod tests;
-mod writer;
+mod writer_thread;
 
+pub use decision_record::{ListedCandidate, Outcome, Record, RemovedWorker};
+pub use decision_recorder::{DecisionQueue, Noted, Recorder, SampleShares};
 pub use format::{Encoder, Ending, JournalEntry, Origin, Reader, SpaceLabel};
-pub use record::{ListedCandidate, Outcome, Record, RemovedWorker};
-pub use recorder::{DecisionQueue, Noted, Recorder, SampleShares};
 pub use replay::{Difference, ReplayJudge, Replayed};
-pub use writer::{FilesPlan, Judge, WriterPlan, WriterThread, list};
+pub use writer_thread::{FilesPlan, Judge, WriterPlan, WriterThread, list};

@@ -1,7 +1,7 @@
 //! Replay of a journal: judges every decision again from its recorded observation, and compares the outcomes.
 
+use super::decision_record::{Outcome, Record};
 use super::format::{Ending, JournalEntry, Reader};
-use super::record::{Outcome, Record};
 use crate::route::{Decision, Draws, judge};
 
 /// Differences that are described in words.

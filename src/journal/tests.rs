@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use simulation::{Simulation, journal_of};
 
-use super::writer::Writer;
+use super::writer_thread::Writer;
 use super::*;
 use crate::error::Kind;
 use crate::limits::JOURNAL_FILE_BYTES_MIN;

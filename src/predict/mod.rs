@@ -25,10 +25,10 @@
 //! Blocks are named by their sequence hashes, because no engine names them.
 
 mod blocks;
-mod predictions;
 mod predictor;
+mod space_predictions;
 #[cfg(test)]
 mod tests;
 
-pub use predictions::{Predicted, PredictionLimits, PredictionReader, Predictions};
 pub use predictor::{Booked, BookedQueue, Predictor};
+pub use space_predictions::{Predicted, PredictionLimits, PredictionReader, Predictions};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::Thread;
 
-use super::predictions::{PredictionLimits, PredictionReader, Predictions};
+use super::space_predictions::{PredictionLimits, PredictionReader, Predictions};
 use crate::fleet::FleetTable;
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use crate::limits::{

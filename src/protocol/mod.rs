@@ -3,12 +3,12 @@
 
 mod mode;
 mod reply;
-mod request;
+mod route_request;
 mod worker;
 
 pub use mode::Mode;
 pub use reply::{CostTerms, MatchStatus, PotentialLoad, PotentialLoads, ReplyNotes};
-pub use request::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
+pub use route_request::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
 pub use worker::{
     BookingHandle, BookingOutcome, BookingRef, DeviceClass, EngineLoad, PoolRole, SessionToken, WorkerState,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::queue::{
+use super::request_queue::{
     Booked, Delivery, DispatchedRequest, Outcome, PendingReply, QueueInbox, QueuedRequest, RequestQueue, booked_by,
 };
 use super::service::{Routed, Service};

@@ -12,23 +12,23 @@
 //! [`RequestTables`] and the [`RequestQueue`]. The daemon makes both and starts the threads.
 
 mod core_metrics;
+mod decision_recording;
 mod handler;
 mod hit_audit;
-mod pair;
-mod predictions;
-mod queue;
-mod recording;
+mod prediction_access;
+mod prefill_decode_pair;
+mod request_queue;
 mod routing;
 mod service;
-mod tables;
+mod shared_tables;
 mod wait_flag;
 
 pub(crate) use core_metrics::CoreMetrics;
+pub(crate) use decision_recording::{DecisionRecording, policy_with_settings};
 pub(crate) use handler::{KeptRequest, Replied, RequestHandler, Requester};
-pub(crate) use predictions::Predictions;
-pub use queue::RequestQueue;
-pub(crate) use queue::{Outcome, PendingReply, QueueInbox, QueueMessage, booked_by};
-pub(crate) use recording::{DecisionRecording, policy_with_settings};
+pub(crate) use prediction_access::Predictions;
+pub use request_queue::RequestQueue;
+pub(crate) use request_queue::{Outcome, PendingReply, QueueInbox, QueueMessage, booked_by};
 pub(crate) use routing::RoutingService;
 pub use service::{HelloInfo, Routed, Service};
-pub(crate) use tables::RequestTables;
+pub(crate) use shared_tables::RequestTables;

@@ -9,10 +9,10 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::core_metrics::CoreMetrics;
 use super::hit_audit::HitAudit;
-use super::pair::prefill_name;
-use super::queue::RequestQueue;
+use super::prefill_decode_pair::prefill_name;
+use super::request_queue::RequestQueue;
 use super::service::{HelloInfo, Routed, Service};
-use super::tables::RequestTables;
+use super::shared_tables::RequestTables;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};

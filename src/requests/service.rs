@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
-use super::queue::RequestQueue;
+use super::request_queue::RequestQueue;
 use crate::error::Result;
 use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker, WorkerIndex};

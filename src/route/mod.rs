@@ -22,7 +22,6 @@ mod observe;
 mod policy;
 mod potential;
 mod repeats;
-mod request;
 mod rules;
 mod select;
 mod space_cache;

@@ -1,8 +1,8 @@
 //! The limits of a request that reaches the daemon without a frame, with the errors that its frame would get.
 
+use super::decode_request::name;
 use super::encode_request::check_lengths;
-use super::request::name;
-use super::route_request::{
+use super::route_request_codec::{
     check_candidates_max, check_hashes, check_label, check_label_weight, check_overrides, priority_jump,
     unnamed_booking,
 };

@@ -4,13 +4,13 @@ use fb::{Candidate, OverlapEntry, OverlapReply, Removal};
 use flatbuffers::WIPOffset;
 
 use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, element};
-use super::convert::{
-    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, state_to_wire,
-    terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
-};
 use super::encode_reply::{Builder, ReplyEncoder, retry_after_us};
 use super::header::FrameKind;
 use super::message::{ServerLimits, WatchCursor};
+use super::schema_conversions::{
+    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, state_to_wire,
+    terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
+};
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{REPLY_BYTES_PER_TURN_MAX, WORKERS_PAGE_MAX};

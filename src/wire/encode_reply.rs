@@ -2,10 +2,10 @@
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
-use super::convert::{side_to_wire, state_to_wire, tiers_to_wire, trust_to_wire};
+use super::decode_request::PolicyDone;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::message::{ResetDone, SourceStatus, StatusPage, WorkerStatus};
-use super::request::PolicyDone;
+use super::schema_conversions::{side_to_wire, state_to_wire, tiers_to_wire, trust_to_wire};
 use crate::error::{Error, Kind};
 use crate::finding::Finding;
 use crate::ids::{CorrelationId, TierBlocks};

@@ -2,10 +2,10 @@
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
-use super::convert::{op_to_wire, scheme_args, worker_to_wire};
+use super::decode_request::{PolicyOrder, encode_policy_order};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
 use super::message::{ResetOrder, WorkerChange};
-use super::request::{PolicyOrder, encode_policy_order};
+use super::schema_conversions::{op_to_wire, scheme_args, worker_to_wire};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::request::LaneOpened;
-use super::request::PolicyDone;
+use super::decode_request::LaneOpened;
+use super::decode_request::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
 use crate::finding::Finding;
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};

@@ -8,19 +8,19 @@
 mod check;
 #[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
 mod compose;
-#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "it has both directions, and a client needs one"))]
-mod convert;
 #[cfg(feature = "daemon")]
 mod daemon_replies;
+mod decode_reply;
+mod decode_request;
 mod encode_reply;
 mod encode_request;
 mod header;
 mod message;
-mod questions;
-mod reply;
+mod read_only_requests;
 mod reports;
-mod request;
-mod route_request;
+mod route_request_codec;
+#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "it has both directions, and a client needs one"))]
+mod schema_conversions;
 mod table;
 
 #[cfg(test)]
@@ -31,6 +31,12 @@ mod tests;
 pub(crate) use check::check_request;
 #[cfg(feature = "daemon")]
 pub use daemon_replies::HelloFacts;
+pub use decode_reply::decode_reply;
+#[cfg(feature = "daemon")]
+pub(crate) use decode_request::unsupported_version;
+pub use decode_request::{
+    Hello, LaneAsked, LaneOpened, PolicyDone, PolicyOrder, Request, RequestScratch, decode_request,
+};
 pub use encode_reply::ReplyEncoder;
 #[cfg(feature = "daemon")]
 pub(crate) use encode_reply::retry_after_us;
@@ -41,10 +47,6 @@ pub use message::{
     ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchCursor, WatchReply, WorkerChange, WorkerInfo, WorkerOp,
     WorkerStatus, WorkersPage,
 };
-pub use reply::decode_reply;
-#[cfg(feature = "daemon")]
-pub(crate) use request::unsupported_version;
-pub use request::{Hello, LaneAsked, LaneOpened, PolicyDone, PolicyOrder, Request, RequestScratch, decode_request};
 
 /// Feature bits: of a request's `must_understand`, and of the hello reply's `features`.
 pub mod features {

@@ -1,10 +1,10 @@
 //! Reports about bookings and about workers: decoded from frames, and the encoders of the reports about workers.
 
-use super::convert::{worker_from_wire, worker_to_wire};
+use super::decode_request::{Request, invalid, name, understood};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::FrameKind;
-use super::request::{Request, invalid, name, understood};
+use super::schema_conversions::{worker_from_wire, worker_to_wire};
 use super::table::{Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};

@@ -42,7 +42,7 @@ const LAYERS: &[&[&str]] = &[
     &["requests"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot"],
-    &["daemon", "demo", "relay", "trial"],
+    &["daemon", "demo", "relay", "policy_search"],
     &["cli"],
 ];
 /// What a gateway builds that takes the feature `client` alone. All other dependencies are optional.

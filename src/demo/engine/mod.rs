@@ -299,7 +299,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::demo::record::{BatchRecord, EventRecord, read_all};
+    use crate::demo::run_records::{BatchRecord, EventRecord, read_all};
 
     struct Running {
         _folder: tempfile::TempDir,

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::BLOCK_TOKENS;
-use crate::demo::record::{BatchRecord, EventRecord, RecordWriter, monotonic_ns, unix_s};
+use crate::demo::run_records::{BatchRecord, EventRecord, RecordWriter, monotonic_ns, unix_s};
 use crate::error::{Error, Kind};
 use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
 

@@ -16,8 +16,8 @@ use self::engines::EngineLink;
 use self::pacer::Pacer;
 use super::args::GatewayArgs;
 use super::engine::{BLOCK_TOKENS, block_names};
-use super::record::{self, CandidateRecord, RecordWriter, ReplyRecord};
 use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals};
+use super::run_records::{self, CandidateRecord, RecordWriter, ReplyRecord};
 use super::workload::Workload;
 use super::{MODEL, load_workload, processes};
 use crate::client::{Client, ClientOptions};
@@ -84,7 +84,7 @@ impl Gateway<'_> {
     /// Empties every engine's cache and waits until the daemon has applied it.
     fn clear_caches(&self, daemon: &mut Daemon) -> Result<(), Error> {
         let cleared: Vec<u64> = self.engines.iter().map(EngineLink::clear).collect::<Result<_, _>>()?;
-        let deadline = record::monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
+        let deadline = run_records::monotonic_ns() + APPLY_TIMEOUT.as_nanos() as u64;
         loop {
             let reply = daemon.route(&[0; 4 * BLOCK_TOKENS], self.engines.len(), 0, (Mode::Kv, None))?;
             let applied = |engine: &EngineLink| {
@@ -95,7 +95,7 @@ impl Gateway<'_> {
             else {
                 return Ok(());
             };
-            if record::monotonic_ns() > deadline {
+            if run_records::monotonic_ns() > deadline {
                 return Err(Error::new(
                     Kind::Connection,
                     format!("the daemon has not applied batch {} of engine {}", late.1, late.0.worker),
@@ -163,9 +163,9 @@ impl Gateway<'_> {
         let book = BookingRequest { request_id: &request_id, attempt: 0 };
         let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
         // Only the client's call lies between the two stamps; the gateway's own work is no latency.
-        let left_ns = record::monotonic_ns();
+        let left_ns = run_records::monotonic_ns();
         let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, (phase.1, Some(book)))?;
-        let replied_ns = record::monotonic_ns();
+        let replied_ns = run_records::monotonic_ns();
         self.record_reply(index, left_ns, replied_ns, &prompt, &reply)?;
 
         let chosen = self.chosen(&reply)?;
@@ -229,7 +229,7 @@ impl Gateway<'_> {
             ));
         }
         let record = ReplyRecord { request, left_ns, replied_ns, chain: block_names(prompt), candidates };
-        let line = record::line_of(&record)?;
+        let line = run_records::line_of(&record)?;
         self.log.lock().write_line(&line)
     }
 }

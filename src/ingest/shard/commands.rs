@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use super::transfers::Transfer;
 use super::{Link, Now, PublisherState, Shard};
 use crate::error::{Error, Kind, Result};
-use crate::event::trust::TrustInput;
+use crate::event::worker_trust::TrustInput;
 use crate::fleet::{EventSource, WorkerRecord, WorkerState};
 use crate::ids::{SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::ingest::dump::{AbortReason, DumpPart, FirstLoad, LoadAnswer, Loading, Sending};

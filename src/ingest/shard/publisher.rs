@@ -8,7 +8,7 @@ use super::Shard;
 use super::replays::{Replay, Urgency};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
-use crate::event::trust::TrustInput;
+use crate::event::worker_trust::TrustInput;
 use crate::finding::Symptom;
 use crate::fleet::EventSource;
 use crate::ids::WorkerIndex;

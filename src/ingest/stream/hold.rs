@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Conflicted, Now, Scratch, Stream};
 use crate::event::SourceTrust;
-use crate::event::gate::{SequenceGate, Verdict};
-use crate::event::trust::TrustInput;
+use crate::event::sequence_gate::{SequenceGate, Verdict};
+use crate::event::worker_trust::TrustInput;
 use crate::hash;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier};
 use crate::index::{Refusal, StoreBlocks};

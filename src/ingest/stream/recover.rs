@@ -20,9 +20,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::hold::{HeldBytes, Message, StreamState};
 use super::{Now, Scratch, Stream};
-use crate::event::gate::{SequenceGate, Verdict};
 use crate::event::recovery::{Aim, Ended, Replayed};
-use crate::event::trust::TrustInput;
+use crate::event::sequence_gate::{SequenceGate, Verdict};
+use crate::event::worker_trust::TrustInput;
 use crate::ids::EventSeq;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::space_shard::SpaceShard;

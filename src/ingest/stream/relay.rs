@@ -21,8 +21,8 @@ use super::hold::Message;
 use super::recover::ReplayEnd;
 use super::{Conflicted, Now, Scratch, Stream};
 use crate::event::flat;
-use crate::event::gate::{SequenceGate, Verdict};
-use crate::event::trust::{Flaw, TrustInput};
+use crate::event::sequence_gate::{SequenceGate, Verdict};
+use crate::event::worker_trust::{Flaw, TrustInput};
 use crate::event::{
     BatchInfo, Content, EventBatch, KvEvent, Medium, Salt, Snapshot, SnapshotPhase, SourceTrust, Stored,
 };

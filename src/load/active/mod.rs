@@ -20,14 +20,14 @@
 mod edges;
 mod memory;
 mod node;
-mod writer;
+mod tree_writer;
 
 #[cfg(all(test, kvrouted_loom))]
 mod loom;
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests;
 
-pub(in crate::load) use writer::{ActiveWriter, PlacedPrompt, blocks_to};
+pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to};
 
 use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
 use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};

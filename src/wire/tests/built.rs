@@ -3,11 +3,11 @@
 use flatbuffers::{ForwardsUOffset, Vector, WIPOffset};
 
 use super::*;
-use crate::wire::convert::{
+use crate::wire::encode_reply::retry_after_us;
+use crate::wire::schema_conversions::{
     match_to_wire, mode_to_wire, outcome_to_wire, state_to_wire, terms_args, tiers_to_wire, trust_to_wire,
     worker_to_wire,
 };
-use crate::wire::encode_reply::retry_after_us;
 
 type Builder = FlatBufferBuilder<'static>;
 type Tables<T> = WIPOffset<Vector<'static, ForwardsUOffset<T>>>;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvrouted::event::gate::{SequenceGate, Verdict};
+use kvrouted::event::sequence_gate::{SequenceGate, Verdict};
 use kvrouted::ids::EventSeq;
 use kvrouted::limits::{GATE_PAYLOADS_REMEMBERED, GATE_REPLAYED_REMEMBERED_MAX};
 
@@ -72,7 +72,7 @@ fn resume(gate: &mut SequenceGate, model: &mut Model) {
     *model = Model { live: Some(last.0), received: model.window(), ..Model::default() };
 }
 
-/// The table of `event::gate`, with everything received kept.
+/// The table of `event::sequence_gate`, with everything received kept.
 #[derive(Default)]
 struct Model {
     live: Option<u64>,

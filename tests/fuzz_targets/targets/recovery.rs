@@ -1,7 +1,7 @@
 //! The recovery state machine with any publisher: it ends, and it applies batches only in order.
 
-use kvrouted::event::gate::{SequenceGate, Verdict};
 use kvrouted::event::recovery::{Aim, Ended, Recovery, Replayed};
+use kvrouted::event::sequence_gate::{SequenceGate, Verdict};
 use kvrouted::ids::EventSeq;
 use kvrouted::limits::REPLAYS_PER_RECOVERY_MAX;
 

@@ -1,5 +1,5 @@
-//! Records that engines and gateway write while the demo runs, and that `verify` reads: one JSON object in each line. Also
-//! the clocks of their time stamps.
+//! Records of a run of the demo: engines and gateway write them, and `verify` reads them. One JSON object in each line.
+//! Also the clocks of their time stamps.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! Chunks of memory that a thread of its own maps and touches before a writer needs them.
+//! Prefaulting: a thread of its own maps and touches chunks of memory before a writer needs them.
 //!
 //! The kernel finds and zeroes 2 MiB when a huge page is touched first. That takes 0.1 ms on a quiet machine, and 3 to
 //! 12 ms were measured on a virtual machine whose host had not backed the memory yet. All events of a shard would wait

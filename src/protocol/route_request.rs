@@ -1,4 +1,4 @@
-//! A gateway's request, borrowed from its frame.
+//! A gateway's route request, borrowed from its frame.
 
 use super::mode::Mode;
 use crate::hash;

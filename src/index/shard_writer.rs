@@ -1,10 +1,10 @@
-//! The write half: the calls by which an ingest thread changes its shard.
+//! The writer of a shard: the calls by which an ingest thread changes its shard.
 
 use super::holders::{HolderBit, HolderState, Layer};
 use super::maintain::Pass;
 use super::reclaim::Reclaimer;
 use super::remove::Removal;
-use super::shared::{SharedIndex, SharedIndexCell};
+use super::shared_index::{SharedIndex, SharedIndexCell};
 use super::tree::{Tree, Waste};
 use super::worker::Worker;
 use super::{

@@ -1,18 +1,18 @@
 //! Decodes the daemon's replies into owned values.
 
-use super::convert::{
-    device_from_wire, match_from_wire, mode_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire,
-    side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
-    worker_from_wire,
-};
+use super::decode_request::PolicyDone;
+use super::decode_request::lane_opened;
 use super::header::FrameKind;
 use super::message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
     SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
 };
-use super::questions;
-use super::request::PolicyDone;
-use super::request::lane_opened;
+use super::read_only_requests;
+use super::schema_conversions::{
+    device_from_wire, match_from_wire, mode_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire,
+    side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
+    worker_from_wire,
+};
 use super::table::{self, malformed};
 use super::table::{Field, HotTable, Listed, TableReader, hot_tables};
 use crate::error::{Kind, Result, Side};
@@ -46,10 +46,12 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         FrameKind::ReportFailureReply => Reply::ReportFailure(root::<fb::ReportFailureReply<'_>>(body)?.back_off_ms()),
         FrameKind::OverlapReply => Reply::Overlap(overlap(root::<fb::OverlapReply<'_>>(body)?)?),
         FrameKind::PotentialLoadsReply => {
-            Reply::PotentialLoads(questions::potential_loads_reply(root::<fb::PotentialLoadsReply<'_>>(body)?)?)
+            Reply::PotentialLoads(read_only_requests::potential_loads_reply(root::<fb::PotentialLoadsReply<'_>>(
+                body,
+            )?)?)
         }
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
-        FrameKind::WatchReply => Reply::Watch(questions::watch_reply(root::<fb::WatchReply<'_>>(body)?)?),
+        FrameKind::WatchReply => Reply::Watch(read_only_requests::watch_reply(root::<fb::WatchReply<'_>>(body)?)?),
         FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
         FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),
         FrameKind::ResetReply => {

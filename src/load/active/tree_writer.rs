@@ -1,4 +1,4 @@
-//! Changes of the tree: a prompt begins, moves or ends.
+//! The writer of the tree of prompts in flight: a prompt begins, moves or ends.
 
 use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::memory::{CHUNK_WORDS, WordAllocator};

@@ -1,4 +1,5 @@
-//! The requests of all serving threads that wait because every worker is busy.
+//! The request queue: the requests of all serving threads that wait because every worker is busy. `crate::queue` orders
+//! them; this file adds threads, locks and replies.
 //!
 //! The thread that notices free capacity decides a queued request, even if another thread owns its connection: the
 //! queue entry holds all that a decision needs. The reply goes to the inbox of the thread that owns the connection.

@@ -8,9 +8,9 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use rand::RngExt;
 
-use super::predictions::Predictions;
-use super::queue::RequestQueue;
-use super::recording::DecisionRecording;
+use super::decision_recording::DecisionRecording;
+use super::prediction_access::Predictions;
+use super::request_queue::RequestQueue;
 use super::service::HelloInfo;
 use crate::config::Config;
 use crate::fleet::{Fleet, FleetTable};

@@ -1,13 +1,13 @@
-//! Requests that decide nothing, in both directions: overlaps, potential loads, the watch.
+//! Requests that only read, in both directions: overlaps, potential loads, the watch.
 
-use super::convert::match_to_wire;
+use super::decode_reply::{matched, worker_info};
+use super::decode_request::{EVERY_SPACE, Request, RequestScratch, name, understood};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::message::WatchReply;
-use super::reply::{matched, worker_info};
-use super::request::{EVERY_SPACE, Request, RequestScratch, name, understood};
-use super::route_request::{Question, SchemeSaid, prompt, read_media};
+use super::route_request_codec::{Question, SchemeSaid, prompt, read_media};
+use super::schema_conversions::match_to_wire;
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};

@@ -1,5 +1,5 @@
-//! The thread that takes sampled decisions from the serving threads: it writes them to files, and passes them to the
-//! shadow policy.
+//! The writer thread of the journal takes sampled decisions from the serving threads: it writes them to files, and passes
+//! them to the shadow policy.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::decision_record::Record;
+use super::decision_recorder::{DecisionQueue, QueuedDecision};
 use super::format::{Encoder, Origin};
-use super::record::Record;
-use super::recorder::{DecisionQueue, QueuedDecision};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     JOURNAL_OFF_REST_MS, JOURNAL_RECORDS_PER_TURN_MAX, JOURNAL_REST_MS, JOURNAL_RETRY_TURNS, JOURNAL_WRITE_BYTES,

@@ -1,4 +1,4 @@
-//! Conversions between the schema's enums and structs and the crate's own.
+//! Conversions between the enums and structs of the schema and those of the crate.
 
 use super::compose::{Layout, PADDING, Table};
 use super::message::WorkerOp;

@@ -1,4 +1,4 @@
-//! One lookup in one shard: all holder bits at once, an edge at a time.
+//! The walk of a lookup through one shard: all holder bits at once, an edge at a time.
 //!
 //! # The fast walk
 //!

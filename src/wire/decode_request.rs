@@ -6,14 +6,14 @@
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
-use super::convert::{op_from_wire, worker_from_wire};
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::message::{ResetOrder, WorkerChange};
-use super::route_request::ConstraintScratch;
+use super::route_request_codec::ConstraintScratch;
+use super::schema_conversions::{op_from_wire, worker_from_wire};
 use super::table::HotTable;
-use super::{features, questions, reports, route_request, table};
+use super::{features, read_only_requests, reports, route_request_codec, table};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::{NAME_BYTES_MAX, POLICY_SETTINGS_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
@@ -157,22 +157,24 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
     };
     Ok(match known {
         FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
-        FrameKind::Route => route_request::decode(&hot(body)?, scratch)?,
+        FrameKind::Route => route_request_codec::decode(&hot(body)?, scratch)?,
         FrameKind::PrefillComplete => reports::prefill_complete(&hot(body)?)?,
         FrameKind::Free => reports::free(&hot(body)?)?,
         FrameKind::OutputProgress => reports::output_progress(&hot(body)?)?,
         FrameKind::Served => reports::served(&hot(body)?)?,
         FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
         FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
-        FrameKind::Overlap => Request::Overlap(questions::overlap(&hot(body)?, scratch)?),
-        FrameKind::PotentialLoads => Request::PotentialLoads(questions::potential_loads(&hot(body)?, scratch)?),
+        FrameKind::Overlap => Request::Overlap(read_only_requests::overlap(&hot(body)?, scratch)?),
+        FrameKind::PotentialLoads => {
+            Request::PotentialLoads(read_only_requests::potential_loads(&hot(body)?, scratch)?)
+        }
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
             understood(table.must_understand())?;
             let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
             Request::Workers { space, cursor: table.cursor(), limit: table.limit() }
         }
-        FrameKind::Watch => questions::watch(&root::<fb::Watch<'a>>(body)?)?,
+        FrameKind::Watch => read_only_requests::watch(&root::<fb::Watch<'a>>(body)?)?,
         FrameKind::Status => {
             let table = root::<fb::Status<'a>>(body)?;
             understood(table.must_understand())?;

@@ -1,4 +1,5 @@
-//! What a shard's writer shares with its readers, and how an empty index replaces one whose writer panicked.
+//! The shared index of a shard: the part that its writer and its readers share, and how an empty index replaces one
+//! whose writer panicked.
 //!
 //! If the thread of a shard panics, its index may have stopped in the middle of a change: in a multi-write, with a
 //! header at an odd version, with garbage that the arena has not got back. Nothing of it is repaired. The writer makes

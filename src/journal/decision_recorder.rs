@@ -1,10 +1,11 @@
-//! A serving thread's side of the journal: which decisions are sampled, and the queue to the thread that writes them.
+//! The recorder of a serving thread's decisions: which decisions are sampled, and the queue to the thread that writes
+//! them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Thread;
 
-use super::record::Record;
+use super::decision_record::Record;
 use crate::ids::SpaceId;
 use crate::limits::{JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_WAITING_WORKERS_MAX};
 use crate::recycling_queue::{QueueBounds, Recycle, RecyclingQueue, Wake};

@@ -1,4 +1,5 @@
-//! The changes of a worker's trust: a pure state machine over [`TrustReason`]s.
+//! The trust of one worker, as its events change it: a pure state machine over [`TrustReason`]s. `crate::trust` defines
+//! the levels and the reasons.
 //!
 //! The level is the lowest that any reason allows ([`TrustReason::cap`]), so only the set of reasons changes here:
 //!

@@ -1,4 +1,4 @@
-//! Recorded decisions under other policies, and a search for a better policy. Pure.
+//! The search for a better policy: recorded decisions are judged again under other policies. Pure.
 //!
 //! All results are estimates: another decision would have changed caches and loads, and so the decisions after it. The
 //! recorded caches and loads of later decisions stay as they are.

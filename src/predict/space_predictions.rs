@@ -1,4 +1,4 @@
-//! One space's predictions: the blocks of booked prompts, until they expire or there are too many.
+//! The predictions of one space: the blocks of booked prompts, until they expire or there are too many.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! One request on two workers: one prefills the prompt, one decodes.
+//! A prefill and decode pair: one request on two workers, one of which prefills the prompt and the other decodes.
 
 use std::sync::atomic::Ordering;
 

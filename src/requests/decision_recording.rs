@@ -1,5 +1,5 @@
-//! Recording of decisions, for the journal and for the shadow policy. Each serving thread notes decisions in a ring of
-//! its own; one thread reads the rings, writes the journal, and has the shadow policy judge.
+//! Recording of decisions, for the journal and for the shadow policy. Each serving thread puts decisions into a queue
+//! of its own; one thread takes them from all queues, writes the journal, and has the shadow policy judge.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use crate::metrics::{CounterSet, JournalCounter};
 use crate::route::Policy;
 use crate::shadow::{PolicyComparison, ShadowTally};
 
-/// The rings of all serving threads, and the shadow policy.
+/// The queues of all serving threads, and the shadow policy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DecisionRecording {
     shares: Arc<SampleShares>,
     /// By serving thread.
-    rings: Vec<Arc<DecisionQueue>>,
+    queues: Vec<Arc<DecisionQueue>>,
     pub(crate) counters: Arc<CounterSet<JournalCounter>>,
     pub(crate) shadow: ShadowPolicy,
 }
 
 impl DecisionRecording {
-    /// A ring for each of `cores` threads. Nothing is recorded yet.
+    /// A queue for each of `cores` threads. Nothing is recorded yet.
     pub(super) fn new(config: &Config, cores: usize) -> Self {
-        let ring = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max));
-        Self { rings: (0..cores).map(ring).collect(), ..Self::default() }
+        let queue = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max));
+        Self { queues: (0..cores).map(queue).collect(), ..Self::default() }
     }
 
     /// Has a shadow policy judge a share of the decisions from now on, 0 to 1. Its counts begin at 0.
@@ -55,8 +55,8 @@ impl DecisionRecording {
 
     /// The recorder of one serving thread.
     pub(super) fn recorder(&self, core: usize) -> Recorder {
-        let ring = self.rings.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
-        Recorder::new(ring, Arc::clone(&self.shares))
+        let queue = self.queues.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
+        Recorder::new(queue, Arc::clone(&self.shares))
     }
 
     /// Starts the thread that writes what serving threads record from now on.
@@ -88,10 +88,10 @@ impl DecisionRecording {
             files_max: journal.files_max,
         });
         let has_files = files.is_some();
-        let (rings, counters) = (self.rings.clone(), Arc::clone(&self.counters));
+        let (queues, counters) = (self.queues.clone(), Arc::clone(&self.counters));
         self.set_shadow(&config.shadow.policy, config.shadow.share)?;
         let judge = Box::new(self.shadow.clone());
-        let plan = WriterPlan { origin, files, queues: rings, judge, counters };
+        let plan = WriterPlan { origin, files, queues, judge, counters };
         let shares = Arc::clone(&self.shares);
         let thread = WriterThread::start(plan, move || shares.is_off())?;
         if has_files {

@@ -1,4 +1,4 @@
-//! The way between requests and the predictor, for spaces whose workers publish no events.
+//! The access of requests to predictions, and to the predictor's queue, for spaces whose workers publish no events.
 
 use std::sync::Arc;
 

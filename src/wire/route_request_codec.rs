@@ -3,12 +3,12 @@
 use flatbuffers::VOffsetT;
 
 use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, Table, element};
-use super::convert::{
-    mode_from_wire, mode_to_wire, scheme_said, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
-};
+use super::decode_request::{Request, RequestScratch, bounded, invalid, name, understood};
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
-use super::request::{Request, RequestScratch, bounded, invalid, name, understood};
+use super::schema_conversions::{
+    mode_from_wire, mode_to_wire, scheme_said, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
+};
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::{Error, Result, counted};
 use crate::hash::TOKEN_BYTES;

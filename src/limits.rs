@@ -47,7 +47,7 @@ pub const IO_PROBE_MS_MAX: u64 = 500;
 /// How long a serving thread waits for connections that it cut at the drain deadline, milliseconds.
 pub const DRAIN_GRACE_MS: u64 = 200;
 /// How long the acceptor pauses after a failed accept, milliseconds.
-pub const ACCEPT_REST_MS: u64 = 100;
+pub const ACCEPT_PAUSE_MS: u64 = 100;
 /// Most log lines of one kind that peers can cause within [`LOG_WINDOW_MS`].
 pub const LOG_LINES_PER_WINDOW_MAX: u32 = 10;
 /// Length of the window in which such lines are counted, milliseconds.
@@ -55,7 +55,7 @@ pub const LOG_WINDOW_MS: u64 = 10_000;
 /// Longest wait for another daemon that is binding a socket in the same directory, milliseconds.
 pub const BIND_LOCK_MS_MAX: u64 = 2_000;
 /// Pause before the next try for that lock, milliseconds.
-pub const BIND_LOCK_REST_MS: u64 = 10;
+pub const BIND_LOCK_RETRY_MS: u64 = 10;
 /// Connections to the metrics port. A further one replaces the connection that has waited longest for its peer.
 pub const METRICS_CONNECTIONS_MAX: usize = 64;
 /// Longest life of a connection to the metrics port, milliseconds, because there are few of them.
@@ -67,7 +67,7 @@ pub const METRICS_PAGES_MAX: usize = 4;
 pub const METRICS_PAGE_MS_MIN: u64 = 250;
 /// A page is also served for this many times the time it took to make, so that a flood of scrapes takes at most a quarter
 /// of one processor.
-pub const METRICS_PAGE_REST_FACTOR: u32 = 3;
+pub const METRICS_PAGE_REUSE_FACTOR: u32 = 3;
 /// How long a page is kept without a request for it, milliseconds.
 pub const METRICS_PAGE_KEPT_MS: u64 = 10_000;
 /// Scrapes that may wait for a page, over both ports.
@@ -204,11 +204,11 @@ pub const COPIES_LEFT_OF_ONE_MAX: usize = 8;
 /// KV groups of one worker whose kind is remembered.
 pub const GROUP_KINDS_MAX: usize = 256;
 /// Names that no rule covers, of one event batch; the others of it are counted together.
-pub const UNRULED_NAMES_BATCH_MAX: usize = 16;
+pub const UNKNOWN_NAMES_BATCH_MAX: usize = 16;
 /// Names that no rule covers, of one worker; the others are counted together.
-pub const UNRULED_NAMES_WORKER_MAX: usize = 32;
+pub const UNKNOWN_NAMES_WORKER_MAX: usize = 32;
 /// Bytes kept of a name that no rule covers.
-pub const UNRULED_NAME_BYTES_MAX: usize = 48;
+pub const UNKNOWN_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker remembered as contradicted. Beyond it every parent counts as contradicted.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
 /// References of one worker to offloaded blocks known only by hash, counted as often as announced: one event may place all
@@ -217,12 +217,12 @@ pub const OFFLOADED_UNBOUND_REFERENCES_MAX: usize = 1 << 16;
 /// Tiers and groups in which one such block waits. Each announcement searches them.
 pub const OFFLOADED_PLACES_PER_HASH_MAX: usize = 64;
 /// Fairness quantum of a publisher: payload bytes taken before the next publisher.
-pub const INGEST_TURN_BYTES_MAX: usize = 8 << 20;
+pub const INGEST_QUANTUM_BYTES_MAX: usize = 8 << 20;
 /// Fairness quantum of a publisher: messages taken before the next publisher.
-pub const INGEST_TURN_MESSAGES_MAX: usize = 256;
+pub const INGEST_QUANTUM_MESSAGES_MAX: usize = 256;
 /// Fairness quanta in one round of an ingest thread. The other publishers keep their order and follow in the next round,
 /// after commands, transfers and deadlines.
-pub const INGEST_ROUND_TURNS_MAX: usize = 64;
+pub const INGEST_ROUND_QUANTA_MAX: usize = 64;
 /// Messages of all publishers in one round, except those of its last quantum.
 pub const INGEST_ROUND_MESSAGES_MAX: usize = 4096;
 /// Messages fetched from a publisher's socket before the state of its connection is checked, and they are applied.
@@ -247,9 +247,9 @@ pub const TRANSFERS_WAITING_MAX: usize = 16;
 /// How long a dump or load may wait for its peer, milliseconds: the worker's events wait meanwhile.
 pub const TRANSFER_STALL_MS_MAX: u64 = 5_000;
 /// Pause of an ingest thread before it checks that peer again, milliseconds.
-pub const TRANSFER_REST_MS: u64 = 1;
+pub const TRANSFER_PAUSE_MS: u64 = 1;
 /// Pause of an ingest thread before it checks again whether a reader may still see a removed worker, milliseconds.
-pub const LEAVING_REST_MS: u64 = 1;
+pub const LEAVING_PAUSE_MS: u64 = 1;
 /// Blocks, and stores, of one section of a snapshot.
 pub const SNAPSHOT_SECTION_BLOCKS_MAX: usize = DUMP_SLICE_BLOCKS;
 /// Bytes of one section of a snapshot.
@@ -278,7 +278,7 @@ pub const RELAY_BUFFER_BYTES_DEFAULT: usize = 256 << 20;
 /// Replay requests that a relay answers at once. Further ones get no answer, and are sent again.
 pub const RELAY_ANSWERS_MAX: usize = 64;
 /// Fairness quantum of an answer: messages sent before the next answer.
-pub const RELAY_ANSWER_TURN_MESSAGES_MAX: usize = 64;
+pub const RELAY_ANSWER_QUANTUM_MESSAGES_MAX: usize = 64;
 /// Pieces of one answer that wait for its receiver. A message has two.
 pub const RELAY_ANSWER_MESSAGES_MAX: usize = 512;
 /// How long the receiver of an answer may read nothing before the answer is given up, milliseconds.
@@ -288,13 +288,13 @@ pub const RELAY_SNAPSHOT_BYTES_MAX: usize = 2 << 30;
 /// How long a snapshot is kept without a request for it, milliseconds.
 pub const RELAY_SNAPSHOT_KEPT_MS: u64 = 10_000;
 /// Pause of a relay after a failed snapshot, milliseconds.
-pub const RELAY_SNAPSHOT_REST_MS: u64 = 200;
+pub const RELAY_SNAPSHOT_PAUSE_MS: u64 = 200;
 /// Pause of a relay before it checks again whether an answer can go on, milliseconds.
-pub const RELAY_REST_MS: u64 = 2;
+pub const RELAY_PAUSE_MS: u64 = 2;
 /// How long a relay waits for a replay request before it checks whether it must stop, milliseconds.
 pub const RELAY_WAIT_MS: u64 = 50;
 /// Pause of an ingest thread before it checks again whether the index accepts events, milliseconds.
-pub const CHOKED_REST_MS: u64 = 1;
+pub const CHOKED_PAUSE_MS: u64 = 1;
 /// Lowest configurable memory of a space for each of its shards: below it nothing would fit.
 pub const SHARD_MEMORY_BYTES_MIN: u64 = 4 << 20;
 /// Highest configurable memory of a space.
@@ -316,9 +316,9 @@ pub const PREDICTED_BUFFER_BLOCKS_KEPT: usize = 8192;
 /// How often expired predictions and removed workers are looked for, milliseconds.
 pub const PREDICTIONS_EXPIRY_EVERY_MS: u64 = 100;
 /// Fairness quantum of the predictor: bookings before its other work.
-pub const PREDICTED_BOOKINGS_PER_TURN_MAX: usize = 64;
+pub const PREDICTED_BOOKINGS_PER_QUANTUM_MAX: usize = 64;
 /// Predicted blocks expired, or swept out of the index, before the next bookings.
-pub const PREDICTED_BLOCKS_PER_TURN: usize = 8192;
+pub const PREDICTED_BLOCKS_PER_QUANTUM: usize = 8192;
 /// Longest configurable life of a prediction, seconds.
 pub const PREDICTED_TTL_S_CEILING: u64 = 86_400;
 /// Lowest configurable memory of a space's predictions. Half of it is for their index, one shard.
@@ -368,9 +368,9 @@ pub const QUEUE_RETRY_NS_MIN: u64 = 1_000_000;
 /// See [`QUEUE_RETRY_NS_MIN`].
 pub const QUEUE_RETRY_NS_MAX: u64 = 1_000_000_000;
 /// Fairness quantum of the queue: waiting requests decided before the connections of the serving thread.
-pub const QUEUE_SERVED_PER_TURN_MAX: usize = 64;
+pub const QUEUE_SERVED_PER_QUANTUM_MAX: usize = 64;
 /// How often a request that finds every worker busy reads their loads again before it waits.
-pub const QUEUE_LOOKS_MAX: usize = 4;
+pub const QUEUE_RECHECKS_MAX: usize = 4;
 /// How often waiting requests are rechecked for capacity that was freed without a report, milliseconds.
 pub const QUEUE_RECHECK_MS: u64 = 100;
 /// Longest configurable wait of a request for a worker, milliseconds.
@@ -380,7 +380,7 @@ pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often expired bookings are looked for, milliseconds.
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
 /// Bookings dropped for their age before the lock is released for others.
-pub const BOOKINGS_EXPIRED_PER_TURN_MAX: usize = 256;
+pub const BOOKINGS_EXPIRED_PER_LOCK_MAX: usize = 256;
 /// How often the daemon looks for findings, milliseconds.
 pub const DIAGNOSIS_EVERY_MS: u64 = 1000;
 /// Highest age of the findings in a status reply, milliseconds: the pages of one status share them.
@@ -424,7 +424,7 @@ pub const CLOCK_STEP_MS_MIN: u64 = 1_000;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 1 << 16;
 /// Abandoned sessions ended before the lock is released for others.
-pub const SESSIONS_ENDED_PER_TURN_MAX: usize = 4096;
+pub const SESSIONS_ENDED_PER_LOCK_MAX: usize = 4096;
 
 /// Longest configurable grace or interval of discovery, milliseconds.
 pub const DISCOVERY_MS_CEILING: u64 = 86_400_000;
@@ -452,23 +452,23 @@ pub const SERVER_INFO_BYTES_MAX: u64 = 4 << 20;
 /// Timeout of an engine's answer about its event endpoints, milliseconds.
 pub const SERVER_INFO_MS_MAX: u64 = 5_000;
 /// First and longest back-off before an engine without an answer is asked again, milliseconds.
-pub const SERVER_INFO_REST_MS: [u64; 2] = [250, 30_000];
+pub const SERVER_INFO_BACK_OFF_MS: [u64; 2] = [250, 30_000];
 /// Interval of the checks of an engine that has answered, milliseconds.
-pub const SERVER_LOOK_REST_MS: u64 = 2_000;
+pub const SERVER_CHECK_EVERY_MS: u64 = 2_000;
 /// Timeout of a check of an engine, milliseconds.
-pub const SERVER_LOOK_MS_MAX: u64 = 2_000;
+pub const SERVER_CHECK_MS_MAX: u64 = 2_000;
 /// Failed checks of an engine in a row before its workers are left alone.
-pub const SERVER_LOOKS_FAILED_MAX: u32 = 3;
+pub const SERVER_CHECKS_FAILED_MAX: u32 = 3;
 /// Engines asked at once, and engines checked at once.
 pub const SERVERS_ASKED_MAX: usize = 8;
 /// Pause after a change of a file of workers before it is read, because more changes often follow, milliseconds.
 pub const DISCOVERY_SETTLE_MS: u64 = 20;
-/// How long to rest before asking again whether a worker that left is gone from the index, milliseconds.
+/// Pause before the reconciler checks again whether a worker that left is gone from the index, milliseconds.
 pub const RECONCILE_RETRY_MS: u64 = 2;
 /// Fields of one request to add or change a worker.
 pub const WORKER_FIELDS_MAX: usize = 64;
 /// Bookings checked, when a worker is removed, before the lock is released for others.
-pub const BOOKINGS_LEAVING_PER_TURN_MAX: usize = 4096;
+pub const BOOKINGS_LEAVING_PER_LOCK_MAX: usize = 4096;
 
 /// Longest configurable time of a booking or a session, seconds.
 pub const BOOKING_S_CEILING: u64 = 86_400;
@@ -488,15 +488,15 @@ pub const JOURNAL_FILE_BYTES_CEILING: u64 = 1 << 30;
 /// Most configurable journal files.
 pub const JOURNAL_FILES_CEILING: u64 = 1 << 16;
 /// Fairness quantum of the journal: decisions of one serving thread before the next.
-pub const JOURNAL_RECORDS_PER_TURN_MAX: usize = 256;
+pub const JOURNAL_RECORDS_PER_QUANTUM_MAX: usize = 256;
 /// Bytes of one write to the journal.
 pub const JOURNAL_WRITE_BYTES: usize = 256 << 10;
 /// Pause of the journal's writer when no decision waits, milliseconds.
-pub const JOURNAL_REST_MS: u64 = 10;
+pub const JOURNAL_PAUSE_MS: u64 = 10;
 /// Pause of the journal's writer while the journal is off, milliseconds.
-pub const JOURNAL_OFF_REST_MS: u64 = 1_000;
+pub const JOURNAL_OFF_PAUSE_MS: u64 = 1_000;
 /// Rounds of the journal's writer after a failed write before it tries again.
-pub const JOURNAL_RETRY_TURNS: u32 = 100;
+pub const JOURNAL_RETRY_ROUNDS: u32 = 100;
 /// Settings of a shadow policy.
 pub const POLICY_SETTINGS_MAX: usize = 64;
 /// Largest load accepted from a journal, so that sums over a fleet stay exact.

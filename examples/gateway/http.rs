@@ -25,7 +25,7 @@ const OUTPUT_TOKENS_MAX: u64 = 1 << 16;
 /// What one connection may take to say what it wants.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Rest after a connection could not be accepted.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Chunks that wait for a slow caller.
 const CHUNKS_MAX: usize = 16;
 
@@ -39,7 +39,7 @@ pub(crate) async fn serve(listener: TcpListener, gateway: Arc<Gateway>) -> ! {
             Err(error) => {
                 // Short of descriptors or memory: connections that end give some back.
                 eprintln!("cannot accept a connection: {error}");
-                tokio::time::sleep(ACCEPT_REST).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };

@@ -18,8 +18,8 @@ use super::desired_fleet::DesiredFleet;
 use crate::discovery::{ServerInfo, no_events};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVER_INFO_REST_MS, SERVER_LOOK_MS_MAX, SERVER_LOOK_REST_MS,
-    SERVER_LOOKS_FAILED_MAX, SERVERS_ASKED_MAX,
+    SERVER_CHECK_EVERY_MS, SERVER_CHECK_MS_MAX, SERVER_CHECKS_FAILED_MAX, SERVER_INFO_BACK_OFF_MS,
+    SERVER_INFO_BYTES_MAX, SERVER_INFO_MS_MAX, SERVERS_ASKED_MAX,
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::RequestTables;
@@ -44,7 +44,7 @@ pub(super) async fn find_publishers(desired: &DesiredFleet, counters: &CounterSe
         attempts.retain(|url, attempt| attempt.asking || unanswered.contains(url));
         let now = Instant::now();
         for url in unanswered {
-            let [first_ms, _] = SERVER_INFO_REST_MS;
+            let [first_ms, _] = SERVER_INFO_BACK_OFF_MS;
             let new = || Attempt { next: now, back_off_ms: first_ms, asking: false };
             let attempt = attempts.entry(url.clone()).or_insert_with(new);
             if !attempt.asking && attempt.next <= now && asking.len() < SERVERS_ASKED_MAX {
@@ -100,7 +100,7 @@ fn take_answer(
             desired.answered(&url, &info);
         }
         Err(error) => {
-            let [_, back_off_ms_max] = SERVER_INFO_REST_MS;
+            let [_, back_off_ms_max] = SERVER_INFO_BACK_OFF_MS;
             counters.bump(DaemonCounter::ServerInfoFailed);
             let Some(attempt) = attempts.get_mut(&url) else { return };
             if !desired.directory().names_url(&url) {
@@ -137,7 +137,7 @@ fn ask(url: &str) -> Result<ServerInfo> {
 
 /// `GET /health`: whether the engine's HTTP server serves requests.
 fn health(url: &str) -> Result<()> {
-    let deadline = std::time::Instant::now() + Duration::from_millis(SERVER_LOOK_MS_MAX);
+    let deadline = std::time::Instant::now() + Duration::from_millis(SERVER_CHECK_MS_MAX);
     let response = request(url, "/health", deadline)?;
     if response.status().is_server_error() { Err(refused(url, "/health", response.status().as_u16())) } else { Ok(()) }
 }
@@ -148,7 +148,7 @@ pub(super) async fn check_health(desired: &DesiredFleet, tables: &RequestTables,
     let mut failed: HashMap<String, u32> = HashMap::new();
     let mut round = Duration::ZERO;
     loop {
-        tokio::time::sleep(Duration::from_millis(SERVER_LOOK_REST_MS)).await;
+        tokio::time::sleep(Duration::from_millis(SERVER_CHECK_EVERY_MS)).await;
         failed.retain(|url, _| desired.directory().has_answered(url));
         let mut urls = desired.directory().answered_urls().into_iter();
         let (began, mut under_way) = (std::time::Instant::now(), JoinSet::new());
@@ -170,7 +170,7 @@ pub(super) async fn check_health(desired: &DesiredFleet, tables: &RequestTables,
                 continue;
             }
             counters.bump(DaemonCounter::ServerLooksFailed);
-            if times >= SERVER_LOOKS_FAILED_MAX {
+            if times >= SERVER_CHECKS_FAILED_MAX {
                 back_off(&url, round, desired, tables);
             }
             failed.insert(url, times);
@@ -192,13 +192,13 @@ fn take_health(url: &str, answer: Result<()>, failed: u32, desired: &DesiredFlee
         return 0;
     }
     let failed = failed.saturating_add(1);
-    let what = if failed >= SERVER_LOOKS_FAILED_MAX {
+    let what = if failed >= SERVER_CHECKS_FAILED_MAX {
         format!("the engine does not answer, and its workers are not chosen: {error}")
     } else {
         format!("the engine does not answer: {error}")
     };
     if desired.note(url, Some(what)) {
-        let failed_max = SERVER_LOOKS_FAILED_MAX;
+        let failed_max = SERVER_CHECKS_FAILED_MAX;
         tracing::warn!(url, %error, failed, failed_max, "the engine does not answer; after failed_max failures its workers are not chosen");
     }
     failed
@@ -207,7 +207,7 @@ fn take_health(url: &str, answer: Result<()>, failed: u32, desired: &DesiredFlee
 /// Gives the workers of an engine a back-off until after the next two checks: they are chosen only if no other worker
 /// can be. `round` is the time that the last round over all engines took.
 fn back_off(url: &str, round: Duration, desired: &DesiredFleet, tables: &RequestTables) {
-    let check_ns = round.as_nanos() as u64 + (SERVER_LOOK_REST_MS + SERVER_LOOK_MS_MAX) * 1_000_000;
+    let check_ns = round.as_nanos() as u64 + (SERVER_CHECK_EVERY_MS + SERVER_CHECK_MS_MAX) * 1_000_000;
     let until_ns = tables.now_ns().saturating_add(2 * check_ns);
     let workers = desired.directory().workers_of_url(url);
     let fleet = tables.fleet.load();

@@ -21,7 +21,7 @@ use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{
     AddWorker, IngestHandle, LoadListener, LoadSource, RemoveWorker, UpdateWorker, WorkerAccepted, WorkerView,
 };
-use crate::limits::{BOOKINGS_LEAVING_PER_TURN_MAX, RECONCILE_RETRY_MS};
+use crate::limits::{BOOKINGS_LEAVING_PER_LOCK_MAX, RECONCILE_RETRY_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -219,7 +219,7 @@ impl FleetReconciler {
     async fn end_bookings(&self, index: WorkerIndex) -> u64 {
         let (mut bookings, mut from) = (0, Some(0));
         while let Some(at) = from {
-            let ended = self.loads.end_of(index, at, BOOKINGS_LEAVING_PER_TURN_MAX);
+            let ended = self.loads.end_of(index, at, BOOKINGS_LEAVING_PER_LOCK_MAX);
             (bookings, from) = (bookings + ended.ended, ended.next);
             tokio::task::yield_now().await;
         }

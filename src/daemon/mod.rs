@@ -36,7 +36,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::ingest::{self, LoadListener};
-use crate::limits::{BOOKINGS_EXPIRED_PER_TURN_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
+use crate::limits::{BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::serve::{
@@ -367,13 +367,13 @@ async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
     loop {
         every.tick().await;
         loop {
-            let expired = tables.loads.expire(tables.now_ns(), BOOKINGS_EXPIRED_PER_TURN_MAX);
+            let expired = tables.loads.expire(tables.now_ns(), BOOKINGS_EXPIRED_PER_LOCK_MAX);
             counters.add(DaemonCounter::BookingsExpiredAge, expired.by_age);
             counters.add(DaemonCounter::BookingsExpiredSession, expired.by_session);
             if expired.bookings() > 0 {
                 tables.queue.made_room();
             }
-            if expired.bookings() < BOOKINGS_EXPIRED_PER_TURN_MAX as u64 {
+            if expired.bookings() < BOOKINGS_EXPIRED_PER_LOCK_MAX as u64 {
                 break;
             }
             tokio::task::yield_now().await;

@@ -10,7 +10,7 @@ use rand::RngExt;
 use crate::config::{Config, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
-use crate::limits::{CHOKED_REST_MS, PREDICTED_BOOKINGS_PER_TURN_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
+use crate::limits::{CHOKED_PAUSE_MS, PREDICTED_BOOKINGS_PER_QUANTUM_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
 use crate::predict::{BookedQueue, PredictionLimits, Predictor};
 use crate::requests::Predictions;
 
@@ -72,14 +72,14 @@ fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
 fn step(predictor: &mut Predictor, hand_over: &BookedQueue, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
     predictor.follow(&fleet.load());
     let choked = predictor.is_choked();
-    for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_TURN_MAX } {
+    for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_QUANTUM_MAX } {
         let Some(booked) = hand_over.pop() else { break };
         predictor.book(&booked);
         hand_over.recycle(booked);
     }
     let more = predictor.pass_time(now_ms);
     match () {
-        () if choked => Some(Duration::from_millis(CHOKED_REST_MS)),
+        () if choked => Some(Duration::from_millis(CHOKED_PAUSE_MS)),
         () if more || !hand_over.is_empty() => None,
         () => Some(Duration::from_millis(PREDICTIONS_EXPIRY_EVERY_MS)),
     }

@@ -10,7 +10,7 @@ use super::{
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, WorkerId};
 use crate::limits::{
     EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX, EVENT_BATCH_TEXT_BYTES_MAX,
-    EVENT_BATCH_TOKENS_MAX, UNRULED_NAMES_BATCH_MAX,
+    EVENT_BATCH_TOKENS_MAX, UNKNOWN_NAMES_BATCH_MAX,
 };
 use crate::trust::{TrustLevel, TrustReasons};
 
@@ -232,7 +232,7 @@ impl EventBatch {
     }
 
     /// Names that this version does not know, in printable form, and the count of each. The name is empty for all names
-    /// after the first [`UNRULED_NAMES_BATCH_MAX`].
+    /// after the first [`UNKNOWN_NAMES_BATCH_MAX`].
     pub fn unknown_names(&self) -> impl Iterator<Item = (UnknownName, &str, u32)> {
         self.unknown_names.iter().map(|(of, name, times)| (*of, self.text(*name), *times))
     }
@@ -334,7 +334,7 @@ impl<'b> BatchWriter<'b> {
             };
             unknown_names.iter().position(is_it)
         };
-        let name = if find(name).is_some() || unknown_names.len() < UNRULED_NAMES_BATCH_MAX { name } else { b"" };
+        let name = if find(name).is_some() || unknown_names.len() < UNKNOWN_NAMES_BATCH_MAX { name } else { b"" };
         if let Some(at) = find(name) {
             unknown_names[at].2 = unknown_names[at].2.saturating_add(1);
             return;

@@ -1,7 +1,7 @@
 //! Decode warnings: parts of a decodable batch that the decoder skipped or could not use, counted so that no part is
 //! lost without a trace.
 
-use crate::limits::UNRULED_NAME_BYTES_MAX;
+use crate::limits::UNKNOWN_NAME_BYTES_MAX;
 use crate::reasons::reasons;
 
 reasons! {
@@ -100,11 +100,11 @@ impl UnknownName {
     }
 }
 
-/// The printable form of a name: its first [`UNRULED_NAME_BYTES_MAX`] bytes, with a `?` for each byte that is not
+/// The printable form of a name: its first [`UNKNOWN_NAME_BYTES_MAX`] bytes, with a `?` for each byte that is not
 /// printable ASCII.
 pub(super) fn shown(name: &[u8]) -> impl Iterator<Item = char> + Clone + '_ {
     let shown = |byte: &u8| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
-    name.iter().take(UNRULED_NAME_BYTES_MAX).map(shown)
+    name.iter().take(UNKNOWN_NAME_BYTES_MAX).map(shown)
 }
 
 #[cfg(test)]
@@ -115,6 +115,6 @@ mod tests {
     fn shown_names_are_short_and_printable() {
         assert_eq!(shown(b"sliding_window").collect::<String>(), "sliding_window");
         assert_eq!(shown("a b\n\u{e9}".as_bytes()).collect::<String>(), "a?b???");
-        assert_eq!(shown(&[b'x'; 1000]).count(), UNRULED_NAME_BYTES_MAX);
+        assert_eq!(shown(&[b'x'; 1000]).count(), UNKNOWN_NAME_BYTES_MAX);
     }
 }

@@ -47,7 +47,7 @@ use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
-    CHOKED_REST_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_TURNS_MAX, LEAVING_REST_MS,
+    CHOKED_PAUSE_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_QUANTA_MAX, LEAVING_PAUSE_MS,
 };
 use crate::metrics::WorkerCounter;
 
@@ -212,8 +212,8 @@ impl Shard {
 
     fn poll_timeout_ms(&self, next_tick_ms: u64) -> u64 {
         let choked = |at: &usize| self.publishers.get(*at).is_some_and(|publisher| self.spaces[publisher.space].choked);
-        let while_choked = self.spaces.iter().any(|space| space.choked).then_some(CHOKED_REST_MS);
-        let while_removing = (!self.removals.is_empty()).then_some(LEAVING_REST_MS);
+        let while_choked = self.spaces.iter().any(|space| space.choked).then_some(CHOKED_PAUSE_MS);
+        let while_removing = (!self.removals.is_empty()).then_some(LEAVING_PAUSE_MS);
         match self.transfers.timeout_ms().into_iter().chain(while_choked).chain(while_removing).min() {
             _ if !self.transfers.block_messages() && !self.ready.iter().all(choked) => 0,
             Some(timeout_ms) => timeout_ms,
@@ -232,7 +232,7 @@ impl Shard {
     /// One quantum for each queued publisher, within the limits of one round.
     fn round(&mut self, now: Now) {
         let mut messages = 0;
-        for _ in 0..self.ready.len().min(INGEST_ROUND_TURNS_MAX) {
+        for _ in 0..self.ready.len().min(INGEST_ROUND_QUANTA_MAX) {
             if messages >= INGEST_ROUND_MESSAGES_MAX {
                 return;
             }

@@ -7,7 +7,7 @@ use super::dump::AbortReason;
 use crate::event::{DecodeWarning, Reason, UnknownName};
 use crate::fleet::{SchemeCell, TrustCell};
 use crate::index::WorkerBlocks;
-use crate::limits::UNRULED_NAMES_WORKER_MAX;
+use crate::limits::UNKNOWN_NAMES_WORKER_MAX;
 use crate::metrics::{CounterSet, WorkerCounter};
 
 /// One worker as its ingest thread shows it. Only that thread writes it; any thread may read it.
@@ -172,7 +172,7 @@ struct Entry {
 
 impl Default for UnknownNames {
     fn default() -> Self {
-        let entries = (0..UNRULED_NAMES_WORKER_MAX).map(|_| Entry::default()).collect();
+        let entries = (0..UNKNOWN_NAMES_WORKER_MAX).map(|_| Entry::default()).collect();
         Self { entries, others: AtomicU64::new(0) }
     }
 }
@@ -219,11 +219,11 @@ mod tests {
         assert!(names.count(UnknownName::Medium, "TAPE", 2));
         assert!(!names.count(UnknownName::Medium, "TAPE", 1));
         assert!(names.count(UnknownName::Tag, "TAPE", 1), "another kind of name");
-        for name in 2..UNRULED_NAMES_WORKER_MAX + 3 {
+        for name in 2..UNKNOWN_NAMES_WORKER_MAX + 3 {
             names.count(UnknownName::Tag, &name.to_string(), 1);
         }
         let listed: Vec<_> = names.iter().collect();
         assert_eq!(listed[..2], [(UnknownName::Medium, "TAPE", 3), (UnknownName::Tag, "TAPE", 1)]);
-        assert_eq!((listed.len(), names.others()), (UNRULED_NAMES_WORKER_MAX, 3));
+        assert_eq!((listed.len(), names.others()), (UNKNOWN_NAMES_WORKER_MAX, 3));
     }
 }

@@ -227,7 +227,7 @@ fn a_failing_disk_costs_journal_records_and_nothing_else() {
     assert_eq!((counters.get(JournalCounter::WritesFailed), counters.get(JournalCounter::Unwritten)), (1, 2));
     std::fs::create_dir(&dir).unwrap();
     // It pauses before it tries again.
-    for _ in 0..crate::limits::JOURNAL_RETRY_TURNS {
+    for _ in 0..crate::limits::JOURNAL_RETRY_ROUNDS {
         writer.turn();
     }
     note();

@@ -14,7 +14,7 @@ use super::decision_recorder::{DecisionQueue, QueuedDecision};
 use super::format::{Encoder, Origin};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    JOURNAL_OFF_REST_MS, JOURNAL_RECORDS_PER_TURN_MAX, JOURNAL_REST_MS, JOURNAL_RETRY_TURNS, JOURNAL_WRITE_BYTES,
+    JOURNAL_OFF_PAUSE_MS, JOURNAL_PAUSE_MS, JOURNAL_RECORDS_PER_QUANTUM_MAX, JOURNAL_RETRY_ROUNDS, JOURNAL_WRITE_BYTES,
 };
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::owned_directory::{self, OwnedDirectory};
@@ -137,7 +137,7 @@ pub(super) struct Writer {
     /// Encoded records that are not written yet.
     bytes: Vec<u8>,
     /// Turns until a disk that failed is tried again.
-    retry_turns: u32,
+    retry_rounds: u32,
 }
 
 impl Writer {
@@ -148,18 +148,18 @@ impl Writer {
     pub(super) fn new(mut plan: WriterPlan) -> Result<Self> {
         let open = |files| Files::open(files, plan.origin.started_unix_ms, plan.origin.instance_id);
         let files = plan.files.take().map(open).transpose()?;
-        Ok(Self { plan, files, encoder: Encoder::default(), bytes: Vec::new(), retry_turns: 0 })
+        Ok(Self { plan, files, encoder: Encoder::default(), bytes: Vec::new(), retry_rounds: 0 })
     }
 
     /// Takes a bounded number of decisions from every queue. Whether more may wait.
     pub(super) fn turn(&mut self) -> bool {
-        self.retry_turns = self.retry_turns.saturating_sub(1);
+        self.retry_rounds = self.retry_rounds.saturating_sub(1);
         let mut more = false;
         for core in 0..self.plan.queues.len() {
             let queue = Arc::clone(&self.plan.queues[core]);
-            let taken = std::iter::from_fn(|| queue.pop()).take(JOURNAL_RECORDS_PER_TURN_MAX);
+            let taken = std::iter::from_fn(|| queue.pop()).take(JOURNAL_RECORDS_PER_QUANTUM_MAX);
             let count = taken.map(|queued| self.take(core as u32, &queue, queued)).count();
-            more |= count == JOURNAL_RECORDS_PER_TURN_MAX;
+            more |= count == JOURNAL_RECORDS_PER_QUANTUM_MAX;
         }
         self.flush();
         more
@@ -201,7 +201,7 @@ impl Writer {
         if files.is_open() {
             return true;
         }
-        if self.retry_turns > 0 {
+        if self.retry_rounds > 0 {
             return false;
         }
         match files.begin() {
@@ -242,7 +242,7 @@ impl Writer {
     /// Counts and logs a failure of the disk, and pauses writing for some turns.
     fn failed(&mut self, error: &io::Error) {
         self.plan.counters.bump(JournalCounter::WritesFailed);
-        self.retry_turns = JOURNAL_RETRY_TURNS;
+        self.retry_rounds = JOURNAL_RETRY_ROUNDS;
         let remedy = "free disk space, or correct the permissions of the directory that [journal] dir names";
         tracing::warn!(%error, remedy, "the journal cannot be written; later decisions will be tried");
     }
@@ -278,7 +278,7 @@ impl WriterThread {
             // Acquire: pairs with the Release in `stop`.
             while !ended.load(Ordering::Acquire) {
                 if !writer.turn() {
-                    let rest_ms = if is_off() { JOURNAL_OFF_REST_MS } else { JOURNAL_REST_MS };
+                    let rest_ms = if is_off() { JOURNAL_OFF_PAUSE_MS } else { JOURNAL_PAUSE_MS };
                     std::thread::park_timeout(Duration::from_millis(rest_ms));
                 }
             }

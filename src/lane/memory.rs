@@ -44,7 +44,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    LANE_CONTROL_BYTES, LANE_RECLAIM_REST_MS_MAX, LANE_RECLAIM_REST_MS_MIN, LANE_RING_BYTES_CEILING,
+    LANE_CONTROL_BYTES, LANE_RECLAIM_BACK_OFF_MS_MAX, LANE_RECLAIM_BACK_OFF_MS_MIN, LANE_RING_BYTES_CEILING,
     LANE_RING_BYTES_DEFAULT, LANE_RING_BYTES_MIN,
 };
 
@@ -455,7 +455,7 @@ impl Reclaimer {
 
     /// Tries until all memory is freed, with growing pauses while no further lane ends.
     fn run(&self) {
-        let mut rest_ms = LANE_RECLAIM_REST_MS_MIN;
+        let mut rest_ms = LANE_RECLAIM_BACK_OFF_MS_MIN;
         loop {
             let memories = {
                 let mut ended = self.ended.lock();
@@ -472,7 +472,8 @@ impl Reclaimer {
                 return;
             }
             let arrived = has_new || !self.arrived.wait_for(&mut ended, Duration::from_millis(rest_ms)).timed_out();
-            rest_ms = if arrived { LANE_RECLAIM_REST_MS_MIN } else { (rest_ms * 2).min(LANE_RECLAIM_REST_MS_MAX) };
+            rest_ms =
+                if arrived { LANE_RECLAIM_BACK_OFF_MS_MIN } else { (rest_ms * 2).min(LANE_RECLAIM_BACK_OFF_MS_MAX) };
         }
     }
 }

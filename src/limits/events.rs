@@ -26,9 +26,9 @@ pub const REPLAY_WHOLE_MS_MAX: u64 = 600_000;
 /// Bytes of a replay with a snapshot: the largest snapshot and the batches after it.
 pub const REPLAY_SNAPSHOT_BYTES_MAX: usize = super::RELAY_SNAPSHOT_BYTES_MAX + REPLAY_BYTES_MAX;
 /// Fairness quantum of a replay: batches of one worker before the next.
-pub const REPLAY_TURN_BATCHES_MAX: usize = 64;
+pub const REPLAY_QUANTUM_BATCHES_MAX: usize = 64;
 /// Bytes of those batches.
-pub const REPLAY_TURN_BYTES_MAX: usize = 1 << 20;
+pub const REPLAY_QUANTUM_BYTES_MAX: usize = 1 << 20;
 /// Time for an engine to begin its answer, milliseconds. It answers between two batches of its own.
 pub const REPLAY_FIRST_MS_MAX: u64 = 3_000;
 /// Time from one batch of an answer to the next or to the end, milliseconds.
@@ -78,7 +78,7 @@ pub const ZMQ_COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Bytes of one read. A larger message gets a buffer that doubles as its bytes arrive.
 pub const ZMQ_READ_BYTES: usize = 64 << 10;
 /// Fairness quantum of a publisher: bytes read before the next.
-pub const ZMQ_TURN_BYTES_MAX: usize = 1 << 20;
+pub const ZMQ_QUANTUM_BYTES_MAX: usize = 1 << 20;
 /// First back-off before reconnecting to a publisher, milliseconds. Doubles after each failure.
 pub const ZMQ_RECONNECT_MS_MIN: u64 = 100;
 /// Longest back-off before reconnecting, milliseconds. Also the wait after a message that exceeds a limit.
@@ -113,9 +113,9 @@ pub const RELAY_REQUEST_BYTES_MAX: usize = 1 << 10;
 /// Parts of one message to a relay.
 pub const RELAY_REQUEST_PARTS_MAX: usize = 4;
 /// Fairness quantum of a relay's peer: bytes read before the next.
-pub const RELAY_PEER_TURN_BYTES_MAX: usize = 64 << 10;
+pub const RELAY_PEER_QUANTUM_BYTES_MAX: usize = 64 << 10;
 /// Fairness quantum of a relay's peer: messages taken before the next.
-pub const RELAY_PEER_TURN_MESSAGES_MAX: usize = 256;
+pub const RELAY_PEER_QUANTUM_MESSAGES_MAX: usize = 256;
 /// Timeout of the handshake of a relay's peer, milliseconds.
 pub const RELAY_HANDSHAKE_MS_MAX: u64 = 5_000;
 /// How long a relay's peer may read nothing while messages wait for it, milliseconds.

@@ -58,7 +58,7 @@ pub const HTTP_CHANGES_WAITING_MAX: usize = 64;
 /// How long a request waits until the fleet shows its change of workers, milliseconds.
 pub const HTTP_SETTLE_MS_MAX: u64 = 5_000;
 /// Pause before the fleet is checked again, milliseconds.
-pub const HTTP_SETTLE_REST_MS: u64 = 2;
+pub const HTTP_SETTLE_PAUSE_MS: u64 = 2;
 /// Dumps of the index at once.
 pub const HTTP_DUMPS_MAX: usize = 1;
 /// Bytes of one piece of a dump.

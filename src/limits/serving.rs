@@ -12,7 +12,7 @@ pub const PEER_GROUPS_MAX: usize = 1 << 16;
 /// Longest configurable wait for the rest of a frame, milliseconds.
 pub const FRAME_TIMEOUT_MS_CEILING: u64 = 3_600_000;
 /// Checks for stalled frames in each `frame_timeout_ms`.
-pub const OVERDUE_LOOKS: u32 = 8;
+pub const FRAME_TIMEOUT_CHECKS: u32 = 8;
 
 /// Bytes of all receive buffers of one serving thread, each beyond its minimum. More only if two frames of the configured
 /// size need it.
@@ -22,7 +22,7 @@ pub const CORE_RECEIVE_BYTES_MAX: usize = 256 << 20;
 /// send at once.
 pub const ADMIN_FRAME_BODY_BYTES_MAX: u32 = 1 << 20;
 
-const _: () = assert!(OVERDUE_LOOKS > 0);
+const _: () = assert!(FRAME_TIMEOUT_CHECKS > 0);
 const _: () = assert!(super::FRAME_BODY_BYTES_MAX_DEFAULT as usize * 16 <= CORE_RECEIVE_BYTES_MAX);
 
 // ---- File descriptors ------------------------------------------------------------------------------------
@@ -62,17 +62,17 @@ const _: () = assert!(
 // ---- Fairness quanta of connections ----------------------------------------------------------------------
 
 /// Reads of one connection in a row before the others of its serving thread.
-pub const READS_PER_TURN_MAX: u32 = 16;
+pub const READS_PER_QUANTUM_MAX: u32 = 16;
 /// Writes of the rest of a reply of one connection in a row before the others of its serving thread.
-pub const WRITES_PER_TURN_MAX: u32 = 16;
+pub const WRITES_PER_QUANTUM_MAX: u32 = 16;
 /// Frames of one connection answered in a row before the others of its serving thread.
-pub const FRAMES_PER_TURN_MAX: u32 = 32;
+pub const FRAMES_PER_QUANTUM_MAX: u32 = 32;
 /// Bytes of such frames, except the last.
-pub const REQUEST_BYTES_PER_TURN_MAX: usize = 256 << 10;
+pub const REQUEST_BYTES_PER_QUANTUM_MAX: usize = 256 << 10;
 /// Bytes of the replies to them, except the last.
-pub const REPLY_BYTES_PER_TURN_MAX: usize = 128 << 10;
+pub const REPLY_BYTES_PER_QUANTUM_MAX: usize = 128 << 10;
 /// Work of such frames, except the last, in blocks of a prompt hashed and looked up: about 10 ns each.
-pub const WORK_PER_TURN_MAX: u64 = 1 << 15;
+pub const WORK_PER_QUANTUM_MAX: u64 = 1 << 15;
 /// Work of checking one worker, in blocks.
 pub const WORKER_WORK: u64 = 4;
 /// Bytes of pending replies that a connection may leave unread. With more it is closed.
@@ -86,19 +86,19 @@ pub const SPIN_US_CEILING: u32 = 1_000_000;
 /// A sleeping serving thread busy-polls once in this many times, to learn whether work would arrive soon.
 pub const SPIN_PROBE_EVERY: u32 = 64;
 /// Pause before a write is retried if no descriptor is free to wait for the socket, milliseconds.
-pub const WRITE_REST_MS: u64 = 1;
+pub const WRITE_RETRY_MS: u64 = 1;
 /// Bytes that a connection's reply buffer keeps once its replies are written.
 pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
 /// How often a serving thread checks the fleet for its watching connections, milliseconds.
-pub const WATCH_LOOK_MS: u64 = 50;
+pub const WATCH_CHECK_MS: u64 = 50;
 
 /// Pause between two pages of a fleet sent to a watching connection, milliseconds.
-pub const WATCH_PAGE_REST_MS: u64 = 1;
+pub const WATCH_PAGE_PAUSE_MS: u64 = 1;
 
-const _: () = assert!(WATCH_PAGE_REST_MS <= WATCH_LOOK_MS);
-const _: () = assert!(REPLY_BYTES_PER_TURN_MAX <= REPLY_BUFFER_BYTES_KEPT);
+const _: () = assert!(WATCH_PAGE_PAUSE_MS <= WATCH_CHECK_MS);
+const _: () = assert!(REPLY_BYTES_PER_QUANTUM_MAX <= REPLY_BUFFER_BYTES_KEPT);
 const _: () = assert!(
-    FRAMES_PER_TURN_MAX as u64 * (720 + 64 * WORKER_WORK) <= WORK_PER_TURN_MAX,
+    FRAMES_PER_QUANTUM_MAX as u64 * (720 + 64 * WORKER_WORK) <= WORK_PER_QUANTUM_MAX,
     "for usual prompts and fleets the limit on frames applies first"
 );
 const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
@@ -118,26 +118,26 @@ pub const LANE_RING_BYTES_CEILING: u32 = 64 << 20;
 pub const LANE_PUBLISHED_BYTES: usize = 4 << 10;
 /// Bytes before a lane's rings: positions and wait flags, each on cache lines of its own.
 pub const LANE_CONTROL_BYTES: usize = 4 << 10;
-/// Looks at silent lanes, over all lanes of a core that are looked at, before the core's connections have their turn: a
+/// Polls of silent lanes in one round, over all busy-polled lanes of a core, before the core serves its connections: a
 /// microsecond.
-pub const LOOKS_PER_TURN: u32 = 64;
-/// The same where one lane or socket had all of the last work: five microseconds.
-pub const LOOKS_PER_TURN_ALONE: u32 = 256;
+pub const POLLS_PER_ROUND: u32 = 64;
+/// The same if one lane or socket had all of the last work: five microseconds.
+pub const POLLS_PER_ROUND_ALONE: u32 = 256;
 /// Pieces of work in a row from one lane or socket before it is polled longer.
-pub const LOOKS_ALONE_AFTER: u32 = 8;
-/// Looks at a lane that cost as much as one try to read from a socket.
-pub const SOCKET_LOOK_COST: u32 = 16;
-/// Looks at a silent lane between two looks at the clock.
-pub const LANE_LOOKS_PER_CLOCK: u32 = 16;
+pub const POLLS_ALONE_AFTER: u32 = 8;
+/// Polls of a lane that cost as much as one try to read from a socket.
+pub const SOCKET_POLL_COST: u32 = 16;
+/// Polls of a silent lane between two reads of the clock.
+pub const LANE_POLLS_PER_CLOCK: u32 = 16;
 /// How long a gateway may not read its socket while the daemon sends it a lane, milliseconds.
 pub const LANE_HAND_OVER_MS_MAX: u64 = 1_000;
 /// Pause before that is retried, milliseconds.
-pub const LANE_HAND_OVER_REST_MS: u64 = 1;
+pub const LANE_HAND_OVER_RETRY_MS: u64 = 1;
 /// First back-off before the daemon tries again to free the memory of ended lanes that gateways still hold, milliseconds.
-/// Doubles up to [`LANE_RECLAIM_REST_MS_MAX`].
-pub const LANE_RECLAIM_REST_MS_MIN: u64 = 1;
-/// See [`LANE_RECLAIM_REST_MS_MIN`].
-pub const LANE_RECLAIM_REST_MS_MAX: u64 = 250;
+/// Doubles up to [`LANE_RECLAIM_BACK_OFF_MS_MAX`].
+pub const LANE_RECLAIM_BACK_OFF_MS_MIN: u64 = 1;
+/// See [`LANE_RECLAIM_BACK_OFF_MS_MIN`].
+pub const LANE_RECLAIM_BACK_OFF_MS_MAX: u64 = 250;
 /// Bytes of a bell taken by one read; all mean the same.
 pub const LANE_BELL_BYTES: usize = 256;
 
@@ -148,9 +148,9 @@ const _: () =
 // Whole pages, so that a ring can be mapped apart from the words before it.
 const _: () = assert!(LANE_CONTROL_BYTES.is_multiple_of(4 << 10) && LANE_RING_BYTES_MIN.is_multiple_of(4 << 10));
 const _: () = assert!(LANE_RING_BYTES_MIN as usize > super::FRAME_HEADER_BYTES, "a ring holds at least a header");
-const _: () = assert!(LANE_LOOKS_PER_CLOCK <= LOOKS_PER_TURN && LOOKS_PER_TURN <= LOOKS_PER_TURN_ALONE);
+const _: () = assert!(LANE_POLLS_PER_CLOCK <= POLLS_PER_ROUND && POLLS_PER_ROUND <= POLLS_PER_ROUND_ALONE);
 const _: () = assert!(LANE_PUBLISHED_BYTES > 0 && LANE_PUBLISHED_BYTES.is_multiple_of(8));
-const _: () = assert!(SOCKET_LOOK_COST < LOOKS_PER_TURN_ALONE);
+const _: () = assert!(SOCKET_POLL_COST < POLLS_PER_ROUND_ALONE);
 const _: () = assert!(LANES_CEILING <= super::CONNECTIONS_MAX as u64, "every lane has a connection");
 
 // ---- Clients ---------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ pub const CLIENT_BACK_OFF_MS_MIN: u64 = 50;
 /// Longest back-off after a daemon did not answer, milliseconds.
 pub const CLIENT_BACK_OFF_MS_MAX: u64 = 2_000;
 /// Shortest time between two checks of the connection by the blocking client, milliseconds.
-pub const CLIENT_LOOK_AFTER_MS: u64 = 1;
+pub const CLIENT_CHECK_AFTER_MS: u64 = 1;
 /// Share of a call's timeout that its booking may wait in the daemon's queue, percent: the daemon must refuse before the
 /// client takes its silence for a failure.
 pub const CLIENT_QUEUE_SHARE_PERCENT: u32 = 80;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 
 use crate::error::{Error, Kind, Result};
-use crate::limits::{SESSIONS_ENDED_PER_TURN_MAX, SESSIONS_MAX};
+use crate::limits::{SESSIONS_ENDED_PER_LOCK_MAX, SESSIONS_MAX};
 use crate::protocol::SessionToken;
 use crate::shares::share;
 
@@ -206,7 +206,7 @@ impl Sessions {
     /// ends with its last booking. Its token is free at once, so no gateway can return to it meanwhile.
     pub(super) fn end_abandoned(&mut self, now_ns: u64, grace_ns: u64, bookings_max: usize) -> Vec<u32> {
         let mut slots = Vec::new();
-        for _ in 0..SESSIONS_ENDED_PER_TURN_MAX {
+        for _ in 0..SESSIONS_ENDED_PER_LOCK_MAX {
             let Some((left_at_ns, id)) = self.left.first().copied() else { break };
             if now_ns.saturating_sub(left_at_ns) < grace_ns {
                 break;

@@ -7,7 +7,7 @@ use super::space_predictions::{PredictionLimits, PredictionReader, Predictions};
 use crate::fleet::FleetTable;
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use crate::limits::{
-    PREDICTED_BLOCKS_PER_TURN, PREDICTED_BOOKINGS_WAITING_MAX, PREDICTED_BUFFER_BLOCKS_KEPT,
+    PREDICTED_BLOCKS_PER_QUANTUM, PREDICTED_BOOKINGS_WAITING_MAX, PREDICTED_BUFFER_BLOCKS_KEPT,
     PREDICTED_WAITING_BLOCKS_MAX,
 };
 use crate::metrics::{CounterSet, PredictorCounter};
@@ -147,8 +147,8 @@ impl Predictor {
     pub fn pass_time(&mut self, now_ms: u64) -> bool {
         let mut more = false;
         for space in self.spaces.iter_mut().flatten() {
-            more |= space.pass_time(now_ms, PREDICTED_BLOCKS_PER_TURN);
-            more |= space.tidy(PREDICTED_BLOCKS_PER_TURN);
+            more |= space.pass_time(now_ms, PREDICTED_BLOCKS_PER_QUANTUM);
+            more |= space.tidy(PREDICTED_BLOCKS_PER_QUANTUM);
         }
         more
     }

@@ -28,8 +28,8 @@ use crate::event::flat::UNNUMBERED;
 use crate::ids::{EventSeq, Worker};
 use crate::ingest::{AbortReason, DumpPart, IngestHandle, RelayName};
 use crate::limits::{
-    RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWER_TURN_MESSAGES_MAX, RELAY_ANSWERS_MAX, RELAY_REST_MS,
-    RELAY_SNAPSHOT_KEPT_MS, RELAY_SNAPSHOT_REST_MS, RELAY_WAIT_MS,
+    RELAY_ANSWER_QUANTUM_MESSAGES_MAX, RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWERS_MAX, RELAY_PAUSE_MS,
+    RELAY_SNAPSHOT_KEPT_MS, RELAY_SNAPSHOT_PAUSE_MS, RELAY_WAIT_MS,
 };
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::zmtp::{self, PeerId, Sent, Server, ServerCounts};
@@ -97,7 +97,7 @@ impl Answering {
     pub(super) fn run(&mut self) {
         // Relaxed: nothing else depends on it.
         while !self.ends.load(Ordering::Relaxed) {
-            let wait_ms = if self.askers.is_empty() { RELAY_WAIT_MS } else { RELAY_REST_MS };
+            let wait_ms = if self.askers.is_empty() { RELAY_WAIT_MS } else { RELAY_PAUSE_MS };
             if !self.questions(wait_ms) {
                 return;
             }
@@ -177,7 +177,7 @@ impl Answering {
         let kept_ms = match current.snapshot.progress() {
             Progress::Taking => u64::MAX,
             Progress::Whole => RELAY_SNAPSHOT_KEPT_MS,
-            Progress::Failed(_) => RELAY_SNAPSHOT_REST_MS,
+            Progress::Failed(_) => RELAY_SNAPSHOT_PAUSE_MS,
         };
         if now_ms.saturating_sub(current.used_at_ms) > kept_ms {
             self.current = None;
@@ -199,7 +199,7 @@ impl Answering {
 
     /// Whether the answer continues, and whether some of it was sent.
     fn serve(&mut self, asker: &mut Asker, now_ms: u64) -> (bool, bool) {
-        for number in 0..RELAY_ANSWER_TURN_MESSAGES_MAX {
+        for number in 0..RELAY_ANSWER_QUANTUM_MESSAGES_MAX {
             let message = match self.step(asker, now_ms) {
                 Step::Send(message) => message,
                 Step::NeedsSnapshot => {

@@ -12,7 +12,7 @@ use super::request_queue::{
 use super::service::{Routed, Service};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker, WorkerIndex};
-use crate::limits::{QUEUE_LOOKS_MAX, QUEUE_SERVED_PER_TURN_MAX, WORK_PER_TURN_MAX};
+use crate::limits::{QUEUE_RECHECKS_MAX, QUEUE_SERVED_PER_QUANTUM_MAX, WORK_PER_QUANTUM_MAX};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId};
 use crate::metrics::{CoreCounter, CounterSet, QueueCounter};
 use crate::queue::{Claim, Ticket};
@@ -348,7 +348,7 @@ impl<S: Service> RequestHandler<S> {
     /// made that room may not have seen the request, and it is decided here.
     fn recheck_loads(&mut self, ticket: Ticket, workers: Vec<WorkerIndex>) {
         let mut waiting = (ticket, workers);
-        for _ in 0..QUEUE_LOOKS_MAX {
+        for _ in 0..QUEUE_RECHECKS_MAX {
             let (ticket, workers) = &waiting;
             if !workers.iter().any(|worker| self.service.has_room(*worker)) {
                 return;
@@ -381,8 +381,8 @@ impl<S: Service> RequestHandler<S> {
     /// of work, and leaves the rest to a later quantum. Returns how many requests it answered.
     pub(crate) fn dispatch_queued(&mut self, worker: Option<WorkerIndex>) -> usize {
         let (mut answered, begun_at) = (0, self.gather_work());
-        for _ in 0..QUEUE_SERVED_PER_TURN_MAX {
-            if self.gather_work() - begun_at >= WORK_PER_TURN_MAX {
+        for _ in 0..QUEUE_SERVED_PER_QUANTUM_MAX {
+            if self.gather_work() - begun_at >= WORK_PER_QUANTUM_MAX {
                 self.counters.bump(CoreCounter::TurnsEndedByWork);
                 break;
             }

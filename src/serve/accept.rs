@@ -21,7 +21,7 @@ use super::socket_file::BoundSocket;
 use crate::config::{AccessConfig, Config};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
-use crate::limits::{ACCEPT_REST_MS, PEER_GROUPS_MAX};
+use crate::limits::{ACCEPT_PAUSE_MS, PEER_GROUPS_MAX};
 use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::shares::{SharedResource, UserQuotas};
@@ -84,7 +84,7 @@ impl Acceptor {
                     if let Some(withheld) = self.log_quota.take(Instant::now()) {
                         tracing::error!(%error, withheld, "cannot accept connections; they wait");
                     }
-                    tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+                    tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await;
                 }
             }
         }

@@ -19,7 +19,7 @@ use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
-use crate::limits::{ACCEPT_REST_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
+use crate::limits::{ACCEPT_PAUSE_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
 use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::HelloInfo;
@@ -209,7 +209,7 @@ impl AdminServer {
                     if let Some(withheld) = self.log_quota.take(Instant::now()) {
                         tracing::error!(%error, withheld, "cannot accept admin connections; they wait");
                     }
-                    tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+                    tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await;
                 }
             }
         }

@@ -25,7 +25,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::io_backend::Stream;
-use crate::limits::{LOOKS_ALONE_AFTER, LOOKS_PER_TURN, LOOKS_PER_TURN_ALONE, SPIN_PROBE_EVERY};
+use crate::limits::{POLLS_ALONE_AFTER, POLLS_PER_ROUND, POLLS_PER_ROUND_ALONE, SPIN_PROBE_EVERY};
 use crate::metrics::{CoreCounter, CounterSet};
 
 /// The state of a core between two pieces of work.
@@ -231,7 +231,7 @@ impl PollShares {
     /// Shares of a core that polls one connection for up to `us_max` microseconds.
     pub(super) fn new(busy_poll: &Rc<BusyPoll>, us_max: u32) -> Rc<Self> {
         let ns_max = u64::from(us_max) * 1000;
-        let (busy_poll, left) = (Rc::clone(busy_poll), Cell::new(LOOKS_PER_TURN_ALONE));
+        let (busy_poll, left) = (Rc::clone(busy_poll), Cell::new(POLLS_PER_ROUND_ALONE));
         let (polling, streak, round_ns) = (Cell::new(0), Cell::default(), Cell::new(0));
         Rc::new(Self { busy_poll, ns_max, polling, streak, left, round_ns })
     }
@@ -239,7 +239,7 @@ impl PollShares {
     /// Polls that are left in this round to a connection with all of the last work.
     fn left(&self) -> u32 {
         if self.round_ns.replace(self.busy_poll.clock_ns()) != self.busy_poll.clock_ns() {
-            self.left.set(LOOKS_PER_TURN_ALONE);
+            self.left.set(POLLS_PER_ROUND_ALONE);
         }
         self.left.get()
     }
@@ -271,7 +271,7 @@ impl Poller {
     /// Whether this connection had all of the last work.
     fn is_alone(&self) -> bool {
         let (last, pieces) = self.shares.streak.get();
-        last == self.connection && pieces >= LOOKS_ALONE_AFTER
+        last == self.connection && pieces >= POLLS_ALONE_AFTER
     }
 
     /// Reads from the connection's stream: polls it for a while if this core polls, then sleeps until data comes.
@@ -334,7 +334,7 @@ impl Polling<'_> {
             (PollCost::Impossible, _) | (PollCost::SystemCall(_), false) => 0,
             (PollCost::SystemCall(loads), true) => shares.left() / loads,
             (PollCost::Load, true) => shares.left(),
-            (PollCost::Load, false) => (LOOKS_PER_TURN / shares.polling.get().max(1)).max(1),
+            (PollCost::Load, false) => (POLLS_PER_ROUND / shares.polling.get().max(1)).max(1),
         }
     }
 
@@ -372,7 +372,7 @@ impl Drop for Polling<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::SOCKET_LOOK_COST;
+    use crate::limits::SOCKET_POLL_COST;
 
     const MAX_NS: u64 = 50_000;
     /// The time of a round that finds nothing.
@@ -510,22 +510,22 @@ mod tests {
     fn a_connection_with_all_of_the_last_work_is_polled_longer_and_a_socket_only_then() {
         let shares = PollShares::new(&Rc::new(BusyPoll::new(1000, Arc::default())), 1000);
         let (lane, socket) = (Poller::new(&shares, 1), Poller::new(&shares, 2));
-        let (load, call) = (PollCost::Load, PollCost::SystemCall(SOCKET_LOOK_COST));
-        for _ in 0..LOOKS_ALONE_AFTER * 2 {
+        let (load, call) = (PollCost::Load, PollCost::SystemCall(SOCKET_POLL_COST));
+        for _ in 0..POLLS_ALONE_AFTER * 2 {
             lane.on_work();
             socket.on_work();
-            assert_eq!((polls_in_round(&lane, load), polls_in_round(&socket, call)), (LOOKS_PER_TURN, 0));
+            assert_eq!((polls_in_round(&lane, load), polls_in_round(&socket, call)), (POLLS_PER_ROUND, 0));
         }
-        (0..LOOKS_ALONE_AFTER).for_each(|_| socket.on_work());
-        assert_eq!(polls_in_round(&socket, call), LOOKS_PER_TURN_ALONE / SOCKET_LOOK_COST);
+        (0..POLLS_ALONE_AFTER).for_each(|_| socket.on_work());
+        assert_eq!(polls_in_round(&socket, call), POLLS_PER_ROUND_ALONE / SOCKET_POLL_COST);
         assert_eq!(polls_in_round(&socket, PollCost::Impossible), 0);
         lane.on_work();
         assert_eq!(polls_in_round(&socket, call), 0, "another connection has work");
-        (0..LOOKS_ALONE_AFTER).for_each(|_| lane.on_work());
-        assert_eq!(polls_in_round(&lane, load), LOOKS_PER_TURN_ALONE);
+        (0..POLLS_ALONE_AFTER).for_each(|_| lane.on_work());
+        assert_eq!(polls_in_round(&lane, load), POLLS_PER_ROUND_ALONE);
         socket.on_work();
         let _other = lane.begin(load);
-        assert_eq!(polls_in_round(&lane, load), LOOKS_PER_TURN / 2, "the polled connections share");
+        assert_eq!(polls_in_round(&lane, load), POLLS_PER_ROUND / 2, "the polled connections share");
     }
 
     #[test]
@@ -548,8 +548,8 @@ mod tests {
         let busy_poll = Rc::new(BusyPoll::new(1000, Arc::default()));
         let shares = PollShares::new(&busy_poll, 1000);
         let socket = Poller::new(&shares, 1);
-        let (call, tries) = (PollCost::SystemCall(SOCKET_LOOK_COST), LOOKS_PER_TURN_ALONE / SOCKET_LOOK_COST);
-        (0..LOOKS_ALONE_AFTER).for_each(|_| socket.on_work());
+        let (call, tries) = (PollCost::SystemCall(SOCKET_POLL_COST), POLLS_PER_ROUND_ALONE / SOCKET_POLL_COST);
+        (0..POLLS_ALONE_AFTER).for_each(|_| socket.on_work());
         for left in (0..tries).rev() {
             assert_eq!(socket.begin(call).round(|| Some(())), Some(()));
             assert_eq!(polls_in_round(&socket, call), left);

@@ -14,8 +14,8 @@ use super::reply_writer::ReplyWriter;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{
-    FRAMES_PER_TURN_MAX, READS_PER_TURN_MAX, REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_TURN_MAX,
-    REQUEST_BYTES_PER_TURN_MAX, WORK_PER_TURN_MAX,
+    FRAMES_PER_QUANTUM_MAX, READS_PER_QUANTUM_MAX, REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_QUANTUM_MAX,
+    REQUEST_BYTES_PER_QUANTUM_MAX, WORK_PER_QUANTUM_MAX,
 };
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
@@ -107,14 +107,14 @@ struct Quantum {
 
 impl Quantum {
     const fn is_over(self) -> bool {
-        self.is_full() || self.work >= WORK_PER_TURN_MAX
+        self.is_full() || self.work >= WORK_PER_QUANTUM_MAX
     }
 
     /// Whether it is over regardless of its work.
     const fn is_full(self) -> bool {
-        self.frames >= FRAMES_PER_TURN_MAX
-            || self.request_bytes >= REQUEST_BYTES_PER_TURN_MAX
-            || self.reply_bytes >= REPLY_BYTES_PER_TURN_MAX
+        self.frames >= FRAMES_PER_QUANTUM_MAX
+            || self.request_bytes >= REQUEST_BYTES_PER_QUANTUM_MAX
+            || self.reply_bytes >= REPLY_BYTES_PER_QUANTUM_MAX
     }
 }
 
@@ -325,7 +325,7 @@ pub(super) async fn drive<S: Stream, R: Respond>(
             }
         }
         reads_in_quantum += 1;
-        if reads_in_quantum == READS_PER_TURN_MAX {
+        if reads_in_quantum == READS_PER_QUANTUM_MAX {
             // A peer that always has more to read must not keep the core from the others.
             reads_in_quantum = 0;
             tokio::task::yield_now().await;
@@ -432,17 +432,17 @@ mod tests {
     #[test]
     fn a_quantum_bounds_frames_request_bytes_and_reply_bytes() {
         let new = || Connection::new(0, 1 << 20);
-        let frames_max = u64::from(FRAMES_PER_TURN_MAX);
+        let frames_max = u64::from(FRAMES_PER_QUANTUM_MAX);
         let (mut connection, mut echo) = (new(), Echo::of(1));
         receive(&mut connection, &frames(frames_max * 2 + 1, 0));
         assert_eq!(quanta(&mut connection, &mut echo), [frames_max as usize, frames_max as usize, 1]);
         let (mut connection, mut echo) = (new(), Echo::of(1));
-        receive(&mut connection, &frames(7, REQUEST_BYTES_PER_TURN_MAX / 2 - 8));
+        receive(&mut connection, &frames(7, REQUEST_BYTES_PER_QUANTUM_MAX / 2 - 8));
         assert_eq!(quanta(&mut connection, &mut echo), [3, 3, 1], "the frame that reaches the limit is the last");
-        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX / 2));
+        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_QUANTUM_MAX / 2));
         receive(&mut connection, &frames(5, 0));
         assert_eq!(quanta(&mut connection, &mut echo), [2, 2, 1]);
-        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_TURN_MAX * 4));
+        let (mut connection, mut echo) = (new(), Echo::of(REPLY_BYTES_PER_QUANTUM_MAX * 4));
         receive(&mut connection, &frames(2, 0));
         assert_eq!(quanta(&mut connection, &mut echo), [1, 1, 0], "the largest reply is written, too");
     }
@@ -450,14 +450,14 @@ mod tests {
     #[test]
     fn a_quantum_bounds_work_however_few_its_bytes() {
         let (mut connection, mut echo) =
-            (Connection::new(0, 1 << 20), Echo { work: WORK_PER_TURN_MAX / 3, ..Echo::of(1) });
+            (Connection::new(0, 1 << 20), Echo { work: WORK_PER_QUANTUM_MAX / 3, ..Echo::of(1) });
         receive(&mut connection, &frames(9, 0));
         assert_eq!(quanta(&mut connection, &mut echo), [4, 4, 1], "the frame that reaches the limit is the last");
         assert_eq!(echo.quanta_by_work, 2);
         // A quantum that is over by its frames is not over by its work.
         let (mut connection, mut echo) = (Connection::new(0, 1 << 20), Echo::of(1));
-        echo.work = WORK_PER_TURN_MAX / u64::from(FRAMES_PER_TURN_MAX);
-        receive(&mut connection, &frames(u64::from(FRAMES_PER_TURN_MAX) + 1, 0));
+        echo.work = WORK_PER_QUANTUM_MAX / u64::from(FRAMES_PER_QUANTUM_MAX);
+        receive(&mut connection, &frames(u64::from(FRAMES_PER_QUANTUM_MAX) + 1, 0));
         assert_eq!(quanta(&mut connection, &mut echo).len(), 2);
         assert_eq!(echo.quanta_by_work, 0);
     }
@@ -466,7 +466,7 @@ mod tests {
     fn a_quantum_spans_several_reads() {
         let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
         let mut out = Vec::new();
-        for _ in 1..FRAMES_PER_TURN_MAX {
+        for _ in 1..FRAMES_PER_QUANTUM_MAX {
             receive(&mut connection, &frames(1, 8));
             assert_eq!(connection.on_bytes(&mut echo, &mut out), Flow::Continue);
         }

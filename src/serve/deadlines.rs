@@ -5,7 +5,7 @@
 //!   would occupy its connection slot and its buffer for ever.
 //! * **Unread limit** (`serve.unread_ms_max`). A peer that sends requests and does not read replies is first throttled:
 //!   while a write waits, the daemon reads nothing more from it. The peer then holds one receive buffer and the replies
-//!   of one fairness quantum (at most `limits::FRAMES_PER_TURN_MAX` frames). It still occupies a connection slot and
+//!   of one fairness quantum (at most `limits::FRAMES_PER_QUANTUM_MAX` frames). It still occupies a connection slot and
 //!   bookings, so after this time its connection is closed.
 //!
 //! The connection notes what it waits for, and a task checks the note periodically. A request that arrives in time
@@ -22,7 +22,7 @@ use super::core::CoreState;
 use super::io_backend::Stream;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
-use crate::limits::OVERDUE_LOOKS;
+use crate::limits::FRAME_TIMEOUT_CHECKS;
 use crate::metrics::CoreCounter;
 use crate::requests::Service;
 
@@ -68,7 +68,7 @@ impl PeerWait {
 
 /// The time between two checks of a deadline.
 fn check_interval(timeout: Duration) -> Duration {
-    (timeout / OVERDUE_LOOKS).max(Duration::from_millis(1))
+    (timeout / FRAME_TIMEOUT_CHECKS).max(Duration::from_millis(1))
 }
 
 /// A connection's wait, and its start.

@@ -49,7 +49,7 @@ use tokio_uring::buf::BoundedBuf;
 
 use super::busy_poll::PollCost;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{IO_PROBE_MS_MAX, SOCKET_LOOK_COST, URING_ENTRIES, WRITE_REST_MS};
+use crate::limits::{IO_PROBE_MS_MAX, SOCKET_POLL_COST, URING_ENTRIES, WRITE_RETRY_MS};
 
 /// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -257,7 +257,7 @@ impl EpollStream {
                 // No descriptor is left: the write is retried after each pause. The unread limit still cuts a peer that
                 // reads nothing.
                 None => {
-                    tokio::time::sleep(Duration::from_millis(WRITE_REST_MS)).await;
+                    tokio::time::sleep(Duration::from_millis(WRITE_RETRY_MS)).await;
                     None
                 }
             };
@@ -288,7 +288,7 @@ impl Stream for EpollStream {
     }
 
     fn poll_cost(&self) -> PollCost {
-        PollCost::SystemCall(SOCKET_LOOK_COST)
+        PollCost::SystemCall(SOCKET_POLL_COST)
     }
 
     fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {

@@ -35,7 +35,7 @@ use super::http::connections::{ConnectionLimits, TimeLimits, serve};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
-    METRICS_PAGE_REST_FACTOR, METRICS_PAGES_MAX, METRICS_SCRAPES_WAITING_MAX,
+    METRICS_PAGE_REUSE_FACTOR, METRICS_PAGES_MAX, METRICS_SCRAPES_WAITING_MAX,
 };
 use crate::metrics::{CounterSet, PageCounter};
 
@@ -330,7 +330,7 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
         self.alive.fetch_add(1, Ordering::Relaxed);
         text.shrink_to_fit();
         let text = Bytes::from_owner(Counted { text, alive: Arc::clone(&self.alive) });
-        let served = (began.elapsed() * METRICS_PAGE_REST_FACTOR).max(Duration::from_millis(METRICS_PAGE_MS_MIN));
+        let served = (began.elapsed() * METRICS_PAGE_REUSE_FACTOR).max(Duration::from_millis(METRICS_PAGE_MS_MIN));
         self.newest = Some((text.clone(), Instant::now() + served));
         Page::Text(text)
     }

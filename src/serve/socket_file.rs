@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
 use crate::error::{Error, Kind, Result};
-use crate::limits::{BIND_LOCK_MS_MAX, BIND_LOCK_REST_MS, LISTEN_BACKLOG};
+use crate::limits::{BIND_LOCK_MS_MAX, BIND_LOCK_RETRY_MS, LISTEN_BACKLOG};
 
 /// A listening socket and its file. Dropping it closes the socket and removes the file.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ fn lock(directory: &fs::File) -> Result<(), Errno> {
     loop {
         match flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(BIND_LOCK_REST_MS));
+                std::thread::sleep(Duration::from_millis(BIND_LOCK_RETRY_MS));
             }
             outcome => return outcome,
         }

@@ -1,6 +1,6 @@
 //! Watches: connections that receive the fleet whenever it changes.
 //!
-//! A core checks the fleet's version every [`WATCH_LOOK_MS`] while one of its connections watches, and not at all
+//! A core checks the fleet's version every [`WATCH_CHECK_MS`] while one of its connections watches, and not at all
 //! otherwise. A connection that has not read its last page gets no other: its next page shows the fleet as it is by
 //! then.
 //!
@@ -24,7 +24,7 @@ use super::io_backend::Stream;
 use super::responder::{Answer, Encoded, RoutingResponder, require_space};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId};
-use crate::limits::{WATCH_LOOK_MS, WATCH_PAGE_REST_MS, WORKERS_PAGE_MAX};
+use crate::limits::{WATCH_CHECK_MS, WATCH_PAGE_PAUSE_MS, WORKERS_PAGE_MAX};
 use crate::metrics::CoreCounter;
 use crate::requests::Service;
 use crate::wire::WatchCursor;
@@ -135,7 +135,7 @@ pub(super) async fn push_changes<T: Stream, S: Service + 'static>(core: Rc<CoreS
             }
             // A connection that has not read its last page is checked no more often than the fleet's version.
             let goes_on = sent_any && core.responder.borrow().is_mid_fleet();
-            let pause_ms = if goes_on { WATCH_PAGE_REST_MS } else { WATCH_LOOK_MS };
+            let pause_ms = if goes_on { WATCH_PAGE_PAUSE_MS } else { WATCH_CHECK_MS };
             // A watch that begins meanwhile ends the pause.
             drop(tokio::time::timeout(Duration::from_millis(pause_ms), begun.notified()).await);
         }

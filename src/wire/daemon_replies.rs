@@ -13,7 +13,7 @@ use super::schema_conversions::{
 };
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId};
-use crate::limits::{REPLY_BYTES_PER_TURN_MAX, WORKERS_PAGE_MAX};
+use crate::limits::{REPLY_BYTES_PER_QUANTUM_MAX, WORKERS_PAGE_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome};
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
@@ -248,7 +248,7 @@ impl ReplyEncoder {
         let first = fleet.workers.partition_point(|record| record.index.place() < from.place);
         for record in fleet.workers[first..].iter().filter(|record| is_watched(record)) {
             // Names, labels and adapters may be long, so a page is bounded by bytes too.
-            let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_TURN_MAX;
+            let is_full = |limit| page.len() >= limit || builder.unfinished_data().len() >= REPLY_BYTES_PER_QUANTUM_MAX;
             if !page.is_empty() && limit.is_some_and(is_full) {
                 next = Some(WatchCursor { place: record.index.place(), ..from });
                 break;

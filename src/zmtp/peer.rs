@@ -30,8 +30,8 @@ use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::limits::{
-    ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_RECONNECT_MS_MAX, ZMQ_RECONNECT_MS_MIN,
-    ZMQ_TURN_BYTES_MAX,
+    ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_QUANTUM_BYTES_MAX, ZMQ_RECONNECT_MS_MAX,
+    ZMQ_RECONNECT_MS_MIN,
 };
 
 /// An event of the connection.
@@ -196,7 +196,7 @@ impl Peer {
         let State::Up { wire, heard_ms, heard_bytes, pinged_ms, drained } = &mut self.state else {
             return Ok(Next::Drained);
         };
-        let mut budget_bytes = ZMQ_TURN_BYTES_MAX;
+        let mut budget_bytes = ZMQ_QUANTUM_BYTES_MAX;
         let next = loop {
             match wire.next(&mut budget_bytes)? {
                 Step::Item(Item::Message(message)) => break Next::Message(message),
@@ -219,7 +219,7 @@ impl Peer {
 
     fn shake_hands(&mut self, now_ms: u64) -> Result<Next, Broken> {
         let State::Handshaking { wire, .. } = &mut self.state else { return Ok(Next::Drained) };
-        let mut budget_bytes = ZMQ_TURN_BYTES_MAX;
+        let mut budget_bytes = ZMQ_QUANTUM_BYTES_MAX;
         loop {
             wire.flush()?;
             match wire.next(&mut budget_bytes)? {

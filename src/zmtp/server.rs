@@ -26,7 +26,7 @@ use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_STALL_MS_MAX, RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX,
+    RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEER_STALL_MS_MAX,
     RELAY_PEERS_MAX, RELAY_PEERS_PER_ADDRESS_MAX, RELAY_SUBSCRIBER_LAG_FACTOR_MAX,
 };
 
@@ -438,7 +438,7 @@ impl Connected {
         now_ms: u64,
         received: &mut Vec<(PeerId, Message)>,
     ) -> std::result::Result<bool, Broken> {
-        let (mut budget_bytes, mut budget_messages) = (RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX);
+        let (mut budget_bytes, mut budget_messages) = (RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX);
         while budget_messages > 0 {
             self.wire.flush()?;
             match self.wire.next(&mut budget_bytes)? {

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::endpoint::BoundEndpoint;
 use crate::limits::{
-    RELAY_PEER_TURN_BYTES_MAX, RELAY_PEER_TURN_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
+    RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
     RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_READ_BYTES,
 };
 
@@ -407,7 +407,7 @@ fn a_peer_that_never_pauses_gets_one_turn_at_a_time() {
         turns < 20
     });
     // The budget is used up by a read that began within it; a question's bytes may have come in the turn before.
-    let turn_bytes_max = RELAY_PEER_TURN_BYTES_MAX + ZMQ_READ_BYTES + flood.len();
+    let turn_bytes_max = RELAY_PEER_QUANTUM_BYTES_MAX + ZMQ_READ_BYTES + flood.len();
     assert!(most_bytes <= turn_bytes_max, "{most_bytes} bytes of one peer in a turn: {read_bytes:?}");
 }
 
@@ -424,9 +424,9 @@ fn a_peer_s_messages_in_one_turn_are_bounded_however_short_they_are() {
         fill(stream, &frame(0, 0, b""), &mut sent);
         heard += questions.len();
         most = most.max(questions.len());
-        heard < 40 * RELAY_PEER_TURN_MESSAGES_MAX
+        heard < 40 * RELAY_PEER_QUANTUM_MESSAGES_MAX
     });
-    assert!(most <= RELAY_PEER_TURN_MESSAGES_MAX, "{most} messages of one peer in one turn");
+    assert!(most <= RELAY_PEER_QUANTUM_MESSAGES_MAX, "{most} messages of one peer in one turn");
 }
 
 /// Bytes of a message, counted until the last holder drops them.

@@ -21,7 +21,7 @@ pub(crate) const SHARD: ShardId = ShardId(0);
 /// How the ingest thread of that shard is called.
 const THREAD: &str = "ingest-0";
 /// How often it is looked whether all is applied.
-const LOOK_EVERY: Duration = Duration::from_micros(500);
+const CHECK_EVERY: Duration = Duration::from_micros(500);
 /// How long nothing may happen before what is missing counts as lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -95,7 +95,7 @@ impl Ours {
                 (seen, last) = (now, Instant::now());
                 first.get_or_insert((last, now));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_EVERY);
         }
         let Some((began, before)) = first else { return Taken { missed: batches, ..Taken::default() } };
         let seconds = last.saturating_duration_since(began).as_secs_f64();

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Longest delay that is told from longer ones.
 const DELAY_NS_MAX: u64 = 60_000_000_000;
 /// How long the looking thread naps between two lookups: the delays are this much too long at most, on both sides alike.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+const CHECK_EVERY: Duration = Duration::from_micros(50);
 /// Conversations before the first that counts.
 const WARM_UP: usize = 20;
 
@@ -103,7 +103,7 @@ fn waited_for(
                     if over.load(Ordering::Relaxed) {
                         return found_ns;
                     }
-                    nap(LOOK_EVERY);
+                    nap(CHECK_EVERY);
                 }
                 found_ns.push(clock_ns());
             }

@@ -16,7 +16,7 @@ use super::{Client, unexpected};
 use crate::client::lane_opening::{self, broken_lane};
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, hear, ring};
-use crate::limits::LANE_LOOKS_PER_CLOCK;
+use crate::limits::LANE_POLLS_PER_CLOCK;
 use crate::wire::{LaneAsked, LaneOpened, Reply};
 
 /// The lane of a connection.
@@ -74,7 +74,7 @@ impl Lane {
     pub(super) fn wait(&mut self, awaited: Awaited, socket: &UnixStream, timeout: Option<Duration>) -> Result<Woken> {
         let began = Instant::now();
         loop {
-            for _ in 0..LANE_LOOKS_PER_CLOCK {
+            for _ in 0..LANE_POLLS_PER_CLOCK {
                 if self.is_ready(awaited)? {
                     return Ok(Woken::Ready);
                 }

@@ -11,7 +11,7 @@ use super::{Answer, AsyncClient, SteadyOptions};
 use crate::client::{Booking, ClientCounter, Fleet};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, Worker};
-use crate::limits::CLIENT_LOOK_AFTER_MS;
+use crate::limits::CLIENT_CHECK_AFTER_MS;
 use crate::protocol::{BookingOutcome, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{OverlapReply, SpaceInfo, WorkerInfo};
 
@@ -49,7 +49,7 @@ impl SteadyClient {
     fn call<T>(&self, call: impl Future<Output = T>) -> T {
         let is_due = {
             let (mut last, now) = (self.served_at.lock(), Instant::now());
-            let is_due = now.duration_since(*last) >= Duration::from_millis(CLIENT_LOOK_AFTER_MS);
+            let is_due = now.duration_since(*last) >= Duration::from_millis(CLIENT_CHECK_AFTER_MS);
             if is_due {
                 *last = now;
             }

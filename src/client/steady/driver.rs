@@ -25,7 +25,7 @@ use crate::client::lane_opening::broken_lane;
 use crate::client::{lane_opening, lost};
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, LaneFault};
-use crate::limits::LOOKS_PER_TURN;
+use crate::limits::POLLS_PER_ROUND;
 use crate::protocol::SessionToken;
 use crate::wire::{HelloReply, Reply};
 
@@ -378,7 +378,7 @@ async fn busy_poll(shared: &Shared, channels: &Channels) -> Result<Option<bool>,
     let (awaited, until) = (awaited(shared), Instant::now() + spin);
     loop {
         if channels.bell.is_some() {
-            for _ in 0..LOOKS_PER_TURN {
+            for _ in 0..POLLS_PER_ROUND {
                 if is_ready(shared, awaited)? {
                     return Ok(Some(false));
                 }

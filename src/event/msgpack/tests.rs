@@ -4,7 +4,7 @@ use super::*;
 use crate::event::{Content, GroupKind, KvEvent, Medium, Salt, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::limits::{
-    EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX, UNRULED_NAMES_BATCH_MAX,
+    EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_TOKENS_MAX, MSGPACK_DEPTH_MAX, UNKNOWN_NAMES_BATCH_MAX,
 };
 use serde_json::{Value, json};
 
@@ -420,9 +420,9 @@ fn names_beyond_the_bound_of_a_batch_are_counted_together() {
     let event = |name: usize| json!([format!("Tag{}", name % 20)]);
     let batch = batch_of(&Value::Array((0..40).map(event).collect()));
     let names: Vec<_> = batch.unknown_names().collect();
-    assert_eq!(names.len(), UNRULED_NAMES_BATCH_MAX + 1);
+    assert_eq!(names.len(), UNKNOWN_NAMES_BATCH_MAX + 1);
     assert_eq!(names[0], (UnknownName::Tag, "Tag0", 2));
-    assert_eq!(names[UNRULED_NAMES_BATCH_MAX], (UnknownName::Tag, "", 2 * (20 - UNRULED_NAMES_BATCH_MAX as u32)));
+    assert_eq!(names[UNKNOWN_NAMES_BATCH_MAX], (UnknownName::Tag, "", 2 * (20 - UNKNOWN_NAMES_BATCH_MAX as u32)));
 }
 
 #[test]

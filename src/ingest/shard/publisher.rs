@@ -18,7 +18,8 @@ use crate::ingest::publisher_socket::{Answer, Link, LinkChange, Lost, Received, 
 use crate::ingest::space_shard::SpaceShard;
 use crate::ingest::stream::{Now, ReplayEnd, Scratch, Stream};
 use crate::limits::{
-    INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, REPLAY_BYTES_MAX, REPLAY_TURN_BATCHES_MAX, REPLAY_TURN_BYTES_MAX,
+    INGEST_QUANTUM_BYTES_MAX, INGEST_QUANTUM_MESSAGES_MAX, REPLAY_BYTES_MAX, REPLAY_QUANTUM_BATCHES_MAX,
+    REPLAY_QUANTUM_BYTES_MAX,
 };
 use crate::load::Loads;
 use crate::metrics::WorkerCounter;
@@ -146,7 +147,7 @@ impl PublisherState {
         let Some(replay) = &mut self.replay else { return true };
         let (mut bytes, now_ms) = (0, now.uptime_ms);
         replay.client.receive_ahead(now_ms);
-        for _ in 0..REPLAY_TURN_BATCHES_MAX {
+        for _ in 0..REPLAY_QUANTUM_BATCHES_MAX {
             if !self.stream.awaits_replay() {
                 return true;
             }
@@ -179,7 +180,7 @@ impl PublisherState {
             if replay.bytes > REPLAY_BYTES_MAX && !self.stream.is_taking_snapshot() {
                 self.stream.replay_ended(space, ReplayEnd::TooLarge, now);
             }
-            if bytes > REPLAY_TURN_BYTES_MAX {
+            if bytes > REPLAY_QUANTUM_BYTES_MAX {
                 break;
             }
         }
@@ -295,7 +296,7 @@ impl PublisherState {
             return false;
         }
         let mut bytes = 0;
-        while self.quantum_messages < INGEST_TURN_MESSAGES_MAX {
+        while self.quantum_messages < INGEST_QUANTUM_MESSAGES_MAX {
             // Messages wait in the kernel's buffer of the connection, which is bounded, and then in the engine.
             if space.writer.is_choked() {
                 return false;
@@ -320,7 +321,7 @@ impl PublisherState {
                     Received::Misframed(frames) => self.stream.misframed(space, frames, now),
                 }
                 // Messages that were fetched and not taken wait for the next quantum.
-                if bytes > INGEST_TURN_BYTES_MAX || self.stream.is_releasing() || space.writer.is_choked() {
+                if bytes > INGEST_QUANTUM_BYTES_MAX || self.stream.is_releasing() || space.writer.is_choked() {
                     return false;
                 }
             }

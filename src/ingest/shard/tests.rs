@@ -110,10 +110,10 @@ fn a_round_has_a_bounded_number_of_quanta_and_the_other_publishers_keep_their_or
     let (_folder, mut shard) = quiet_shard();
     // Publishers that are gone, beyond the limit of a round: their numbers show which ones are left.
     shard.ready.clear();
-    shard.ready.extend(1..=INGEST_ROUND_TURNS_MAX + 3);
+    shard.ready.extend(1..=INGEST_ROUND_QUANTA_MAX + 3);
     let now = Now { unix_ms: 1, uptime_ms: 5_000 };
     shard.round(now);
-    let last = INGEST_ROUND_TURNS_MAX;
+    let last = INGEST_ROUND_QUANTA_MAX;
     assert_eq!(shard.ready, [last + 1, last + 2, last + 3]);
     assert_eq!(shard.poll_timeout_ms(u64::MAX), 0, "the next round follows at once");
     shard.round(now);
@@ -152,7 +152,7 @@ fn a_choked_index_takes_no_events_until_its_reader_is_done() {
     let now = Now { unix_ms: 1, uptime_ms: 1 };
     shard.ready.clear();
     shard.publishers[0].queued = false;
-    assert!(shard.poll_timeout_ms(500) > CHOKED_REST_MS);
+    assert!(shard.poll_timeout_ms(500) > CHOKED_PAUSE_MS);
     shard.enqueue(0);
     assert_eq!(shard.poll_timeout_ms(500), 0);
     let choked = |shard: &Shard| {
@@ -167,7 +167,7 @@ fn a_choked_index_takes_no_events_until_its_reader_is_done() {
             shard.apply_back_pressure();
             assert!(!shard.spaces[0].sweep(true));
             assert_eq!(choked(&shard), (true, true, 1));
-            assert_eq!(shard.poll_timeout_ms(500), CHOKED_REST_MS);
+            assert_eq!(shard.poll_timeout_ms(500), CHOKED_PAUSE_MS);
         }
     });
     shard.apply_back_pressure();

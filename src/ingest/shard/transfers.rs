@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Now, Shard};
 use crate::ids::Worker;
 use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
-use crate::limits::{TRANSFER_REST_MS, TRANSFERS_WAITING_MAX};
+use crate::limits::{TRANSFER_PAUSE_MS, TRANSFERS_WAITING_MAX};
 
 /// One dump or load.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Transfers {
 impl Transfers {
     /// How long the event loop may wait before the next slice; `None` = for ever.
     pub(super) fn timeout_ms(&self) -> Option<u64> {
-        (!self.waiting.is_empty()).then_some(if self.is_stalled { TRANSFER_REST_MS } else { 0 })
+        (!self.waiting.is_empty()).then_some(if self.is_stalled { TRANSFER_PAUSE_MS } else { 0 })
     }
 
     /// Refuses every dump and load of a worker that has left.

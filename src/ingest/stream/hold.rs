@@ -18,7 +18,7 @@ use crate::ingest::dump::{AbortReason, DumpBegin};
 use crate::ingest::republish::Republisher;
 use crate::ingest::space_shard::SpaceShard;
 use crate::limits::{
-    HELD_BYTES_MAX, HELD_MESSAGES_MAX, INGEST_TURN_BYTES_MAX, INGEST_TURN_MESSAGES_MAX, RECOVERY_HELD_BYTES_MAX,
+    HELD_BYTES_MAX, HELD_MESSAGES_MAX, INGEST_QUANTUM_BYTES_MAX, INGEST_QUANTUM_MESSAGES_MAX, RECOVERY_HELD_BYTES_MAX,
 };
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
@@ -369,9 +369,9 @@ impl Stream {
     /// Applies a bounded number of the messages that waited; `true` = none is left.
     pub(in crate::ingest) fn release(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) -> bool {
         let mut bytes = 0;
-        for _ in 0..INGEST_TURN_MESSAGES_MAX {
+        for _ in 0..INGEST_QUANTUM_MESSAGES_MAX {
             // An applied batch may show that more was lost. Then the rest goes on to wait.
-            if space.writer.is_choked() || bytes > INGEST_TURN_BYTES_MAX || !self.is_releasing() {
+            if space.writer.is_choked() || bytes > INGEST_QUANTUM_BYTES_MAX || !self.is_releasing() {
                 return false;
             }
             match self.release_one(space, scratch, now) {

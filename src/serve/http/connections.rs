@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep};
 
 use crate::limits::{
-    ACCEPT_REST_MS, HTTP_DISPLACE_AFTER_MS, HTTP_END_MS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_MS_MAX, HTTP_HEADERS_MAX,
+    ACCEPT_PAUSE_MS, HTTP_DISPLACE_AFTER_MS, HTTP_END_MS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_MS_MAX, HTTP_HEADERS_MAX,
     HTTP_REPLY_BYTES_PER_S_MIN, HTTP_SEND_BUFFER_BYTES, HTTP_WRITE_STALL_MS_MAX,
 };
 use crate::metrics::{CounterSet, HttpCounter};
@@ -86,7 +86,7 @@ pub(in crate::serve) async fn serve(
             () = ended(&mut ending) => break,
         };
         let Ok((stream, peer)) = accepted else {
-            tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+            tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await;
             continue;
         };
         let place = tokio::select! {
@@ -379,7 +379,7 @@ impl Places {
                 return self.place(permit, true);
             }
             // The daemon works on the requests of all connections.
-            tokio::time::sleep(Duration::from_millis(ACCEPT_REST_MS)).await;
+            tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await;
         }
     }
 

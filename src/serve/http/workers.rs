@@ -20,7 +20,7 @@ use crate::config::{HostRule, parse_worker};
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
 use crate::ids::{SpaceId, Window, Worker, WorkerId};
-use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX, HTTP_SETTLE_MS_MAX, HTTP_SETTLE_REST_MS};
+use crate::limits::{HTTP_RANKS_MAX, HTTP_RECORD_BYTES_MAX, HTTP_SETTLE_MS_MAX, HTTP_SETTLE_PAUSE_MS};
 use crate::metrics::HttpCounter;
 use crate::trust::TrustReason;
 
@@ -428,7 +428,7 @@ impl App {
                     Error::new(Kind::Overloaded, message, "check GET /workers, and the log for a refusal").into()
                 );
             }
-            tokio::time::sleep(Duration::from_millis(HTTP_SETTLE_REST_MS)).await;
+            tokio::time::sleep(Duration::from_millis(HTTP_SETTLE_PAUSE_MS)).await;
         }
         Ok(())
     }

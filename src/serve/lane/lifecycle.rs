@@ -29,7 +29,7 @@ use super::stream::{CutReason, LaneStream, Transport};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::lane::{LANE_LAYOUT, LaneEnd, LaneMemory, LaneSide, LaneSizes, bell_pair};
-use crate::limits::{LANE_HAND_OVER_MS_MAX, LANE_HAND_OVER_REST_MS};
+use crate::limits::{LANE_HAND_OVER_MS_MAX, LANE_HAND_OVER_RETRY_MS};
 use crate::metrics::{CounterName, LaneCounter};
 use crate::requests::Service;
 use crate::serve::busy_poll::Poller;
@@ -151,12 +151,12 @@ pub(in crate::serve) async fn send_descriptors(
     bytes: &[u8],
     descriptors: &LaneDescriptors,
 ) -> io::Result<usize> {
-    for _ in 0..LANE_HAND_OVER_MS_MAX / LANE_HAND_OVER_REST_MS {
+    for _ in 0..LANE_HAND_OVER_MS_MAX / LANE_HAND_OVER_RETRY_MS {
         match try_send(socket, bytes, descriptors) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             sent => return sent,
         }
-        tokio::time::sleep(Duration::from_millis(LANE_HAND_OVER_REST_MS)).await;
+        tokio::time::sleep(Duration::from_millis(LANE_HAND_OVER_RETRY_MS)).await;
     }
     Err(io::ErrorKind::TimedOut.into())
 }

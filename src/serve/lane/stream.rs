@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::Lanes;
 use crate::lane::{Awaited, Heard, LaneEnd, LaneFault, Moved, hear, ring};
-use crate::limits::WRITES_PER_TURN_MAX;
+use crate::limits::WRITES_PER_QUANTUM_MAX;
 use crate::metrics::LaneCounter;
 use crate::serve::busy_poll::{PollCost, Poller};
 use crate::serve::io_backend::{Stream, registered};
@@ -198,7 +198,7 @@ impl LaneStream {
                 return (Ok(()), bytes);
             }
             writes += 1;
-            if writes == WRITES_PER_TURN_MAX {
+            if writes == WRITES_PER_QUANTUM_MAX {
                 // Space may come word by word, each time at once.
                 writes = 0;
                 tokio::task::yield_now().await;

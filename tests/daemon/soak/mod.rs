@@ -25,7 +25,7 @@ use report::{LeftOver, Memory, Report};
 const ENGINES: u64 = 4;
 const GATEWAYS: u64 = 3;
 /// Between two looks at the daemon's memory.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// What one user may have: far more than all of ours, who are one, and less than the greedy one wants.
 const USER_SHARE_PERCENT: usize = 10;
 /// Bookings expire soon, and a connection with an unfinished frame is closed soon.
@@ -119,7 +119,7 @@ fn soak(lasts: Duration, seed: u64) -> Report {
             scope.spawn(move || villain.run(stop));
         }
         while began.elapsed() < lasts {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_EVERY);
             memory.rss_kib.push(resident_kib(daemon.process.id()));
         }
         // Relaxed: it is only to be seen some time.
@@ -164,7 +164,7 @@ fn settle(daemon: &Daemon, descriptors_before: usize) -> LeftOver {
         if is_settled || Instant::now() >= deadline {
             return left;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(CHECK_EVERY);
     }
 }
 

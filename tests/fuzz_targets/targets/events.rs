@@ -4,7 +4,7 @@ use kvrouted::event::{BatchInfo, Content, DecodeError, EventBatch, GroupKind, Kv
 use kvrouted::ids::{Scheme, Window};
 use kvrouted::limits::{
     BLOCK_SIZE_TOKENS_MAX, EVENT_BATCH_BLOCKS_MAX, EVENT_BATCH_EVENTS_MAX, EVENT_BATCH_MEDIA_MAX,
-    EVENT_BATCH_TOKENS_MAX, NAME_BYTES_MAX, UNRULED_NAME_BYTES_MAX, UNRULED_NAMES_BATCH_MAX,
+    EVENT_BATCH_TOKENS_MAX, NAME_BYTES_MAX, UNKNOWN_NAME_BYTES_MAX, UNKNOWN_NAMES_BATCH_MAX,
 };
 
 /// Events of a batch that are sent through the encoder one by one.
@@ -104,8 +104,8 @@ fn within_bounds(batch: &EventBatch) {
     assert!(tokens <= EVENT_BATCH_TOKENS_MAX && media <= EVENT_BATCH_MEDIA_MAX);
     assert_eq!(blocks, batch.blocks(), "every hash belongs to one event");
     // One more stands for all further names.
-    assert!(batch.unknown_names().count() <= UNRULED_NAMES_BATCH_MAX + 2);
-    assert!(batch.unknown_names().all(|(_, name, times)| name.len() <= UNRULED_NAME_BYTES_MAX && times > 0));
+    assert!(batch.unknown_names().count() <= UNKNOWN_NAMES_BATCH_MAX + 2);
+    assert!(batch.unknown_names().all(|(_, name, times)| name.len() <= UNKNOWN_NAME_BYTES_MAX && times > 0));
 }
 
 fn stored_is_sound(stored: &Stored<'_>) {

@@ -8,7 +8,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{self, Depths, IndexReader, ShardLimits};
 use kvrouted::ingest::{self, IngestConfig, IngestHandle, Publisher, ShardPlan, WorkerView};
-use kvrouted::limits::INGEST_TURN_MESSAGES_MAX;
+use kvrouted::limits::INGEST_QUANTUM_MESSAGES_MAX;
 use kvrouted::load::Loads;
 use kvrouted::metrics::WorkerCounter as C;
 use kvrouted::trust::{Trust, TrustLevel, TrustReason as R};
@@ -170,7 +170,7 @@ fn a_burst_longer_than_a_turn_is_taken_whole() {
     let engine = Engine::new();
     let shard = Shard::start(&[&engine.endpoint()]);
     let engine = engine.subscribed();
-    let batches = 8 * INGEST_TURN_MESSAGES_MAX as u64 + 7;
+    let batches = 8 * INGEST_QUANTUM_MESSAGES_MAX as u64 + 7;
     for seq in 0..batches {
         let parent = (seq > 0).then_some(seq);
         engine.send_batch(seq, &Batch::new(seq as u32).stored(parent, &[seq + 1], &[seq as u32]).payload());

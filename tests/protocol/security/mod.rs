@@ -8,10 +8,10 @@
 //! | `FRAME_BODY_BYTES_CEILING`, `FRAME_BODY_BYTES_MAX_DEFAULT`, `FRAME_ALIGN_BYTES` | `frames::lengths_that_lie_reserve_nothing` |
 //! | `RECEIVE_BUFFER_BYTES_MIN`, `_KEPT`, `RECEIVE_BUFFER_READS_KEPT` | the same; unit tests of `serve::receive` |
 //! | `CORE_RECEIVE_BYTES_MAX`, `ADMIN_FRAME_BODY_BYTES_MAX` | `pace::large_frames_that_never_end_…`; unit tests of `serve::receive` |
-//! | `READS_PER_TURN_MAX`, `FRAMES_PER_TURN_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
-//! | `WORK_PER_TURN_MAX`, `WORKER_WORK` | `serving::fairness`; unit tests of `serve::connection` |
+//! | `READS_PER_QUANTUM_MAX`, `FRAMES_PER_QUANTUM_MAX` | `pace::thousands_of_tiny_frames_…`; unit tests of `serve::connection` |
+//! | `WORK_PER_QUANTUM_MAX`, `WORKER_WORK` | `serving::fairness`; unit tests of `serve::connection` |
 //! | `REPLY_BUFFER_BYTES_MAX`, `_KEPT` | unit tests of `serve::connection`, `serve::reply_writer`; `serving::lifecycle` |
-//! | `FRAME_TIMEOUT_MS_CEILING`, `OVERDUE_LOOKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |
+//! | `FRAME_TIMEOUT_MS_CEILING`, `FRAME_TIMEOUT_CHECKS` | `pace::who_sends_a_frame_byte_by_byte_…`, `pace::who_never_says_hello_…` |
 //! | `ERROR_TEXT_BYTES_MAX` | `bounds::as_much_as_may_be_…` |
 //! | `REQUEST_OVERHEAD_BYTES_MAX` | asserted in `limits` against what it is for; `bounds::as_much_as_may_be_…` |
 //! | `FRAME_TABLE_DEPTH_MAX` | no table of the schema holds its like: nothing can nest deeper than it says; fuzz target `request` |

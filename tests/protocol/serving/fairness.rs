@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kvrouted::ids::CorrelationId;
 use kvrouted::limits::{
-    CONNECTIONS_MAX, FRAMES_PER_TURN_MAX, RECEIVE_BUFFER_BYTES_MIN, REPLY_BYTES_PER_TURN_MAX,
-    REQUEST_BYTES_PER_TURN_MAX,
+    CONNECTIONS_MAX, FRAMES_PER_QUANTUM_MAX, RECEIVE_BUFFER_BYTES_MIN, REPLY_BYTES_PER_QUANTUM_MAX,
+    REQUEST_BYTES_PER_QUANTUM_MAX,
 };
 use kvrouted::metrics::CoreCounter;
 use kvrouted::route::RouteRequest;
@@ -25,7 +25,7 @@ use crate::kit::until;
 const BIG_TOKENS: usize = 12_000;
 const SMALL_TOKENS: usize = 4;
 /// Requests of the small connection: many turns of it, and no more than the kernel holds.
-const SMALL_COUNT: usize = 8 * FRAMES_PER_TURN_MAX as usize;
+const SMALL_COUNT: usize = 8 * FRAMES_PER_QUANTUM_MAX as usize;
 /// Bytes in flight of a peer that does not read: the two sockets' buffers, which the kernel charges for more than is in
 /// them, the receive buffer, and the replies of one turn.
 const UNREAD_BYTES_MAX: usize = 2 << 20;
@@ -88,7 +88,7 @@ fn a_small_connection_has_its_turn_after_each_of_a_large_one() {
         let frame_bytes = route_frame(2, BIG_TOKENS).len();
         let Beside { between_max, turns_ended_by_work } = beside(engine, BIG_TOKENS, 3 * frame_bytes);
         // Twice: the small one may just have missed its turn.
-        let turn = REQUEST_BYTES_PER_TURN_MAX.div_ceil(frame_bytes - 16);
+        let turn = REQUEST_BYTES_PER_QUANTUM_MAX.div_ceil(frame_bytes - 16);
         assert!(between_max <= 2 * turn, "{between_max} of {turn}");
         assert_eq!(turns_ended_by_work, 0);
     });
@@ -98,12 +98,12 @@ fn a_small_connection_has_its_turn_after_each_of_a_large_one() {
 fn a_small_connection_has_its_turn_after_a_few_requests_that_are_much_work() {
     on_every_engine(|engine| {
         let frame_bytes = route_frame(2, HEAVY_TOKENS).len();
-        let sent_bytes = 2 * FRAMES_PER_TURN_MAX as usize * frame_bytes;
+        let sent_bytes = 2 * FRAMES_PER_QUANTUM_MAX as usize * frame_bytes;
         let Beside { between_max, turns_ended_by_work } = beside(engine, HEAVY_TOKENS, sent_bytes);
         // A quarter of a turn's work each. A ring lets the small one wait for its read and its write, a turn each.
         let turn = 4;
         assert!((turn..=4 * turn).contains(&between_max), "{between_max}");
-        const { assert!(4 * 4 < FRAMES_PER_TURN_MAX, "by count alone it would be more") };
+        const { assert!(4 * 4 < FRAMES_PER_QUANTUM_MAX, "by count alone it would be more") };
         assert!(turns_ended_by_work > 0);
     });
 }
@@ -193,7 +193,7 @@ fn a_reply_of_the_whole_fleet_fills_a_turn_by_itself() {
         turns += 1;
     }
     let each = bytes / watches as usize;
-    assert!(each < REPLY_BYTES_PER_TURN_MAX, "{each}");
-    let expected = watches as usize / REPLY_BYTES_PER_TURN_MAX.div_ceil(each);
+    assert!(each < REPLY_BYTES_PER_QUANTUM_MAX, "{each}");
+    let expected = watches as usize / REPLY_BYTES_PER_QUANTUM_MAX.div_ceil(each);
     assert!(turns >= expected && turns > 1, "{turns} turns of replies of {each} bytes");
 }

@@ -8,7 +8,7 @@ use arc_swap::Guard;
 use kvrouted::error::{Error, Kind, Result};
 use kvrouted::fleet::{Fleet, FleetTable, PoolRole, SchemeCell, Space, WorkerRecord, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
-use kvrouted::limits::WORK_PER_TURN_MAX;
+use kvrouted::limits::WORK_PER_QUANTUM_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::requests::{HelloInfo, Routed, Service};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
@@ -109,7 +109,7 @@ impl Service for FakeService {
         }
         self.stage.decided.lock().unwrap().push(tokens);
         if tokens == HEAVY_TOKENS {
-            self.stage.work.fetch_add(WORK_PER_TURN_MAX / 4, Ordering::SeqCst);
+            self.stage.work.fetch_add(WORK_PER_QUANTUM_MAX / 4, Ordering::SeqCst);
         }
         let scored = Scored {
             index: WorkerIndex(7),

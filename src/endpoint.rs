@@ -329,7 +329,7 @@ mod tests {
             ("tcp://host:", "1 to 65535"),
             ("tcp://::1:5557", "brackets"),
             ("tcp://[::1:5557", "brackets"),
-            ("tcp://[nobody]:5557", "brackets"),
+            ("tcp://[host]:5557", "brackets"),
             ("tcp://[::1%]:5557", "brackets"),
             ("tcp://:5557", "host name"),
             ("tcp://a..b:5557", "host name"),

@@ -530,8 +530,10 @@ const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of 
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
 const _: () = assert!(LOAD_CHANGES_KEPT.is_power_of_two());
 const _: () = assert!(QUEUE_REQUESTS_MAX_DEFAULT <= QUEUE_REQUESTS_CEILING);
-const _: () =
-    assert!(ACTIVE_WORDS_MAX < 1 << 31, "a node of the tree of prompts in flight is told from a root by its number");
+const _: () = assert!(
+    ACTIVE_WORDS_MAX < 1 << 31,
+    "the number of a node of the tree of prompts in flight differs from that of a root"
+);
 const _: () = assert!(REPEATS_REMEMBERED.is_power_of_two() && REPEAT_AGE_MS_MIN < REPEAT_AGE_MS_MAX);
 const _: () = assert!(REPEAT_AGE_MS_MAX < RECENT_MS / 2, "a prompt is judged within what is recent");
 const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");

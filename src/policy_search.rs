@@ -28,7 +28,7 @@ pub struct Spread {
     /// Decisions that chose a worker.
     pub picks: u64,
     /// Decisions without an eligible worker.
-    pub nobody: u64,
+    pub no_worker: u64,
     /// Whole blocks of the prompts.
     pub prompt_blocks: u64,
     /// Blocks that the chosen workers held, in all tiers.
@@ -48,7 +48,7 @@ impl Spread {
             self.workers.entry((space, facts.worker)).or_default();
         }
         let Some(pick) = pick else {
-            self.nobody += 1;
+            self.no_worker += 1;
             return;
         };
         self.picks += 1;
@@ -366,7 +366,7 @@ mod tests {
         }
         spread.add(SpaceId(0), &records[0].observation, None);
         // Worker 0 has the lowest load: without credit it gets every prompt, and holds a quarter of them.
-        assert_eq!((spread.picks, spread.nobody, spread.workers.len()), (200, 1, 4));
+        assert_eq!((spread.picks, spread.no_worker, spread.workers.len()), (200, 1, 4));
         assert_eq!((spread.overlap_blocks, spread.prefill_tokens), (50 * 16, 50 * 64 + 150 * 320));
         assert_eq!((spread.hit_rate(), spread.overlap_mean()), (0.2, 4.0));
         assert_eq!((spread.prompts_imbalance(), spread.prefill_imbalance(), spread.waiting_tokens), (4.0, 4.0, 0));

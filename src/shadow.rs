@@ -52,7 +52,7 @@ pub enum PolicyDifference {
         overlap_blocks: i64,
     },
     /// Only one of the policies finds an eligible worker.
-    Nobody,
+    NoWorker,
 }
 
 /// Judges decisions under a second policy. Its buffers are reused.
@@ -97,7 +97,7 @@ impl PolicyComparison {
         let (first, second) = match (Self::chosen(observation, chosen), second) {
             (Some(first), Some(second)) => (first, second),
             (None, None) => return PolicyDifference::Same,
-            _ => return PolicyDifference::Nobody,
+            _ => return PolicyDifference::NoWorker,
         };
         if first.index == second.index {
             return PolicyDifference::Same;
@@ -125,7 +125,7 @@ pub struct ShadowTally {
     /// Of these, decisions whose worker was not eligible under the shadow policy.
     pub excluded: u64,
     /// Decisions in which only one policy found an eligible worker; neither an agreement nor a disagreement.
-    pub nobody: u64,
+    pub no_worker: u64,
     /// Blocks by which the overlap of the shadow policy was larger, summed over the decisions where it was.
     pub blocks_saved: u64,
     /// Blocks by which the overlap of the shadow policy was smaller, summed over the decisions where it was.
@@ -147,7 +147,7 @@ impl ShadowTally {
             (
                 "shadow_nobody",
                 "Decisions for which only one of the two policies found an eligible worker.",
-                self.nobody,
+                self.no_worker,
             ),
             (
                 "shadow_blocks_saved",
@@ -168,7 +168,7 @@ impl ShadowTally {
         self.agreements += other.agreements;
         self.disagreements += other.disagreements;
         self.excluded += other.excluded;
-        self.nobody += other.nobody;
+        self.no_worker += other.no_worker;
         self.blocks_saved += other.blocks_saved;
         self.blocks_lost += other.blocks_lost;
         self.cost_regret += other.cost_regret;
@@ -179,7 +179,7 @@ impl ShadowTally {
         self.decisions += 1;
         match difference {
             PolicyDifference::Same => self.agreements += 1,
-            PolicyDifference::Nobody => self.nobody += 1,
+            PolicyDifference::NoWorker => self.no_worker += 1,
             PolicyDifference::Other { overlap_blocks, cost_regret } => {
                 self.disagree(overlap_blocks);
                 self.cost_regret += cost_regret;
@@ -243,7 +243,7 @@ mod tests {
             compare(&less, Some(WorkerIndex(0))),
             PolicyDifference::Other { overlap_blocks: -6, cost_regret: 2.0 }
         );
-        assert_eq!(compare(&kv, None), PolicyDifference::Nobody);
+        assert_eq!(compare(&kv, None), PolicyDifference::NoWorker);
         assert_eq!(seen, before, "the observation is unchanged");
     }
 
@@ -282,12 +282,12 @@ mod tests {
             PolicyDifference::Other { overlap_blocks: 6, cost_regret: 1.5 },
             PolicyDifference::Other { overlap_blocks: -2, cost_regret: 0.25 },
             PolicyDifference::Excluded { overlap_blocks: -1 },
-            PolicyDifference::Nobody,
+            PolicyDifference::NoWorker,
         ] {
             tally.add(difference);
         }
         assert_eq!(
-            (tally.decisions, tally.agreements, tally.disagreements, tally.excluded, tally.nobody),
+            (tally.decisions, tally.agreements, tally.disagreements, tally.excluded, tally.no_worker),
             (5, 1, 3, 1, 1)
         );
         assert_eq!((tally.blocks_saved, tally.blocks_lost, tally.cost_regret), (6, 3, 1.75));

@@ -171,7 +171,7 @@ pub(super) fn spread_table(recorded: &Spread, other: &Spread) -> String {
     let counts: [(&str, Count); 3] = [
         ("tokens to prefill", |of| of.prefill_tokens),
         ("tokens queued before them", |of| of.waiting_tokens),
-        ("decisions without an eligible worker", |of| of.nobody),
+        ("decisions without an eligible worker", |of| of.no_worker),
     ];
     for (name, of) in counts {
         let (was, is) = (of(recorded), of(other));
@@ -203,7 +203,7 @@ pub(super) fn spread_json(spread: &Spread) -> Value {
     };
     json!({
         "picks": spread.picks,
-        "nobody": spread.nobody,
+        "nobody": spread.no_worker,
         "overlap_blocks_mean": spread.overlap_mean(),
         "hit_rate": spread.hit_rate(),
         "prefill_tokens": spread.prefill_tokens,

@@ -227,10 +227,11 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
     let now = now.into_iter().map(|(name, value)| (name.to_owned(), value));
     let counted = named(&view.counters);
     let reasons = view.undecodable_by_reason().map(|(reason, times)| (format!("undecodable_{reason}"), times));
-    let oddities = view.warnings_by_name().map(|(oddity, times)| (format!("oddity_{oddity}"), times));
-    let unruled = view.unknown_names.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
+    let warnings = view.warnings_by_name().map(|(name, times)| (format!("oddity_{name}"), times));
+    let unknown_names =
+        view.unknown_names.iter().map(|(of, name, times)| (format!("unruled_{}_{name}", of.name()), times));
     let others = Some(view.unknown_names.others()).filter(|times| *times > 0);
-    let unruled = unruled.chain(others.map(|times| ("unruled_others".to_owned(), times)));
+    let unknown_names = unknown_names.chain(others.map(|times| ("unruled_others".to_owned(), times)));
     let aborted = view.transfers_aborted_by_reason();
     let aborted = aborted.map(|(reason, times)| (format!("transfer_aborted_{reason}"), times));
     WorkerStatus {
@@ -242,7 +243,7 @@ fn worker_status(table: &FleetTable, record: &WorkerRecord, view: &WorkerView) -
         trust: record.trust.load(),
         blocks_held: view.gauges.bound(),
         blocks_by_tier: view.gauges.by_tier(),
-        counters: counted.chain(reasons).chain(oddities).chain(unruled).chain(aborted).chain(now).collect(),
+        counters: counted.chain(reasons).chain(warnings).chain(unknown_names).chain(aborted).chain(now).collect(),
         remedy: None,
         source: String::new(),
     }

@@ -414,8 +414,8 @@ mod tests {
         // No resolver is asked for a name with an empty label.
         assert_eq!(Watched::open("tcp://no..such.host:5557").first_event(60_000), Some(LinkEvent::Unopened));
         let folder = tempfile::tempdir().expect("a folder");
-        let nobody = format!("ipc://{}/nobody", folder.path().display());
-        assert_eq!(Watched::open(&nobody).first_event(500), None);
+        let absent = format!("ipc://{}/absent", folder.path().display());
+        assert_eq!(Watched::open(&absent).first_event(500), None);
         assert_eq!(Watched::open("tcp://127.0.0.1:1").first_event(500), None);
     }
 

@@ -103,7 +103,7 @@ impl Rig {
                     scheme_configured: options.scheme.is_some(),
                     salts_possible: options.salts_possible,
                     capacity_blocks: options.capacity_blocks,
-                    ..Publisher::at("ipc://@nobody", index, worker, *slot)
+                    ..Publisher::at("ipc://@absent", index, worker, *slot)
                 };
                 Stream::new(&publisher, Now::default())
             })

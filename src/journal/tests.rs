@@ -69,16 +69,16 @@ fn a_decision_with_another_outcome_is_reported() {
     let mut simulation = Simulation::new(3);
     let mut file = Vec::new();
     let mut encoder = Encoder::begin(&Origin::default(), &mut file);
-    let mut somebody = 0;
+    let mut with_candidates = 0;
     for _ in 0..20 {
         let mut record = simulation.step();
         record.policy = Policy { version: 9, device_credit: record.policy.device_credit + 1.0, ..record.policy };
-        somebody += u64::from(!record.outcome.listed.is_empty());
+        with_candidates += u64::from(!record.outcome.listed.is_empty());
         record.outcome.listed.iter_mut().for_each(|listed| listed.cost += 1.0);
         encoder.decision(0, &record, &mut file);
     }
     let (replayed, ending) = replayed(&file);
-    assert_eq!((replayed.decisions, replayed.different, ending), (20, somebody, Ending::Open));
+    assert_eq!((replayed.decisions, replayed.different, ending), (20, with_candidates, Ending::Open));
     assert_eq!(replayed.differences.len(), 8, "the first ones are described");
     assert!(replayed.differences.iter().all(|of| !of.what.is_empty()), "{replayed:?}");
 }

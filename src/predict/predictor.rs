@@ -153,7 +153,7 @@ impl Predictor {
         more
     }
 
-    /// Whether readers delay the reclaiming of so much memory that bookings must wait.
+    /// Whether bookings must wait because readers delay the reclaiming of too much memory.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.spaces.iter().flatten().any(Predictions::is_choked)

@@ -279,7 +279,7 @@ impl Predictions {
         more
     }
 
-    /// Whether readers delay the reclaiming of dropped blocks so much that bookings must wait.
+    /// Whether bookings must wait because readers delay the reclaiming of too many dropped blocks.
     #[must_use]
     pub fn is_choked(&self) -> bool {
         self.writer.is_choked()

@@ -67,7 +67,7 @@ impl BoundSocket {
             .map_err(|error| refuse("cannot make a socket for", "raise the limit of open files", error.into()))?;
         bind(&listener, &address)
             .map_err(|error| refuse("cannot bind", "check the directory's permissions", error.into()))?;
-        // The mode before the backlog: nobody can connect until `listen`.
+        // The mode before the backlog: no peer can connect until `listen`.
         let mode_set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
         mode_set.map_err(|error| refuse("cannot set the mode of", "check the directory's permissions", error))?;
         listen(&listener, LISTEN_BACKLOG).map_err(|error| refuse("cannot listen on", "report it", error.into()))?;

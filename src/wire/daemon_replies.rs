@@ -107,8 +107,9 @@ impl ReplyEncoder {
         reply.set_if(fb::RouteReply::VT_BOOKING, decision.booking.map(handle));
         reply.leave_out(fb::RouteReply::VT_REMOVED, !is_removed_told);
         reply.set(fb::RouteReply::VT_TIES, decision.ties.to_le_bytes());
-        let (nobody, retry_after_us) = decision.no_worker.map_or((0, 0), |kind| (kind as u16, retry_after_us(kind)));
-        reply.set(fb::RouteReply::VT_NOBODY, nobody.to_le_bytes());
+        let (no_worker_code, retry_after_us) =
+            decision.no_worker.map_or((0, 0), |kind| (kind as u16, retry_after_us(kind)));
+        reply.set(fb::RouteReply::VT_NOBODY, no_worker_code.to_le_bytes());
         reply.set(fb::RouteReply::VT_RETRY_AFTER_US, retry_after_us.to_le_bytes());
         reply.set(fb::RouteReply::VT_MODE, [mode_to_wire(decision.mode).0]);
         reply.leave_out(fb::RouteReply::VT_PREFILL, prefill.is_none());

@@ -30,7 +30,7 @@ const WORDS: &[&str] = &[
     "call roll",
 ];
 
-/// Names on the wire and of metrics that hold such a word, and one phrase. They stay.
+/// Names of metrics, findings and error codes that hold such a word, and one phrase. They stay.
 const NAMES: &[&str] = &[
     "nobody available",
     "nobody eligible",
@@ -40,6 +40,21 @@ const NAMES: &[&str] = &[
     "shadow nobody",
     "told apart",
     "workers unheard",
+];
+
+/// Fields and keys that hold such a word, as the sources write them. They stay too.
+const FIELDS: &[&str] = &[
+    // `RouteReply.nobody` of the schema, in its accessors and in the reply's value.
+    ".nobody",
+    "nobody:",
+    "VT_NOBODY",
+    // A column of the journal.
+    "\"nobody_code\"",
+    // A key of what `kvrouted what-if --json` prints.
+    "\"nobody\"",
+    // Counters of a worker in a status reply.
+    "\"oddity_{",
+    "\"unruled_",
 ];
 
 /// The words of a text in lower case, each with a space before and after it; names are taken apart.
@@ -61,8 +76,14 @@ fn words_of(text: &str) -> String {
 
 /// The retired words of a line.
 pub(crate) fn retired(line: &str) -> Vec<&'static str> {
-    let mut text = words_of(line);
-    NAMES.iter().for_each(|name| text = text.replace(&format!(" {name} "), " "));
+    let mut line = line.to_owned();
+    FIELDS.iter().for_each(|field| line = line.replace(field, " "));
+    let mut text = words_of(&line);
+    for name in NAMES.iter().map(|name| format!(" {name} ")) {
+        while text.contains(&name) {
+            text = text.replacen(&name, " ", 1);
+        }
+    }
     WORDS.iter().copied().filter(|word| text.contains(&format!(" {word} "))).collect()
 }
 

@@ -64,40 +64,6 @@ const CLIENT_DEPENDENCIES: &[&str] = &[
 /// Where unsafe code may be. (The memory of a lane is mapped by the daemon and by its client: by what lies below both.)
 const UNSAFE_ALLOWED: &[&str] = &["src/index/", "src/hash/", "src/serve/", "src/lane/memory.rs"];
 
-/// Rooms of the sources that use no word that `docs/glossary.md` retires. A change that renames the last one adds the
-/// room.
-const PLAIN_ROOMS: &[&str] = &[
-    "src/client/",
-    "src/demo/",
-    "src/discovery/",
-    "src/error.rs",
-    "src/fleet/",
-    "src/framed_file.rs",
-    "src/hash/",
-    "src/ids.rs",
-    "src/lane/",
-    "src/lib.rs",
-    "src/limits/",
-    "src/load/",
-    "src/log_quota.rs",
-    "src/main.rs",
-    "src/owned_directory.rs",
-    "src/protocol/",
-    "src/queue/",
-    "src/reasons.rs",
-    "src/recycling_queue.rs",
-    "src/relay/",
-    "src/requests/",
-    "src/route/",
-    "src/shares/",
-    "src/shares.rs",
-    "src/simd.rs",
-    "src/snapshot/",
-    "src/sync.rs",
-    "src/trust.rs",
-    "src/zmtp/",
-];
-
 struct Source {
     path: String,
     text: String,
@@ -179,10 +145,9 @@ fn files_are_short() {
 }
 
 #[test]
-fn done_rooms_use_the_words_of_the_glossary() {
+fn sources_use_the_words_of_the_glossary() {
     let mut problems = Vec::new();
-    let is_done = |path: &str| PLAIN_ROOMS.iter().any(|room| path.starts_with(room));
-    for source in sources().iter().filter(|source| source.is_ours() && is_done(&source.path)) {
+    for source in sources().iter().filter(|source| source.is_ours()) {
         for (at, line) in source.text.lines().enumerate() {
             for word in retired(line) {
                 problems.push(format!("{}:{}: '{word}': see docs/glossary.md", source.path, at + 1));

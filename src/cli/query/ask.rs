@@ -166,7 +166,7 @@ fn ranking(reply: wire::RouteReply) -> Ranking {
         request_blocks: reply.request_blocks,
         ties: reply.ties,
         mode: reply.mode,
-        nobody: Kind::from_code(reply.nobody),
+        no_worker: Kind::from_code(reply.nobody),
         prefill: reply.prefill.into_iter().map(candidate).collect(),
         rows,
     }

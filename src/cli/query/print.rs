@@ -32,7 +32,7 @@ pub(super) struct Ranking {
     /// The mode of the decision; `None` = the daemon does not say.
     pub(super) mode: Option<Mode>,
     /// Why no worker was chosen.
-    pub(super) nobody: Option<Kind>,
+    pub(super) no_worker: Option<Kind>,
     /// The chosen worker first, then the others by ascending cost, then workers that are not eligible.
     pub(super) rows: Vec<Row>,
     /// For a pair: the prefill workers, the chosen one first. Empty = the worker chosen above also does the prefill.
@@ -189,7 +189,7 @@ fn remarks(ranking: &Ranking) -> Vec<&'static str> {
             "no worker is eligible; the column trust shows the rule that removed each",
         ),
         (
-            ranking.nobody == Some(Kind::AllBusy),
+            ranking.no_worker == Some(Kind::AllBusy),
             "every worker that could run the prompt is beyond a busy threshold of [policy]",
         ),
         (
@@ -435,10 +435,10 @@ mod tests {
 
     #[test]
     fn json_shows_missing_candidates_and_unmatchable_prompts() {
-        let mut nobody = ranking();
-        nobody.rows.drain(..2);
-        nobody.matched = MatchStatus::Unmatchable;
-        let line = answer_json(&Answer::Ranking(nobody)).unwrap();
+        let mut empty = ranking();
+        empty.rows.drain(..2);
+        empty.matched = MatchStatus::Unmatchable;
+        let line = answer_json(&Answer::Ranking(empty)).unwrap();
         assert!(line.starts_with(r#"{"best":null,"match":"unmatchable","candidates":[{"worker_id":9,"#), "{line}");
         let empty = answer_json(&Answer::Ranking(Ranking::default())).unwrap();
         assert_eq!(empty, r#"{"best":null,"match":"matched","candidates":[]}"#);

@@ -88,7 +88,7 @@ pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
             "Permission bits of the routing socket. A user who may write to it may route and book. For administration see [admin].",
         ),
         allow_uids(
-            "Users who may route, each a number or a name of /etc/passwd. If this or allow_gids is set, nobody else may, not even root.",
+            "Users who may route, each a number or a name of /etc/passwd. If this or allow_gids is set, no other user may, not even root.",
         ),
         allow_gids(
             "Groups whose members may also route, each a number or a name of /etc/group. The groups of the peer's process at the time of\n\

@@ -160,7 +160,7 @@ fn raw(
 }
 
 #[test]
-fn newer_values_are_counted_and_never_taken_for_known_ones() {
+fn newer_values_are_counted_and_never_mistaken_for_known_ones() {
     let exact = fb::SourceTrust::Exact;
     let event = |kind, tier| fb::EventArgs { kind, tier, ..Default::default() };
     for (payload, events, warning) in [

@@ -186,7 +186,7 @@ fn probes_come_when_it_is_quiet_and_become_proofs_when_batches_are_missing() {
     recovery.disconnected();
     recovery.begin(8_000);
     recovery.tick(500, 80_000);
-    assert_eq!(recovery.wants(u64::MAX), None, "nobody is there");
+    assert_eq!(recovery.wants(u64::MAX), None, "the publisher is disconnected");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_renewal_begins_anew_with_batch_0_and_then_proves() {
     assert_eq!(recovery.wants(u64::MAX), None, "nothing is lost any more");
 }
 
-/// How long nothing is served of a publisher that does not answer, looked at every millisecond.
+/// How long nothing is served of a publisher that does not answer, checked every millisecond.
 fn unanswered_ms(gate: &SequenceGate, recovery: &mut Recovery) -> u64 {
     recovery.begin(0);
     (0..)

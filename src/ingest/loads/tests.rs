@@ -98,8 +98,8 @@ fn removed_and_unreachable_sources_are_counted() {
     let mut engine = Engine::bind(&context);
     let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
     let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
-    let nobody = LoadSource { endpoint: Endpoint::unparsed("tcp://"), ..source(0, &engine) };
-    listener.follow(vec![nobody, source(WORKERS_MAX as u32 - 1, &engine)]).expect("told");
+    let invalid = LoadSource { endpoint: Endpoint::unparsed("tcp://"), ..source(0, &engine) };
+    listener.follow(vec![invalid, source(WORKERS_MAX as u32 - 1, &engine)]).expect("told");
     engine.wait_for_subscriber();
     engine.say(&stat(1, 1));
     until(|| (counters.get(LoadReportCounter::ReportsUnknownWorker) == 1).then_some(()));

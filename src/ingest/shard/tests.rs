@@ -44,7 +44,7 @@ fn shard_in(state: WorkerState, endpoint: &str, limits: ShardLimits, reclaimer: 
 /// The worker's state once its connection ended while its link was so, just before and just after the time is up.
 fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut shard = shard(state, &format!("ipc://{}/nobody", folder.path().display()));
+    let mut shard = shard(state, &format!("ipc://{}/absent", folder.path().display()));
     let was_up = link == Link::Up;
     shard.publishers[0].link = link;
     shard.publishers[0].subscription.break_up();
@@ -73,14 +73,14 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
     use crate::ingest::publisher_socket::ReplayClient;
     use crate::limits::{REPLAY_SNAPSHOT_BYTES_MAX, REPLAY_WHOLE_MS_MAX};
     let folder = tempfile::tempdir().expect("a folder");
-    let nobody = format!("ipc://{}/nobody", folder.path().display());
+    let absent = format!("ipc://{}/absent", folder.path().display());
     for (bytes, later_ms, is_over) in [
         (0, REPLAY_WHOLE_MS_MAX - 1, false),
         (0, REPLAY_WHOLE_MS_MAX, true),
         (REPLAY_SNAPSHOT_BYTES_MAX, 1, false),
         (REPLAY_SNAPSHOT_BYTES_MAX + 1, 1, true),
     ] {
-        let mut shard = shard(WorkerState::Ready, &nobody);
+        let mut shard = shard(WorkerState::Ready, &absent);
         let space = shard.publishers[0].space;
         let publisher = &mut shard.publishers[0];
         publisher.stream.set_replays(true);
@@ -88,7 +88,7 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
         assert!(publisher.stream.ask_replay(asked).is_some() && publisher.stream.awaits_replay());
         let client = ReplayClient::ask(
-            &Endpoint::unparsed(&nobody),
+            &Endpoint::unparsed(&absent),
             crate::ids::EventSeq(0),
             (&shard.registry, Token(0)),
             1_000,
@@ -122,14 +122,14 @@ fn a_round_has_a_bounded_number_of_quanta_and_the_other_publishers_keep_their_or
 
 fn quiet_shard() -> (tempfile::TempDir, Shard) {
     let folder = tempfile::tempdir().expect("a folder");
-    let shard = shard(WorkerState::Joining, &format!("ipc://{}/nobody", folder.path().display()));
+    let shard = shard(WorkerState::Joining, &format!("ipc://{}/absent", folder.path().display()));
     (folder, shard)
 }
 
 /// A shard that is choked by the least garbage.
 fn narrow_shard(reclaimer: &Reclaimer) -> (tempfile::TempDir, Shard, IndexReader) {
     let folder = tempfile::tempdir().expect("a folder");
-    let endpoint = format!("ipc://{}/nobody", folder.path().display());
+    let endpoint = format!("ipc://{}/absent", folder.path().display());
     let limits = ShardLimits { garbage_bytes_max: 0, ..ShardLimits::default() };
     let (shard, reader) = shard_in(WorkerState::Joining, &endpoint, limits, reclaimer);
     (folder, shard, reader)

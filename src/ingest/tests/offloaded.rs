@@ -33,7 +33,7 @@ fn offloaded_out(hashes: &[u64]) -> Value {
 }
 
 #[test]
-fn an_offloaded_copy_of_a_salted_prompt_is_never_taken_for_a_plain_one() {
+fn an_offloaded_copy_of_a_salted_prompt_is_never_mistaken_for_a_plain_one() {
     let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
     // A promotion after the eviction from device memory: the hashes are not held when the connector names them.
     say(&mut rig, 0, &json!([described(None, &[11], &[1]), described(Some(11), &[12], &[2])]));

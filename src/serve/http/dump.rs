@@ -110,7 +110,7 @@ enum Unread {
 }
 
 impl Reader {
-    /// Waits until a piece is taken, for as long as the reader may lag. Blocks the calling thread.
+    /// Waits until the reader takes a piece; a reader may lag for a bounded time. Blocks the calling thread.
     fn give(&mut self, piece: Bytes) -> Result<(), Unread> {
         let (bytes, began) = (piece.len(), Instant::now());
         let sent = match self.pieces.try_send(piece) {

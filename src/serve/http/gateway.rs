@@ -244,8 +244,8 @@ fn no_worker(decision: &Decision) -> Error {
     };
     let removed: Vec<(String, Vec<Worker>)> = Rule::ALL.iter().map(removed_by).collect();
     let removed = removed.into_iter().filter(|(_, workers)| !workers.is_empty()).collect();
-    let nobody = decision.no_worker.unwrap_or(Kind::NobodyAvailable) as u16;
-    let reply = RouteReply { nobody, removed, ..RouteReply::default() };
+    let no_worker_code = decision.no_worker.unwrap_or(Kind::NobodyAvailable) as u16;
+    let reply = RouteReply { nobody: no_worker_code, removed, ..RouteReply::default() };
     with_retry_after(reply.chosen().err().unwrap_or_else(unanswered))
 }
 

@@ -95,8 +95,8 @@ fn requests_round_trip() {
     };
     let hashes = [5_u64.to_le_bytes(), 6_u64.to_le_bytes()].concat();
     let hashed = question(Prompt::LocalHashes { hashes: &hashes, scheme: PLAIN_4, token_count: 11 });
-    let nobody = RouteRequest { allow: Some(&[]), ..question(Prompt::Tokens(&[])) };
-    for request in [full, hashed, nobody] {
+    let empty_allow_list = RouteRequest { allow: Some(&[]), ..question(Prompt::Tokens(&[])) };
+    for request in [full, hashed, empty_allow_list] {
         let mut out = Vec::new();
         encoder.route(ID, &request, &mut out).unwrap();
         let (header, body) = split(&out);

@@ -51,7 +51,7 @@ fn decided() -> impl Strategy<Value = Decision> {
         proptest::option::of(prop::sample::select(&[Kind::AllBusy, Kind::NobodyAvailable, Kind::AllFiltered][..]));
     let booking = proptest::option::of(any::<(u64, u64)>());
     (candidates, removed, kind, booking, any::<[u32; 3]>(), any::<[u64; 4]>(), any::<bool>()).prop_map(
-        |(candidates, removed, nobody, booking, [eligible, ties, request_blocks], wide, is_matched)| Decision {
+        |(candidates, removed, no_worker, booking, [eligible, ties, request_blocks], wide, is_matched)| Decision {
             candidates,
             eligible,
             ties,
@@ -64,7 +64,7 @@ fn decided() -> impl Strategy<Value = Decision> {
             booking: booking.map(|(slot, generation)| BookingHandle { slot, generation }),
             removed: removed.into_iter().map(|(rule, id, rank)| (rule, Worker::new(id, rank))).collect(),
             mode: if is_matched { Mode::Kv } else { Mode::Lmetric },
-            no_worker: nobody,
+            no_worker,
             ..Decision::default()
         },
     )

@@ -187,7 +187,7 @@ fn a_broken_connection_ends_the_load_and_the_worker_is_as_after_any_break() {
 }
 
 #[test]
-fn only_so_many_wait() {
+fn a_bounded_number_of_transfers_waits() {
     use crate::ingest::dump::Sending;
     let (_folder, mut shard) = quiet_shard();
     let mut asked = Vec::new();
@@ -228,7 +228,7 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
         shard.round(now);
         shard.transfer(now);
     }
-    assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and nobody spins for it");
+    assert!(!is_taken(&shard) && shard.ready.is_empty(), "it waits, and no thread spins for it");
     shard.inbox.commands.push(Command::Reset(Some(worker), ResetScope::Everything)).expect("room");
     assert!(!shard.handle_commands());
     shard.transfer(now);

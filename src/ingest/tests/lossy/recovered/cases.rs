@@ -361,7 +361,7 @@ fn a_publisher_that_has_sent_nothing_is_exact() {
 }
 
 #[test]
-fn a_publisher_without_a_buffer_is_not_taken_for_one_that_has_sent_nothing() {
+fn a_publisher_without_a_buffer_is_not_mistaken_for_one_that_has_sent_nothing() {
     let mut world = World::new();
     world.connect();
     stored(&mut world, false);

@@ -9,7 +9,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::ids::{SpaceId, Worker};
-use crate::journal::Record;
+use crate::journal::DecisionRecord;
 use crate::route::{Observation, Policy};
 use crate::shadow::{PolicyChoice, PolicyComparison};
 
@@ -209,7 +209,7 @@ pub struct Tuned {
 /// Tries policies on recorded decisions.
 #[derive(Debug)]
 pub struct Search<'a> {
-    records: &'a mut [Record],
+    records: &'a mut [DecisionRecord],
     objective: Objective,
     comparison: PolicyComparison,
     trials: u32,
@@ -223,7 +223,13 @@ impl<'a> Search<'a> {
     /// Searches from `policy`: changes one weight after the other while that helps, and then again from random weights
     /// drawn by `seed`, until `trials_max` policies were tried. The same arguments give the same result.
     #[must_use]
-    pub fn run(records: &'a mut [Record], policy: &Policy, objective: Objective, seed: u64, trials_max: u32) -> Tuned {
+    pub fn run(
+        records: &'a mut [DecisionRecord],
+        policy: &Policy,
+        objective: Objective,
+        seed: u64,
+        trials_max: u32,
+    ) -> Tuned {
         let best = Step { policy: *policy, tokens: f64::INFINITY };
         let (comparison, best_spread, steps) = Default::default();
         let mut search = Self { records, objective, comparison, trials: 0, trials_max, best, best_spread, steps };
@@ -310,7 +316,7 @@ mod tests {
     }
 
     /// Decisions that ignore caches, although one worker holds most of each prompt.
-    fn records() -> (Vec<Record>, Policy) {
+    fn records() -> (Vec<DecisionRecord>, Policy) {
         let policy = Policy { device_credit: 0.0, ..Policy::default() };
         let mut decision = Decision::default();
         let record = |at: u32| {
@@ -320,7 +326,7 @@ mod tests {
             let workers = (0..WORKERS).map(worker).collect();
             let observation = Observation { request, workers, ..Observation::default() };
             judge(&policy, &observation, Draws::new(u64::from(at)), &mut decision);
-            let mut record = Record::default();
+            let mut record = DecisionRecord::default();
             record.copy_from((u64::from(at), SpaceId(0)), &policy, &observation, &decision);
             record
         };

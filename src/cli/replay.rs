@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
 use crate::error::counted;
-use crate::journal::{self, Ending, JournalEntry, Reader, Record, Replayed};
+use crate::journal::{self, DecisionRecord, Ending, JournalEntry, Reader, Replayed};
 
 /// Repeats the decisions of a journal and compares the results bit for bit.
 #[derive(Debug, clap::Args)]
@@ -66,13 +66,13 @@ pub(super) fn journal_files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> 
 /// Passes every decision of the files to `each`. Returns remarks about incomplete files.
 pub(super) fn decisions(
     files: &[PathBuf],
-    mut each: impl FnMut(&mut Record) -> Result<(), Failure>,
+    mut each: impl FnMut(&mut DecisionRecord) -> Result<(), Failure>,
 ) -> Result<Vec<String>, Failure> {
     let mut lines = Vec::new();
     for path in files {
         let bytes = read(path)?;
         let mut reader = open(path, &bytes)?;
-        let mut record = Record::default();
+        let mut record = DecisionRecord::default();
         let ending = loop {
             match reader.next(&mut record) {
                 JournalEntry::Decision { .. } => each(&mut record)?,

@@ -14,7 +14,7 @@ use super::replay::{decisions, journal_files};
 use super::what_if::{ESTIMATE, bars, spread_json, spread_table};
 use crate::config::socket_default;
 use crate::ids::SpaceId;
-use crate::journal::Record;
+use crate::journal::DecisionRecord;
 use crate::policy_search::{Knob, Objective, Search, Step, Tuned};
 use crate::route::Policy;
 use crate::wire::{PolicyDone, PolicyOrder};
@@ -122,7 +122,7 @@ impl TuneArgs {
 
     /// Loads the decisions to judge: all, or every n-th.
     fn load(&self) -> Result<Tape, Failure> {
-        let wanted = |record: &Record| self.space.is_none_or(|space| record.space == SpaceId(space));
+        let wanted = |record: &DecisionRecord| self.space.is_none_or(|space| record.space == SpaceId(space));
         let files = journal_files(&self.files)?;
         let (mut recorded, mut records) = (0_u64, Vec::new());
         let remarks = decisions(&files, |record| {
@@ -147,7 +147,7 @@ impl TuneArgs {
 /// The decisions to judge.
 #[derive(Debug)]
 struct Tape {
-    records: Vec<Record>,
+    records: Vec<DecisionRecord>,
     /// Number of decisions in the journal.
     recorded: u64,
     remarks: Vec<String>,

@@ -12,7 +12,7 @@ use super::exit::{Exit, Failure};
 use super::replay::{decisions, journal_files};
 use crate::config::policy_with;
 use crate::ids::{SpaceId, Worker};
-use crate::journal::Record;
+use crate::journal::DecisionRecord;
 use crate::policy_search::{Spread, WorkerShare};
 use crate::route::Policy;
 use crate::shadow::PolicyComparison;
@@ -54,7 +54,7 @@ struct Variant<'a> {
 }
 
 impl Variant<'_> {
-    fn of(&mut self, record: &Record) -> Result<Policy, Failure> {
+    fn of(&mut self, record: &DecisionRecord) -> Result<Policy, Failure> {
         match self.made.get(&record.space) {
             Some((base, policy)) if *base == record.policy => Ok(*policy),
             _ => {
@@ -95,7 +95,7 @@ impl WhatIfArgs {
 }
 
 impl Comparison {
-    fn add(&mut self, policy: &Policy, record: &mut Record, second: &mut PolicyComparison) {
+    fn add(&mut self, policy: &Policy, record: &mut DecisionRecord, second: &mut PolicyComparison) {
         let was = PolicyComparison::chosen(&record.observation, record.outcome.chosen());
         let is = second.pick(policy, &mut record.observation, record.outcome.seed);
         self.decisions += 1;

@@ -261,7 +261,7 @@ mod tests {
     use crate::fleet::{Fleet, FleetTable};
     use crate::load::{Loads, LoadsConfig};
     use crate::metrics::RelayCounter;
-    use crate::requests::{DecisionRecording, Predictions, RequestQueue};
+    use crate::requests::{DecisionRecording, PredictionAccess, RequestQueue};
     use crate::serve::Lanes;
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
             fleet: Arc::new(Fleet::new(FleetTable::default())),
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),
             views: Arc::default(),
-            predictions: Predictions::default(),
+            predictions: PredictionAccess::default(),
             recording: DecisionRecording::default(),
             cores: vec![Arc::default()],
             daemon: Arc::default(),

@@ -417,13 +417,13 @@ fn end(
 mod tests {
     use super::*;
     use crate::limits::THREADS_WATCH_EVERY_MS;
-    use crate::requests::Predictions;
+    use crate::requests::PredictionAccess;
 
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
         let config = Config::default();
         let Startup { fleet, loads, indexes, .. } = startup::prepare(&config, 0).unwrap();
-        let predictions = Predictions::default();
+        let predictions = PredictionAccess::default();
         let fleet = (&fleet, reload::policies(&config, 1));
         let tables = RequestTables::new(&config, (1, Instant::now()), fleet, indexes, &predictions, &loads);
         let lanes = Arc::new(Lanes::new(0, 0));

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::limits::{CHOKED_PAUSE_MS, PREDICTED_BOOKINGS_PER_QUANTUM_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
 use crate::predict::{BookedQueue, PredictionLimits, Predictor};
-use crate::requests::Predictions;
+use crate::requests::PredictionAccess;
 
 /// A running predictor.
 pub(super) struct PredictorThread {
@@ -28,18 +28,21 @@ pub(super) fn start(
     config: &Config,
     fleet: &Arc<Fleet>,
     started: Instant,
-) -> Result<(Predictions, Option<PredictorThread>)> {
+) -> Result<(PredictionAccess, Option<PredictorThread>)> {
     let secret = rand::rng().random();
     let limits: Vec<_> = config.spaces.iter().map(|space| limits(space, secret)).collect();
     if limits.iter().all(Option::is_none) {
-        return Ok((Predictions::default(), None));
+        return Ok((PredictionAccess::default(), None));
     }
     let mut predictor = Predictor::new(&limits);
     // Before the first request, so that the first booking of each worker finds its place.
     predictor.follow(&fleet.load());
     let hand_over = Arc::new(BookedQueue::default());
-    let predictions =
-        Predictions { readers: predictor.readers(), hand_over: Arc::clone(&hand_over), counters: predictor.counters() };
+    let predictions = PredictionAccess {
+        readers: predictor.readers(),
+        hand_over: Arc::clone(&hand_over),
+        counters: predictor.counters(),
+    };
     let ending = Arc::new(AtomicBool::new(false));
     let (fleet, ended) = (Arc::clone(fleet), Arc::clone(&ending));
     let spawned = std::thread::Builder::new().name("predictor".into()).spawn(move || {

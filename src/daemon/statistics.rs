@@ -10,7 +10,7 @@ use crate::ids::WorkerIndex;
 use crate::ingest::WorkerView;
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
-use crate::requests::{CoreMetrics, DecisionRecording, Predictions, RequestQueue, RequestTables};
+use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
 use crate::serve::Lanes;
 use crate::snapshot::SnapshotStats;
 
@@ -20,7 +20,7 @@ pub(super) struct Statistics {
     pub(super) fleet: Arc<Fleet>,
     pub(super) loads: Arc<Loads>,
     pub(super) views: Arc<WorkerViews>,
-    pub(super) predictions: Predictions,
+    pub(super) predictions: PredictionAccess,
     pub(super) recording: DecisionRecording,
     /// By thread that decides.
     pub(super) cores: Vec<Arc<CoreMetrics>>,

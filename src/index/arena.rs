@@ -25,7 +25,7 @@
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
 use super::pages;
-use super::prefault::Ahead;
+use super::prefault::PrefaultedChunk;
 use super::simd::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl ChunkRecord {
 pub(super) struct Arena {
     chunks: Arc<ChunkTable>,
     /// The next chunk, if chunks are mapped ahead.
-    ahead: Ahead,
+    next_chunk: PrefaultedChunk,
     maps_ahead: bool,
     chunk_records: Vec<ChunkRecord>,
     runs: FreeRuns,
@@ -115,7 +115,7 @@ impl Arena {
     pub(super) fn new() -> Self {
         Self {
             chunks: Arc::new(ChunkTable::new()),
-            ahead: Ahead::new(CHUNK_BYTES),
+            next_chunk: PrefaultedChunk::new(CHUNK_BYTES),
             maps_ahead: false,
             chunk_records: Vec::new(),
             runs: FreeRuns::new(),
@@ -318,7 +318,7 @@ impl Arena {
     pub(super) fn bytes(&self) -> u64 {
         let chunk_records: usize = self.chunk_records.iter().map(ChunkRecord::bytes).sum();
         let open = (self.chunk_records.len() - self.released.len()) * CHUNK_BYTES;
-        (self.chunks.bytes() + self.ahead.bytes() + chunk_records + open) as u64
+        (self.chunks.bytes() + self.next_chunk.bytes() + chunk_records + open) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
@@ -362,7 +362,7 @@ impl Arena {
         let first = self.fresh;
         self.fresh += granules;
         if self.maps_ahead && self.fresh_end - self.fresh < AHEAD_GRANULES {
-            self.ahead.ask();
+            self.next_chunk.ask();
         }
         self.know(self.fresh);
         Some(first)
@@ -385,7 +385,7 @@ impl Arena {
         if chunk + 1 >= CHUNKS_MAX {
             return None;
         }
-        self.chunks.open(chunk, &mut self.ahead)?;
+        self.chunks.open(chunk, &mut self.next_chunk)?;
         self.chunk_records.push(ChunkRecord::new());
         // The rest of the chunk before is shorter than the longest extent; it becomes a run like any other.
         let (rest, length) = (self.fresh, self.fresh_end - self.fresh);
@@ -609,10 +609,10 @@ impl ChunkTable {
     /// the system has no memory, or if the chunk has no number.
     ///
     /// The first chunk has small pages: a shard that holds little takes little, and no event waits for a huge page.
-    fn open(&self, chunk: usize, ahead: &mut Ahead) -> Option<()> {
+    fn open(&self, chunk: usize, prefaulted: &mut PrefaultedChunk) -> Option<()> {
         let place = self.starts.get(chunk)?;
         let new = || if chunk == 0 { pages::map_aligned(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
-        let memory = ahead.take().or_else(new)?.as_ptr().cast::<u64>();
+        let memory = prefaulted.take().or_else(new)?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. The content of the words is published later, by the
         // store that gives the reader their index; this orders only the chunk itself.
         place.store(memory, Ordering::Release);

@@ -33,12 +33,12 @@ pub(super) fn start() {
 
 /// The chunk that a writer will need next.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct PrefaultedChunk {
     slot: Arc<Slot>,
     is_asked: bool,
 }
 
-impl Ahead {
+impl PrefaultedChunk {
     /// For chunks of `chunk_bytes`.
     pub(super) fn new(chunk_bytes: usize) -> Self {
         Self { slot: Arc::new(Slot { chunk: AtomicPtr::new(ptr::null_mut()), chunk_bytes }), is_asked: false }
@@ -123,18 +123,18 @@ mod tests {
     #[test]
     fn a_chunk_is_handed_over_once_and_another_is_asked_for() {
         start();
-        let mut ahead = Ahead::new(CHUNK_BYTES);
-        assert!(ahead.take().is_none(), "no chunk was asked for");
+        let mut next = PrefaultedChunk::new(CHUNK_BYTES);
+        assert!(next.take().is_none(), "no chunk was asked for");
         for _ in 0..3 {
-            ahead.ask();
-            ahead.ask();
+            next.ask();
+            next.ask();
             let chunk = loop {
-                match ahead.slot.take() {
+                match next.slot.take() {
                     Some(chunk) => break chunk,
                     None => std::thread::yield_now(),
                 }
             };
-            assert!(ahead.take().is_none(), "it was asked for once");
+            assert!(next.take().is_none(), "it was asked for once");
             assert_eq!((chunk.as_ptr() as usize) % CHUNK_BYTES, 0);
             // SAFETY: a mapping of that size, which is this test's now.
             unsafe {
@@ -148,11 +148,11 @@ mod tests {
     fn an_untaken_chunk_goes_with_the_writer_or_with_the_request() {
         start();
         for _ in 0..20 {
-            let mut ahead = Ahead::new(CHUNK_BYTES);
-            ahead.ask();
-            drop(ahead);
+            let mut next = PrefaultedChunk::new(CHUNK_BYTES);
+            next.ask();
+            drop(next);
         }
-        let mut last = Ahead::new(CHUNK_BYTES);
+        let mut last = PrefaultedChunk::new(CHUNK_BYTES);
         last.ask();
         // The thread answers requests in their order. It lets go of a slot after it has filled it.
         while last.bytes() == 0 || Arc::strong_count(&last.slot) > 1 {

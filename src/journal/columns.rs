@@ -1,7 +1,7 @@
 //! The values of a decision that a journal writes, and how each becomes a *word*: a number of 64 bits, in as few bytes
 //! as it needs. A file's head names its values, so a release with more or fewer values still reads the others.
 
-use super::decision_record::{ListedCandidate, Record, RemovedWorker};
+use super::decision_record::{DecisionRecord, ListedCandidate, RemovedWorker};
 use crate::fleet::{DeviceClass, PoolRole, WorkerState};
 use crate::ids::{DpRank, EventSeq, Worker, WorkerId, WorkerIndex};
 use crate::load::EngineLoad;
@@ -121,7 +121,7 @@ pub(super) const REQUEST: &[Column<RequestFacts>] = &[
     column!("override_track_prefill_tokens": overrides.track_prefill_tokens),
 ];
 
-pub(super) const RECORD: &[Column<Record>] = columns! {
+pub(super) const RECORD: &[Column<DecisionRecord>] = columns! {
     "at_ns": at_ns;
     "booked": booked;
     "matched": observation.matched;

@@ -82,7 +82,7 @@ impl Outcome {
 
 /// One decision, in buffers that are used again.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Record {
+pub struct DecisionRecord {
     /// The time of the decision, nanoseconds since the daemon started.
     pub at_ns: u64,
     /// The space whose workers were candidates.
@@ -97,7 +97,7 @@ pub struct Record {
     pub outcome: Outcome,
 }
 
-impl Record {
+impl DecisionRecord {
     /// Overwrites this record with a decision that was made from `observation`. Allocates nothing if the buffers are
     /// large enough.
     pub fn copy_from(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Thread;
 
-use super::decision_record::Record;
+use super::decision_record::DecisionRecord;
 use crate::ids::SpaceId;
 use crate::limits::{JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_WAITING_WORKERS_MAX};
 use crate::recycling_queue::{QueueBounds, Recycle, RecyclingQueue, Wake};
@@ -73,7 +73,7 @@ impl SampleShares {
 /// A sampled decision on its way to the writer.
 #[derive(Debug, Default)]
 pub(super) struct QueuedDecision {
-    pub(super) record: Record,
+    pub(super) record: DecisionRecord,
     /// Sampled decisions of the same thread that were lost just before this one.
     pub(super) lost_before: u64,
     /// Whether the journal samples it.
@@ -123,7 +123,7 @@ impl DecisionQueue {
     }
 }
 
-/// What [`Recorder::note`] did with a decision.
+/// What [`DecisionRecorder::note`] did with a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noted {
     /// The decision is in neither sample.
@@ -136,14 +136,14 @@ pub enum Noted {
 
 /// One serving thread's end of its queue.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct DecisionRecorder {
     queue: Arc<DecisionQueue>,
     shares: Arc<SampleShares>,
     /// Sampled decisions lost since the last one that was queued.
     lost: u64,
 }
 
-impl Recorder {
+impl DecisionRecorder {
     /// Queues into `queue` the decisions that `shares` sample.
     #[must_use]
     pub const fn new(queue: Arc<DecisionQueue>, shares: Arc<SampleShares>) -> Self {
@@ -197,14 +197,14 @@ impl Recorder {
 mod tests {
     use super::*;
 
-    fn noted(recorder: &mut Recorder, seed: u64) -> Noted {
+    fn noted(recorder: &mut DecisionRecorder, seed: u64) -> Noted {
         let decision = Decision { seed, ..Decision::default() };
         recorder.note((seed, SpaceId(0)), &Policy::default(), &Observation::default(), &decision)
     }
 
-    fn recorder(records_max: usize) -> (Arc<DecisionQueue>, Arc<SampleShares>, Recorder) {
+    fn recorder(records_max: usize) -> (Arc<DecisionQueue>, Arc<SampleShares>, DecisionRecorder) {
         let (queue, shares) = (Arc::new(DecisionQueue::new(records_max)), Arc::new(SampleShares::default()));
-        let recorder = Recorder::new(Arc::clone(&queue), Arc::clone(&shares));
+        let recorder = DecisionRecorder::new(Arc::clone(&queue), Arc::clone(&shares));
         (queue, shares, recorder)
     }
 

@@ -14,7 +14,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::columns::{self, Column, names, put, take};
-use super::decision_record::{ListedCandidate, Outcome, Record, RemovedWorker};
+use super::decision_record::{DecisionRecord, ListedCandidate, Outcome, RemovedWorker};
 use crate::error::{Error, Kind, Result};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::ids::SpaceId;
@@ -141,7 +141,7 @@ impl Encoder {
     }
 
     /// Appends a decision. If the space's policy has changed, its policy precedes it.
-    pub fn decision(&mut self, core: u32, record: &Record, out: &mut Vec<u8>) {
+    pub fn decision(&mut self, core: u32, record: &DecisionRecord, out: &mut Vec<u8>) {
         let space = record.space.0 as usize;
         if self.policies.len() <= space {
             self.policies.resize(space + 1, None);
@@ -253,7 +253,7 @@ type Order<T> = Vec<Option<&'static Column<T>>>;
 
 struct Layout {
     policy: Order<Policy>,
-    record: Order<Record>,
+    record: Order<DecisionRecord>,
     request: Order<RequestFacts>,
     worker: Order<WorkerFacts>,
     listed: Order<ListedCandidate>,
@@ -317,7 +317,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next entry; a decision overwrites `record`. After the end, every call returns the end again.
-    pub fn next(&mut self, record: &mut Record) -> JournalEntry {
+    pub fn next(&mut self, record: &mut DecisionRecord) -> JournalEntry {
         loop {
             if let Some(ending) = self.ended {
                 return JournalEntry::End(ending);
@@ -361,7 +361,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a record. `None` if its values are invalid; `Some(None)` if the caller need not know of it.
-    fn read(&mut self, body: &[u8], record: &mut Record) -> Option<Option<JournalEntry>> {
+    fn read(&mut self, body: &[u8], record: &mut DecisionRecord) -> Option<Option<JournalEntry>> {
         let (kind, mut rest) = body.split_first()?;
         let rest = &mut rest;
         let entry = match RecordKind::from_u8(*kind)? {
@@ -395,16 +395,16 @@ impl<'a> Reader<'a> {
 }
 
 impl Layout {
-    fn decision(&self, record: &mut Record, rest: &mut &[u8]) -> Option<()> {
+    fn decision(&self, record: &mut DecisionRecord, rest: &mut &[u8]) -> Option<()> {
         let workers = std::mem::take(&mut record.observation.workers);
         let (listed, removed) =
             (std::mem::take(&mut record.outcome.listed), std::mem::take(&mut record.outcome.removed));
-        *record = Record {
+        *record = DecisionRecord {
             space: record.space,
             policy: record.policy,
             observation: Observation { workers, ..Observation::default() },
             outcome: Outcome { listed, removed, ..Outcome::default() },
-            ..Record::default()
+            ..DecisionRecord::default()
         };
         fill(&self.record, record, rest)?;
         fill(&self.request, &mut record.observation.request, rest)?;

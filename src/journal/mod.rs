@@ -2,7 +2,9 @@
 //! by the same policy or by another.
 //!
 //! ```text
-//! serving thread: observation, policy, decision → Recorder → DecisionQueue → WriterThread → files → Reader → Replayed
+//! serving thread: observation, policy, decision → DecisionRecorder → DecisionQueue
+//! writer thread:  DecisionQueue → WriterThread → files
+//! afterwards:     files → Reader → Replayed
 //! ```
 //!
 //! A serving thread copies a decision into its queue and goes on. It never waits, and makes at most one system call: it
@@ -21,8 +23,8 @@ mod replay;
 mod tests;
 mod writer_thread;
 
-pub use decision_record::{ListedCandidate, Outcome, Record, RemovedWorker};
-pub use decision_recorder::{DecisionQueue, Noted, Recorder, SampleShares};
+pub use decision_record::{DecisionRecord, ListedCandidate, Outcome, RemovedWorker};
+pub use decision_recorder::{DecisionQueue, DecisionRecorder, Noted, SampleShares};
 pub use format::{Encoder, Ending, JournalEntry, Origin, Reader, SpaceLabel};
 pub use replay::{Difference, ReplayJudge, Replayed};
 pub use writer_thread::{FilesPlan, Judge, WriterPlan, WriterThread, list};

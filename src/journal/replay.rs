@@ -1,6 +1,6 @@
 //! Replay of a journal: judges every decision again from its recorded observation, and compares the outcomes.
 
-use super::decision_record::{Outcome, Record};
+use super::decision_record::{DecisionRecord, Outcome};
 use super::format::{Ending, JournalEntry, Reader};
 use crate::route::{Decision, Draws, judge};
 
@@ -38,7 +38,7 @@ pub struct Difference {
 impl Replayed {
     /// Judges every decision of a file again, and adds the results. Answers with how the file ends.
     pub fn read(&mut self, reader: &mut Reader<'_>) -> Ending {
-        let (mut record, mut judge) = (Record::default(), ReplayJudge::default());
+        let (mut record, mut judge) = (DecisionRecord::default(), ReplayJudge::default());
         loop {
             match reader.next(&mut record) {
                 JournalEntry::Decision { .. } => self.compare(&record, judge.judge(&record)),
@@ -50,7 +50,7 @@ impl Replayed {
         }
     }
 
-    fn compare(&mut self, record: &Record, replayed: &Outcome) {
+    fn compare(&mut self, record: &DecisionRecord, replayed: &Outcome) {
         match difference(&record.outcome, replayed) {
             None => self.equal += 1,
             Some(what) => {
@@ -73,7 +73,7 @@ pub struct ReplayJudge {
 
 impl ReplayJudge {
     /// The outcome of a record's decision by this release.
-    pub fn judge(&mut self, record: &Record) -> &Outcome {
+    pub fn judge(&mut self, record: &DecisionRecord) -> &Outcome {
         judge(&record.policy, &record.observation, Draws::new(record.outcome.seed), &mut self.decision);
         self.outcome.copy_from(&self.decision);
         &self.outcome

@@ -51,7 +51,7 @@ fn records_are_read_as_they_were_written() {
     encoder.end(&mut file);
     let mut reader = Reader::open(&file).unwrap();
     assert!(reader.unknown_values().is_empty() && reader.missing_values().is_empty());
-    let mut read = Record::default();
+    let mut read = DecisionRecord::default();
     for mut record in records {
         assert_eq!(reader.next(&mut read), JournalEntry::Decision { core: 2 });
         for row in 0..record.observation.workers.len() {
@@ -141,7 +141,7 @@ proptest! {
 struct Counting(u64);
 
 impl Judge for Arc<parking_lot::Mutex<Counting>> {
-    fn judge(&mut self, _: &mut Record) {
+    fn judge(&mut self, _: &mut DecisionRecord) {
         self.lock().0 += 1;
     }
 }
@@ -160,7 +160,7 @@ fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
         counters: Arc::clone(&counters),
     })
     .unwrap();
-    let mut recorder = Recorder::new(queue, Arc::clone(&shares));
+    let mut recorder = DecisionRecorder::new(queue, Arc::clone(&shares));
     shares.set_journal(1.0);
     shares.set_shadow(1.0);
     let mut simulation = Simulation::new(11);
@@ -212,7 +212,7 @@ fn a_failing_disk_costs_journal_records_and_nothing_else() {
     })
     .unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
-    let mut recorder = Recorder::new(queue, Arc::clone(&shares));
+    let mut recorder = DecisionRecorder::new(queue, Arc::clone(&shares));
     shares.set_journal(1.0);
     let mut note = || {
         let decision = Decision::default();

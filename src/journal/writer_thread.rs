@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::decision_record::Record;
+use super::decision_record::DecisionRecord;
 use super::decision_recorder::{DecisionQueue, QueuedDecision};
 use super::format::{Encoder, Origin};
 use crate::error::{Error, Kind, Result};
@@ -112,7 +112,7 @@ pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Judges decisions under a shadow policy.
 pub trait Judge: Send {
     /// Judges a decision. The journal then writes `record` as this call leaves it.
-    fn judge(&mut self, record: &mut Record);
+    fn judge(&mut self, record: &mut DecisionRecord);
 }
 
 /// What a writer needs.

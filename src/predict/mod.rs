@@ -5,7 +5,7 @@
 //! never answered from them.
 //!
 //! ```text
-//! serving thread, after a booking  → BookedQueue (bounded, never waits) → Predictor (one thread) → Predictions of the space
+//! serving thread, after a booking  → BookedQueue (bounded, never waits) → Predictor (one thread) → SpacePredictions
 //! serving thread, for a decision   ← PredictionReader (lock-free)       ←──────────────────────── an index of its own
 //! ```
 //!
@@ -31,4 +31,4 @@ mod space_predictions;
 mod tests;
 
 pub use predictor::{Booked, BookedQueue, Predictor};
-pub use space_predictions::{Predicted, PredictionLimits, PredictionReader, Predictions};
+pub use space_predictions::{Predicted, PredictionLimits, PredictionReader, SpacePredictions};

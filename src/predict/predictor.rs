@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::Thread;
 
-use super::space_predictions::{PredictionLimits, PredictionReader, Predictions};
+use super::space_predictions::{PredictionLimits, PredictionReader, SpacePredictions};
 use crate::fleet::FleetTable;
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use crate::limits::{
@@ -96,7 +96,7 @@ impl BookedQueue {
 #[derive(Debug)]
 pub struct Predictor {
     /// By `SpaceId`; `None` for a space without predictions.
-    spaces: Vec<Option<Predictions>>,
+    spaces: Vec<Option<SpacePredictions>>,
     /// The version of the fleet table that [`follow`](Self::follow) saw last; 0 = none yet.
     fleet_version: u64,
     counters: Arc<CounterSet<PredictorCounter>>,
@@ -107,8 +107,9 @@ impl Predictor {
     #[must_use]
     pub fn new(limits: &[Option<PredictionLimits>]) -> Self {
         let counters = Arc::default();
-        let of =
-            |limits: &Option<PredictionLimits>| limits.map(|limits| Predictions::new(limits, Arc::clone(&counters)));
+        let of = |limits: &Option<PredictionLimits>| {
+            limits.map(|limits| SpacePredictions::new(limits, Arc::clone(&counters)))
+        };
         Self { spaces: limits.iter().map(of).collect(), fleet_version: 0, counters }
     }
 
@@ -121,7 +122,7 @@ impl Predictor {
     /// The readers for serving threads, by `SpaceId`; `None` for a space without predictions.
     #[must_use]
     pub fn readers(&self) -> Vec<Option<PredictionReader>> {
-        self.spaces.iter().map(|space| space.as_ref().map(Predictions::reader)).collect()
+        self.spaces.iter().map(|space| space.as_ref().map(SpacePredictions::reader)).collect()
     }
 
     /// Adds and removes workers as the fleet table says, if it has changed.
@@ -156,6 +157,6 @@ impl Predictor {
     /// Whether bookings must wait because readers delay the reclaiming of too much memory.
     #[must_use]
     pub fn is_choked(&self) -> bool {
-        self.spaces.iter().flatten().any(Predictions::is_choked)
+        self.spaces.iter().flatten().any(SpacePredictions::is_choked)
     }
 }

@@ -29,7 +29,7 @@ pub struct PredictionLimits {
 
 /// The predictions for the workers of one space. Time is an argument; an earlier time than the last one is ignored.
 #[derive(Debug)]
-pub struct Predictions {
+pub struct SpacePredictions {
     limits: PredictionLimits,
     now_ms: u64,
     blocks: Blocks,
@@ -49,7 +49,7 @@ const STORE_TRIES_MAX: usize = 4;
 /// Before each next try, one in this many of all blocks is dropped.
 const MEMORY_EVICTED_PART: usize = 32;
 
-impl Predictions {
+impl SpacePredictions {
     /// No predictions yet.
     #[must_use]
     pub fn new(limits: PredictionLimits, counters: Arc<CounterSet<PredictorCounter>>) -> Self {

@@ -1,4 +1,4 @@
-//! Predictions against a plain list of bookings.
+//! The predictions of one space, tested against a plain list of bookings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn limits(memory_bytes_max: u64) -> PredictionLimits {
 
 struct World {
     table: FleetTable,
-    predictions: Predictions,
+    predictions: SpacePredictions,
     counters: Arc<CounterSet<PredictorCounter>>,
     depths: Depths,
 }
@@ -45,7 +45,7 @@ struct World {
 impl World {
     fn new(capacities: &[u64], limits: PredictionLimits) -> Self {
         let counters = Arc::default();
-        let mut predictions = Predictions::new(limits, Arc::clone(&counters));
+        let mut predictions = SpacePredictions::new(limits, Arc::clone(&counters));
         let table = table(capacities);
         predictions.follow(&table, SpaceId(0));
         Self { table, predictions, counters, depths: Depths::new() }

@@ -10,7 +10,8 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Space;
 use crate::ids::SpaceId;
 use crate::journal::{
-    DecisionQueue, FilesPlan, Judge, Origin, Record, Recorder, SampleShares, SpaceLabel, WriterPlan, WriterThread,
+    DecisionQueue, DecisionRecord, DecisionRecorder, FilesPlan, Judge, Origin, SampleShares, SpaceLabel, WriterPlan,
+    WriterThread,
 };
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::route::Policy;
@@ -54,9 +55,9 @@ impl DecisionRecording {
     }
 
     /// The recorder of one serving thread.
-    pub(super) fn recorder(&self, core: usize) -> Recorder {
+    pub(super) fn recorder(&self, core: usize) -> DecisionRecorder {
         let queue = self.queues.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
-        Recorder::new(queue, Arc::clone(&self.shares))
+        DecisionRecorder::new(queue, Arc::clone(&self.shares))
     }
 
     /// Starts the thread that writes what serving threads record from now on.
@@ -165,7 +166,7 @@ fn refused(problems: &Problems) -> Error {
 }
 
 impl Judge for ShadowPolicy {
-    fn judge(&mut self, record: &mut Record) {
+    fn judge(&mut self, record: &mut DecisionRecord) {
         let state = &mut *self.0.lock();
         let space = record.space.0 as usize;
         if state.spaces.len() <= space {
@@ -191,7 +192,7 @@ mod tests {
         let shadow = ShadowPolicy::default();
         shadow.replace(&["device_credit=0.5".into()]).unwrap();
         let mut judge = shadow.clone();
-        judge.judge(&mut Record { space: SpaceId(1), ..Record::default() });
+        judge.judge(&mut DecisionRecord { space: SpaceId(1), ..DecisionRecord::default() });
         let error = shadow.replace(&["device_credits=0.5".into(), "x".into()]).unwrap_err();
         assert!(error.kind() == Kind::InvalidArgument && error.message().contains("device_credit"), "{error}");
         let tallies = shadow.tallies();

@@ -26,7 +26,7 @@ mod wait_flag;
 pub(crate) use core_metrics::CoreMetrics;
 pub(crate) use decision_recording::{DecisionRecording, policy_with_settings};
 pub(crate) use handler::{KeptRequest, Replied, RequestHandler, Requester};
-pub(crate) use prediction_access::Predictions;
+pub(crate) use prediction_access::PredictionAccess;
 pub use request_queue::RequestQueue;
 pub(crate) use request_queue::{Outcome, PendingReply, QueueInbox, QueueMessage, booked_by};
 pub(crate) use routing::RoutingService;

@@ -9,14 +9,14 @@ use crate::predict::{BookedQueue, PredictionReader};
 
 /// What requests need to read predictions and to hand over bookings. Empty if no space is approximate.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Predictions {
+pub(crate) struct PredictionAccess {
     /// By `SpaceId`.
     pub(crate) readers: Vec<Option<PredictionReader>>,
     pub(crate) hand_over: Arc<BookedQueue>,
     pub(crate) counters: Arc<CounterSet<PredictorCounter>>,
 }
 
-impl Predictions {
+impl PredictionAccess {
     /// The queue for the bookings of a space; `None` if nothing is predicted from them.
     pub(super) fn of(&self, space: SpaceId) -> Option<&BookedQueue> {
         self.readers.get(space.0 as usize)?.as_ref().map(|_| &*self.hand_over)

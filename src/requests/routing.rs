@@ -16,7 +16,7 @@ use super::shared_tables::RequestTables;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
-use crate::journal::{Noted, Recorder};
+use crate::journal::{DecisionRecorder, Noted};
 use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
@@ -36,7 +36,7 @@ pub(crate) struct RoutingService {
     pub(super) metrics: Arc<CoreMetrics>,
     pub(super) scratch: Scratch,
     hit_audit: HitAudit,
-    recorder: Recorder,
+    recorder: DecisionRecorder,
     /// The policy of the last decision, if the journal or a shadow policy wants decisions.
     judged_by: Option<Policy>,
     /// The booking name of a request's prefill half; kept to reuse its memory.

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use rand::RngExt;
 
 use super::decision_recording::DecisionRecording;
-use super::prediction_access::Predictions;
+use super::prediction_access::PredictionAccess;
 use super::request_queue::RequestQueue;
 use super::service::HelloInfo;
 use crate::config::Config;
@@ -28,7 +28,7 @@ pub(crate) struct RequestTables {
     admin_socket: PathBuf,
     pub(crate) fleet: Arc<Fleet>,
     pub(super) indexes: Vec<IndexReader>,
-    pub(crate) predictions: Predictions,
+    pub(crate) predictions: PredictionAccess,
     pub(crate) loads: Arc<Loads>,
     /// Replaced as a whole when the configuration is reloaded.
     pub(crate) policies: Arc<ArcSwap<PolicyTable>>,
@@ -52,7 +52,7 @@ impl RequestTables {
         (cores, started): (usize, Instant),
         (fleet, policies): (&Arc<Fleet>, PolicyTable),
         indexes: Vec<IndexReader>,
-        predictions: &Predictions,
+        predictions: &PredictionAccess,
         loads: &Arc<Loads>,
     ) -> Self {
         let users = Arc::new(UserQuotas::new(config.serve.user_share_percent));

@@ -10,7 +10,7 @@ use crate::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCe
 use crate::hash;
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex};
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
-use crate::journal::{Encoder, Origin, Record};
+use crate::journal::{DecisionRecord, Encoder, Origin};
 use crate::load::{BookingHandle, BookingRef, Loads, LoadsConfig, SessionId};
 use crate::route::{
     AffinityMode, AffinityPolicy, AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
@@ -224,9 +224,9 @@ impl Simulation {
     }
 
     /// The next decision, as a record.
-    pub(crate) fn step(&mut self) -> Record {
+    pub(crate) fn step(&mut self) -> DecisionRecord {
         let decision = self.decide();
-        let mut record = Record::default();
+        let mut record = DecisionRecord::default();
         let at = (self.steps * STEP_NS, SpaceId(0));
         record.copy_from(at, &self.policy, self.scratch.observation(), &decision);
         record

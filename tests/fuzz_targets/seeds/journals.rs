@@ -2,7 +2,7 @@
 
 use kvrouted::fleet::{DeviceClass, WorkerState};
 use kvrouted::ids::{EventSeq, SpaceId, TierBlocks, Worker, WorkerIndex};
-use kvrouted::journal::{Encoder, Origin, Record, SpaceLabel};
+use kvrouted::journal::{DecisionRecord, Encoder, Origin, SpaceLabel};
 use kvrouted::load::Load;
 use kvrouted::route::{Decision, Draws, Mode, Observation, Policy, RequestFacts, WorkerFacts, judge};
 use kvrouted::trust::{Trust, TrustLevel};
@@ -21,7 +21,7 @@ fn journal(rng: &mut Xoshiro256PlusPlus, at: u64) -> Vec<u8> {
         Origin { release: "0.1.0".into(), instance_id: at, started_unix_ms: 1, sample: 1.0, spaces: vec![space] };
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(&origin, &mut bytes);
-    let (mut record, mut decision) = (Record::default(), Decision::default());
+    let (mut record, mut decision) = (DecisionRecord::default(), Decision::default());
     let mut policy = Policy::default();
     for step in 0..3 * at {
         if step % 4 == 1 {

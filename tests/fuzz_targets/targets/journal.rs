@@ -1,7 +1,7 @@
 //! Journal files: a file that was read is written the same. Checksums are also corrected, to reach the code behind
 //! them.
 
-use kvrouted::journal::{Encoder, Ending, JournalEntry, Reader, Record, ReplayJudge};
+use kvrouted::journal::{DecisionRecord, Encoder, Ending, JournalEntry, Reader, ReplayJudge};
 use kvrouted::route::Policy;
 use kvrouted::shadow::PolicyComparison;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -21,7 +21,7 @@ pub(crate) fn journal(data: &[u8]) {
 fn read(data: &[u8]) {
     let Ok(mut reader) = Reader::open(data) else { return };
     let (mut record, mut again, mut comparison) =
-        (Record::default(), ReplayJudge::default(), PolicyComparison::default());
+        (DecisionRecord::default(), ReplayJudge::default(), PolicyComparison::default());
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(reader.origin(), &mut bytes);
     let mut said = Vec::new();

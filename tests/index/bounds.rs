@@ -1,7 +1,7 @@
 //! The bounds of a shard: its memory, its workers, the cost of a clear for readers, and the garbage that a reader can
 //! delay.
 
-use crate::oracle::twin::relieve;
+use crate::oracle::checked_shard::publish_until_unchoked;
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{
     Depths, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome, WorkerBlocks, shard,
@@ -57,7 +57,7 @@ impl Index {
     }
 
     /// Sweeps and reclaims until nothing is left to do.
-    fn settle(&mut self) {
+    fn reclaim_all(&mut self) {
         for _ in 0..8 {
             while self.writer.sweep(8192) {}
             self.writer.publish();
@@ -123,7 +123,7 @@ fn a_store_beyond_the_memory_ceiling_is_refused_and_answers_stay_right() {
     for prompt in accepted.drain(..half) {
         index.remove(slot, prompt, PROMPT, PROMPT);
     }
-    index.settle();
+    index.reclaim_all();
     for prompt in &refused {
         let outcome = index.store(slot, *prompt, PROMPT, Tier::Device);
         assert_eq!(outcome.refused, None, "there is room again");
@@ -138,7 +138,7 @@ const fn holdings(at: u32) -> TierBlocks {
 }
 
 #[test]
-fn as_many_workers_as_a_daemon_has_with_lanes_in_every_tier() {
+fn as_many_workers_as_a_daemon_has_with_holder_bits_in_every_tier() {
     let mut index = Index::new(ShardLimits::default());
     let slots: Vec<WorkerSlot> = (0..WORKERS_MAX).map(|_| index.worker()).collect();
     assert_eq!(index.writer.add_worker(), None, "the shard is full");
@@ -167,7 +167,7 @@ fn as_many_workers_as_a_daemon_has_with_lanes_in_every_tier() {
         let expected = if at % 2 == 0 { TierBlocks::default() } else { holdings(at) };
         assert_eq!(index.depths.of(SHARD, *slot), expected, "worker {at}");
     }
-    index.settle();
+    index.reclaim_all();
     for _ in slots.iter().step_by(2) {
         let slot = index.worker();
         assert_eq!(index.writer.held(slot), WorkerBlocks::default());
@@ -207,7 +207,7 @@ fn a_clear_is_immediate_and_what_follows_it_counts() {
         assert_eq!(index.device(slot, prompt), 1 + (prompt % PROMPT) as u32);
         index.writer.sweep(16);
     }
-    index.settle();
+    index.reclaim_all();
     for prompt in 0..PROMPTS {
         assert_eq!(index.device(slot, prompt), 1 + (prompt % PROMPT) as u32);
         assert_eq!(index.depths.of(SHARD, other).device, PROMPT as u32 / 4);
@@ -223,7 +223,7 @@ struct Churn {
 impl Churn {
     const PROMPTS: usize = 512;
 
-    fn turn(&mut self, index: &mut Index, slot: WorkerSlot) {
+    fn round(&mut self, index: &mut Index, slot: WorkerSlot) {
         // One prompt of the older half in two parts, so that gaps remain, and the oldest prompt whole.
         if self.held.len() > Self::PROMPTS {
             let any = (mixed(self.next) % (self.held.len() as u64 / 2)) as usize;
@@ -242,22 +242,22 @@ impl Churn {
             self.next += 1;
         }
         index.writer.publish();
-        relieve(&mut index.writer);
+        publish_until_unchoked(&mut index.writer);
     }
 }
 
 #[test]
 fn memory_is_flat_under_churn() {
-    const TURNS: usize = 4000;
+    const ROUNDS: usize = 4000;
     let mut index = Index::new(ShardLimits::default());
     let slot = index.worker();
     let mut churn = Churn { held: VecDeque::new(), next: 0 };
     let (mut early, mut late) = (0, 0);
-    for turn in 0..TURNS {
-        churn.turn(&mut index, slot);
-        let most = if turn < TURNS / 2 { &mut early } else { &mut late };
+    for round in 0..ROUNDS {
+        churn.round(&mut index, slot);
+        let most = if round < ROUNDS / 2 { &mut early } else { &mut late };
         *most = index.writer.memory().bytes().max(*most);
-        if turn % 64 == 0 {
+        if round % 64 == 0 {
             let newest = *churn.held.back().expect("it was just stored");
             assert_eq!(index.device(slot, newest), PROMPT as u32);
         }
@@ -267,7 +267,7 @@ fn memory_is_flat_under_churn() {
 
 #[test]
 fn a_reader_that_never_rests_cannot_make_garbage_grow() {
-    const TURNS: usize = 6000;
+    const ROUNDS: usize = 6000;
     /// More than the largest batches that wait, and far less than these iterations discard.
     const GARBAGE_BYTES_MAX: u64 = 64 << 20;
     let mut index = Index::new(ShardLimits::default());
@@ -286,9 +286,9 @@ fn a_reader_that_never_rests_cannot_make_garbage_grow() {
             }
         });
         let end = End(&stop);
-        for turn in 0..TURNS {
-            churn.turn(&mut index, slot);
-            if turn % 500 == 499 {
+        for round in 0..ROUNDS {
+            churn.round(&mut index, slot);
+            if round % 500 == 499 {
                 index.writer.clear(slot, None);
                 churn.held.clear();
             }
@@ -299,8 +299,8 @@ fn a_reader_that_never_rests_cannot_make_garbage_grow() {
     });
     assert!(lookups.into_inner() > 0);
     assert!(most <= GARBAGE_BYTES_MAX, "{most} bytes waited for a reader");
-    index.settle();
-    assert_eq!(index.writer.memory().garbage_bytes, 0, "nobody reads any more");
+    index.reclaim_all();
+    assert_eq!(index.writer.memory().garbage_bytes, 0, "no reader is left");
     assert!(!index.writer.is_choked());
 }
 

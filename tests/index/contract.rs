@@ -184,7 +184,7 @@ fn each_tier_extends_the_one_above() {
     let expected = TierBlocks { device: 2, host: 1, disk: 0, external: 2 };
     assert_eq!(index.held(W1, 11..=16), expected);
     index.remove(W1, &[101]);
-    assert_eq!(index.held(W1, 11..=16), TierBlocks::default(), "nobody holds the first");
+    assert_eq!(index.held(W1, 11..=16), TierBlocks::default(), "no tier holds the first block");
     index.store_in(W1, None, &[(101, 11)], Tier::Disk, 0);
     assert_eq!(
         index.held(W1, 11..=16),

@@ -4,10 +4,10 @@
 //! `KVROUTED_SEEDS` is the number of seeds of each test; `KVROUTED_SEED` runs a single one.
 
 use crate::oracle::Oracle;
+use crate::oracle::checked_shard::{CheckedShard, is_implementation_limit, numbers};
 use crate::oracle::event::{Event, Outcome, Stored, begin_batch, clear, remove, store};
-use crate::oracle::replay::{Watch, seeds};
+use crate::oracle::seeds::{Watch, seeds};
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
-use crate::oracle::twin::{Twin, is_the_writers_own, numbers};
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use kvrouted::index::{Depths, DumpCursor, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, shard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,16 +138,16 @@ impl Loaded {
     }
 
     /// Counts, digests and answers equal those of the dumped worker.
-    fn is_like(&self, twin: &Twin, slot: WorkerSlot, queries: &[Vec<LocalHash>]) {
-        let (here, there) = (self.writer.held(self.slot), twin.writer.held(slot));
+    fn is_like(&self, checked: &CheckedShard, slot: WorkerSlot, queries: &[Vec<LocalHash>]) {
+        let (here, there) = (self.writer.held(self.slot), checked.writer.held(slot));
         assert_eq!((here.bound, here.by_tier, here.references), (there.bound, there.by_tier, there.references));
         for tier in Tier::ALL {
-            assert_eq!(self.writer.digest(self.slot, tier), twin.writer.digest(slot, tier), "{tier}");
+            assert_eq!(self.writer.digest(self.slot, tier), checked.writer.digest(slot, tier), "{tier}");
         }
         let (mut of_here, mut of_there) = (Depths::new(), Depths::new());
         for query in queries {
             self.reader.lookup(query, &mut of_here);
-            twin.reader.lookup(query, &mut of_there);
+            checked.reader.lookup(query, &mut of_there);
             assert_eq!(of_here.of(SHARD, self.slot), of_there.of(SHARD, slot), "{}", numbers(query));
         }
     }
@@ -156,7 +156,7 @@ impl Loaded {
     fn apply(&mut self, event: &Event) {
         let outcome = event.apply_to_writer(&mut self.writer, self.slot);
         if let Outcome::Stored(stored) = outcome
-            && stored.refused.is_some_and(is_the_writers_own)
+            && stored.refused.is_some_and(is_implementation_limit)
         {
             if stored.refused == Some(Refusal::WorkBound) {
                 self.oracle.clear(None);
@@ -164,7 +164,7 @@ impl Loaded {
             return;
         }
         let expected = event.apply_to_oracle(&mut self.oracle, &self.limits);
-        assert_eq!(outcome.as_the_model_tells(), expected, "{event}");
+        assert_eq!(outcome.without_dormant(), expected, "{event}");
     }
 }
 
@@ -204,20 +204,20 @@ fn dump_beside_others(
     blocks_max: usize,
 ) {
     let workers = events.iter().filter_map(Event::worker).max().unwrap_or(0) + 1;
-    let mut twin = Twin::new(limits, workers, queries);
-    events[..BEFORE].iter().for_each(|event| twin.apply(event));
-    let slot = twin.worker(worker).0;
+    let mut checked = CheckedShard::new(limits, workers, queries);
+    events[..BEFORE].iter().for_each(|event| checked.apply(event));
+    let slot = checked.worker(worker).0;
     let mut others = events[BEFORE..].iter().filter(|event| event.worker() != Some(worker));
     let (mut dump, mut cursor) = (Dump::default(), DumpCursor::default());
-    while dump.slice(&twin.writer, slot, &mut cursor, blocks_max) {
-        others.by_ref().take(BETWEEN).for_each(|event| twin.apply(event));
+    while dump.slice(&checked.writer, slot, &mut cursor, blocks_max) {
+        others.by_ref().take(BETWEEN).for_each(|event| checked.apply(event));
     }
-    let oracle = twin.worker(worker).1;
+    let oracle = checked.worker(worker).1;
     dump.check(oracle);
     for node_blocks_max in [limits.node_blocks_max, 3] {
         let mut loaded = Loaded::new(ShardLimits { node_blocks_max, ..limits }, &dump, oracle);
         loaded.check(queries);
-        loaded.is_like(&twin, slot, queries);
+        loaded.is_like(&checked, slot, queries);
         Dump::whole(&loaded.writer, loaded.slot).check(oracle);
         let own = events[BEFORE..].iter().filter(|event| event.worker() == Some(worker));
         // A dump does not say which blocks belong to the current batch.
@@ -257,7 +257,7 @@ fn contents_of_several_names() {
 #[test]
 fn anything() {
     let of = Alphabet { workers: 4, hashes: 24, locals: 2, groups: 2, seeds: 2, tiers: 4 };
-    dumps("index::dump::anything", SEEDS, Style { of, shape: Shape::Soup, rates: Rates::USUAL }, 3);
+    dumps("index::dump::anything", SEEDS, Style { of, shape: Shape::Unstructured, rates: Rates::USUAL }, 3);
 }
 
 /// Prompts of several of the largest nodes.
@@ -275,19 +275,19 @@ fn a_parent_comes_first_whichever_tier_has_it() {
     let names: Vec<u64> = (1..=12).collect();
     for node_blocks_max in [8, 1024] {
         let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
-        let mut twin = Twin::new(limits, 1, &[blocks.iter().map(|(_, local)| LocalHash(*local)).collect()]);
-        twin.apply(&store(0, None, &blocks, Tier::Device, 0, 7));
-        twin.apply(&store(0, None, &blocks[..14], Tier::Host, 0, 7));
-        twin.apply(&store(0, Some(1), &blocks[1..3], Tier::Host, 0, 7));
-        twin.apply(&remove(0, Tier::Device, 0, &names));
-        twin.apply(&store(0, Some(99), &[(98, 98)], Tier::External, 3, 8));
-        let (slot, oracle) = twin.worker(0);
-        let dump = Dump::whole(&twin.writer, slot);
+        let mut checked = CheckedShard::new(limits, 1, &[blocks.iter().map(|(_, local)| LocalHash(*local)).collect()]);
+        checked.apply(&store(0, None, &blocks, Tier::Device, 0, 7));
+        checked.apply(&store(0, None, &blocks[..14], Tier::Host, 0, 7));
+        checked.apply(&store(0, Some(1), &blocks[1..3], Tier::Host, 0, 7));
+        checked.apply(&remove(0, Tier::Device, 0, &names));
+        checked.apply(&store(0, Some(99), &[(98, 98)], Tier::External, 3, 8));
+        let (slot, oracle) = checked.worker(0);
+        let dump = Dump::whole(&checked.writer, slot);
         dump.check(oracle);
-        Loaded::new(limits, &dump, oracle).is_like(&twin, slot, &[]);
-        twin.apply(&clear(0, None));
-        assert_eq!(Dump::whole(&twin.writer, slot).blocks(), 0);
+        Loaded::new(limits, &dump, oracle).is_like(&checked, slot, &[]);
+        checked.apply(&clear(0, None));
+        assert_eq!(Dump::whole(&checked.writer, slot).blocks(), 0);
     }
     let (writer, _reader) = shard(SHARD, ShardLimits::default());
-    assert_eq!(Dump::whole(&writer, WorkerSlot(3)).blocks(), 0, "a slot that is nobody's");
+    assert_eq!(Dump::whole(&writer, WorkerSlot(3)).blocks(), 0, "a slot without a worker");
 }

@@ -5,11 +5,11 @@
 //! `KVROUTED_SEEDS` is the number of seeds of each test (300), `KVROUTED_SEED` runs a single one, and `KVROUTED_TRACE`
 //! prints each before it runs, in case the process does not survive it.
 
+use crate::oracle::checked_shard::CheckedShard;
 use crate::oracle::event::{Event, add_worker, begin_batch, clear, publish, remove, remove_worker, store, sweep};
 use crate::oracle::minimise::{failure, shortest};
-use crate::oracle::replay::{Watch, command, seeds};
+use crate::oracle::seeds::{Watch, command, seeds};
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, short_queries};
-use crate::oracle::twin::Twin;
 use kvrouted::ids::Tier;
 use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
@@ -64,8 +64,8 @@ fn fuzz(test: &str, style: Style) {
         let (queries, every) = (stream.queries().to_vec(), rng.random_range(1..seldom));
         let events = stream.events(rng.random_range(8..most));
         let fails = |events: &[Event], every| {
-            let twin = || Twin::new(limits, style.of.workers, &queries);
-            failure(|reached| drop(twin().run(events, every, reached)))
+            let checked = || CheckedShard::new(limits, style.of.workers, &queries);
+            failure(|reached| drop(checked().run(events, every, reached)))
         };
         if let Some(first) = fails(&events, every) {
             drop(watch);
@@ -77,28 +77,28 @@ fn fuzz(test: &str, style: Style) {
     }
 }
 
-const fn soup(of: Alphabet, rates: Rates) -> Style {
-    Style { of, shape: Shape::Soup, rates }
+const fn unstructured(of: Alphabet, rates: Rates) -> Style {
+    Style { of, shape: Shape::Unstructured, rates }
 }
 
 #[test]
 fn crowded_streams() {
-    fuzz("index::fuzz::crowded_streams", soup(CROWDED, Rates::USUAL));
+    fuzz("index::fuzz::crowded_streams", unstructured(CROWDED, Rates::USUAL));
 }
 
 #[test]
 fn mixed_streams() {
-    fuzz("index::fuzz::mixed_streams", soup(MIXED, Rates::USUAL));
+    fuzz("index::fuzz::mixed_streams", unstructured(MIXED, Rates::USUAL));
 }
 
 #[test]
 fn aliased_streams() {
-    fuzz("index::fuzz::aliased_streams", soup(ALIASED, Rates::REMOVING));
+    fuzz("index::fuzz::aliased_streams", unstructured(ALIASED, Rates::REMOVING));
 }
 
 #[test]
 fn grouped_streams() {
-    fuzz("index::fuzz::grouped_streams", soup(GROUPED, Rates::CLEARING));
+    fuzz("index::fuzz::grouped_streams", unstructured(GROUPED, Rates::CLEARING));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn past_failures_stay_fixed() {
         let limits = ShardLimits { node_blocks_max, ..ShardLimits::default() };
         let queries: Vec<_> = short_queries().collect();
         for case in &cases {
-            Twin::new(limits, 1, &queries).run(case, 1, &mut 0);
+            CheckedShard::new(limits, 1, &queries).run(case, 1, &mut 0);
         }
     }
 }

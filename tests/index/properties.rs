@@ -5,9 +5,9 @@
 //! `cargo test --test index properties` replays it.
 
 use crate::oracle::Oracle;
+use crate::oracle::checked_shard::CheckedShard;
 use crate::oracle::event::{Event, Stored};
 use crate::oracle::stream::{Alphabet, short_queries};
-use crate::oracle::twin::Twin;
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use kvrouted::index::ShardLimits;
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ enum Action {
     Sweep(usize),
     Publish,
     /// Compares everything.
-    Look,
+    Check,
 }
 
 fn tier(of: Alphabet) -> impl Strategy<Value = Tier> {
@@ -75,7 +75,7 @@ fn action(of: Alphabet) -> impl Strategy<Value = Action> {
         1 => Just(Action::Replace),
         3 => (1_usize..6).prop_map(Action::Sweep),
         2 => Just(Action::Publish),
-        12 => Just(Action::Look),
+        12 => Just(Action::Check),
     ]
 }
 
@@ -142,30 +142,30 @@ fn event(action: &Action, worker: usize, oracle: &Oracle, past: &[Stored]) -> Op
         Action::Replace => Event::RemoveWorker { worker },
         Action::Sweep(budget_blocks) => Event::Sweep { budget_blocks: *budget_blocks },
         Action::Publish => Event::Publish,
-        Action::Look => return None,
+        Action::Check => return None,
     })
 }
 
 fn run(limits: ShardLimits, workers: usize, actions: &[(usize, Action)]) {
     let queries: Vec<_> = short_queries().collect();
-    let mut twin = Twin::new(limits, workers, &queries);
+    let mut checked = CheckedShard::new(limits, workers, &queries);
     let mut past = Vec::new();
     for (worker, action) in actions {
         let worker = worker % workers;
-        let event = event(action, worker, twin.worker(worker).1, &past);
+        let event = event(action, worker, checked.worker(worker).1, &past);
         if let Some(event) = event {
-            twin.apply(&event);
+            checked.apply(&event);
             if let Event::Store(stored) = event {
                 past.push(stored);
             }
         }
         match action {
-            Action::Replace => twin.apply(&Event::AddWorker { worker }),
-            Action::Look => twin.check(),
+            Action::Replace => checked.apply(&Event::AddWorker { worker }),
+            Action::Check => checked.check(),
             _ => {}
         }
     }
-    twin.run(&[], 1, &mut 0);
+    checked.run(&[], 1, &mut 0);
 }
 
 /// 512 cases of each property, or as many as `PROPTEST_CASES` says.
@@ -183,7 +183,7 @@ fn stream(of: Alphabet, length: usize) -> impl Strategy<Value = Vec<(usize, Acti
     prop::collection::vec((0..of.workers, action(of)), 1..length)
 }
 
-/// One worker, one tier, very few hashes: everything happens to everything.
+/// One worker, one tier, very few hashes, so that events often meet the same blocks.
 const CROWDED: Alphabet = Alphabet { workers: 1, hashes: 5, locals: 2, groups: 1, seeds: 1, tiers: 1 };
 /// All events of the contract, in moderation.
 const MIXED: Alphabet = Alphabet { workers: 3, hashes: 8, locals: 2, groups: 3, seeds: 2, tiers: 4 };

@@ -3,9 +3,9 @@
 //! of holder bits. Some have a reclaimer of their own.
 
 use crate::oracle::Oracle;
+use crate::oracle::checked_shard::numbers;
 use crate::oracle::event::Event;
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
-use crate::oracle::twin::numbers;
 use kvrouted::ids::{LocalHash, ShardId, WorkerSlot};
 use kvrouted::index::{Depths, IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 
@@ -16,7 +16,7 @@ const NODE_BLOCKS_MAX: [usize; 3] = [2, 8, 1024];
 const EVENTS: usize = 150;
 const EVENTS_MORE: usize = 20;
 /// Events of a shard between two checks.
-const LOOK_EVENTS: usize = 60;
+const EVENTS_PER_CHECK: usize = 60;
 const SHARDS_MAX: u16 = 9;
 
 const LOCALS: u64 = 3;
@@ -53,11 +53,11 @@ impl Kind {
     }
 }
 
-/// One shard beside the models of its workers.
+/// One of the shards, with the models of its workers.
 struct Part {
     id: ShardId,
     writer: ShardWriter,
-    members: Vec<(WorkerSlot, Oracle)>,
+    workers: Vec<(WorkerSlot, Oracle)>,
     events: std::vec::IntoIter<Event>,
     publishes: u64,
 }
@@ -66,19 +66,19 @@ impl Part {
     fn new(id: ShardId, kind: Kind, limits: ShardLimits, shared: &Reclaimer, seed: u64) -> (Self, ShardReader) {
         let own = Reclaimer::new();
         let (mut writer, reader) = shard_in(id, limits, if let Kind::Apart = kind { &own } else { shared });
-        let members = (0..kind.style().of.workers).map(|_| (writer.add_worker().expect("room"), Oracle::default()));
-        let members = members.collect();
+        let workers = (0..kind.style().of.workers).map(|_| (writer.add_worker().expect("room"), Oracle::default()));
+        let workers = workers.collect();
         let events = if let Kind::Empty = kind { 0 } else { EVENTS + EVENTS_MORE * usize::from(id.0) };
         let events = Stream::new(kind.style(), limits, seed).events(events).into_iter();
-        (Self { id, writer, members, events, publishes: 0 }, reader)
+        (Self { id, writer, workers, events, publishes: 0 }, reader)
     }
 
     fn play(&mut self, limits: &ShardLimits, events: usize) {
         for event in self.events.by_ref().take(events) {
             match event.worker() {
                 Some(worker) => {
-                    let (slot, oracle) = &mut self.members[worker];
-                    let outcome = event.apply_to_writer(&mut self.writer, *slot).as_the_model_tells();
+                    let (slot, oracle) = &mut self.workers[worker];
+                    let outcome = event.apply_to_writer(&mut self.writer, *slot).without_dormant();
                     assert_eq!(outcome, event.apply_to_oracle(oracle, limits), "{event}");
                 }
                 None if event == Event::Publish => {
@@ -91,7 +91,7 @@ impl Part {
     }
 
     fn check(&self, query: &[LocalHash], depths: &Depths) {
-        for (slot, oracle) in &self.members {
+        for (slot, oracle) in &self.workers {
             let expected = oracle.depths(query);
             assert_eq!(depths.of(self.id, *slot), expected, "shard {:?}, query {}", self.id, numbers(query));
             assert_eq!(depths.device(self.id, *slot), expected.device);
@@ -108,7 +108,7 @@ fn answers_hold(kinds: impl Fn(u16) -> Kind, shards: u16, seed: u64) {
     let (reader, mut depths) = (IndexReader::new(readers), Depths::new());
     let queries = Stream::new(Kind::Plain.style(), limits, seed).queries().to_vec();
     while parts.iter().any(|part| part.events.len() > 0) {
-        parts.iter_mut().for_each(|part| part.play(&limits, LOOK_EVENTS));
+        parts.iter_mut().for_each(|part| part.play(&limits, EVENTS_PER_CHECK));
         for query in &queries {
             let lookup = reader.lookup(query, &mut depths);
             assert!(!lookup.contended, "contended without a writer at work");

@@ -15,7 +15,7 @@ mod wide;
 
 use kvrouted::ids::{ShardId, WorkerSlot};
 use kvrouted::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
-use oracle::replay::for_seeds;
+use oracle::seeds::for_seeds;
 use oracle::stream::{Alphabet, Rates, Shape, Style};
 use player::{Progress, play};
 use script::Script;
@@ -160,7 +160,7 @@ fn any_block_under_any_other() {
     let of = Alphabet { workers: 3, hashes: 10, locals: 2, groups: 2, seeds: 2, tiers: 3 };
     check(
         "index_concurrent::any_block_under_any_other",
-        Style { of, shape: Shape::Soup, rates: Rates::USUAL },
+        Style { of, shape: Shape::Unstructured, rates: Rates::USUAL },
         &[2, 1024],
     );
 }

@@ -1,7 +1,7 @@
 //! The only writer: plays a script, and reports how many events have begun and ended.
 
+use super::oracle::checked_shard::{publish_until_unchoked, slot_for_worker};
 use super::oracle::event::{Event, Outcome};
-use super::oracle::twin::{relieve, slot_for_worker};
 use super::script::Script;
 use kvrouted::ids::WorkerSlot;
 use kvrouted::index::ShardWriter;
@@ -46,7 +46,7 @@ pub(crate) fn play(script: &Script, writer: &mut ShardWriter, progress: &Progres
         progress.begun.fetch_add(1, Ordering::SeqCst);
         let outcome = player.apply(event);
         progress.done.fetch_add(1, Ordering::SeqCst);
-        assert_eq!(outcome.as_the_model_tells(), *expected, "{event}");
+        assert_eq!(outcome.without_dormant(), *expected, "{event}");
         // Most events follow at once; now and then the readers get the core.
         if rng.random_bool(0.05) {
             std::thread::yield_now();
@@ -79,7 +79,7 @@ impl Player<'_> {
                     writer.publish();
                     1
                 });
-                self.counted(relieve);
+                self.counted(publish_until_unchoked);
                 Outcome::Nothing
             }
             _ => event.apply_to_writer(self.writer, slot),

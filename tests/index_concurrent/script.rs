@@ -121,7 +121,7 @@ impl Script {
             }
             let outcome = match present[worker] {
                 true => event.apply_to_oracle(&mut oracles[worker], &self.limits),
-                false => nobodys(event),
+                false => outcome_without_worker(event),
             };
             self.outcomes.push(outcome);
             for (query, timeline) in self.queries.iter().zip(&mut self.timelines[worker]) {
@@ -132,7 +132,7 @@ impl Script {
 }
 
 /// The outcome of an event whose worker has been removed.
-fn nobodys(event: &Event) -> Outcome {
+fn outcome_without_worker(event: &Event) -> Outcome {
     use kvrouted::index::{Refusal, RemoveOutcome, StoreOutcome};
     match event {
         Event::Window { .. } => Outcome::Announced(false),

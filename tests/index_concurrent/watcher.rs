@@ -1,6 +1,6 @@
 //! The readers: every answer must be that of one boundary within the read.
 
-use super::oracle::twin::numbers;
+use super::oracle::checked_shard::numbers;
 use super::player::Progress;
 use super::script::Script;
 use kvrouted::ids::{ShardId, TierBlocks, WorkerSlot};

@@ -6,7 +6,7 @@ use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier, WorkerSlot};
 use kvrouted::index::{RemoveOutcome, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome};
 use std::fmt;
 
-/// What can happen to a shard. Workers are numbered by the stream; which slot one has is the writer's choice.
+/// An event of a shard. The stream numbers the workers; the writer chooses their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Store(Stored),
@@ -20,7 +20,7 @@ pub(crate) enum Event {
     Publish,
 }
 
-/// What became of an event.
+/// The outcome of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Stored(StoreOutcome),
@@ -30,8 +30,8 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Without what the model does not tell: how many blocks are dormant.
-    pub(crate) fn as_the_model_tells(self) -> Self {
+    /// The outcome without the number of dormant blocks, which the model does not report.
+    pub(crate) fn without_dormant(self) -> Self {
         match self {
             Self::Stored(outcome) => Self::Stored(StoreOutcome { dormant: 0, ..outcome }),
             other => other,
@@ -52,7 +52,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// As the writer takes it.
+    /// The store as an argument of the writer.
     pub(crate) fn blocks(&self) -> StoreBlocks<'_> {
         let Self { parent, hashes, locals, tier, group, seed, .. } = self;
         StoreBlocks { parent: *parent, hashes, locals, tier: *tier, group: *group, seed: *seed }
@@ -60,7 +60,7 @@ impl Stored {
 }
 
 impl Event {
-    /// The worker to whom it happens, if it is one.
+    /// The worker of the event, if it concerns one.
     pub(crate) const fn worker(&self) -> Option<usize> {
         match self {
             Self::Store(Stored { worker, .. })
@@ -74,7 +74,7 @@ impl Event {
         }
     }
 
-    /// Does to the model of the event's worker what is done to a worker that stays.
+    /// Applies the event to the model of its worker. Adding or removing the worker changes no model.
     pub(crate) fn apply_to_oracle(&self, oracle: &mut Oracle, limits: &ShardLimits) -> Outcome {
         match self {
             Self::Store(stored) => return Outcome::Stored(oracle.store(limits, &stored.blocks())),
@@ -89,7 +89,7 @@ impl Event {
         Outcome::Nothing
     }
 
-    /// The same to the slot that the worker has.
+    /// Applies the event to the worker's slot of the shard, with the same exception.
     pub(crate) fn apply_to_writer(&self, writer: &mut ShardWriter, slot: WorkerSlot) -> Outcome {
         match self {
             Self::Store(stored) => return Outcome::Stored(writer.store(slot, &stored.blocks())),

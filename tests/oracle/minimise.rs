@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// How long is looked for something shorter.
+/// Time limit of the search for a shorter list.
 const SHORTEN_FOR: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -35,7 +35,7 @@ pub(crate) struct Failure {
     pub(crate) reached: usize,
 }
 
-/// The failure of `body`, which says how far it got, if it panics.
+/// The failure of `body`, if it panics. `body` counts the events that it has begun.
 pub(crate) fn failure(body: impl FnOnce(&mut usize)) -> Option<Failure> {
     be_quiet();
     let mut reached = 0;
@@ -50,8 +50,8 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_else(|| "a panic".to_string())
 }
 
-/// A list as short as can be found of which `fails` still gives a failure, and that failure. `None` if the
-/// whole list does not fail.
+/// The shortest list found for which `fails` still gives a failure, and that failure. `None` if the whole list does not
+/// fail.
 pub(crate) fn shortest(events: &[Event], fails: impl Fn(&[Event]) -> Option<Failure>) -> Option<(Vec<Event>, Failure)> {
     let mut failure = fails(events)?;
     let mut events = events[..failure.reached].to_vec();
@@ -91,7 +91,7 @@ fn drop_events(
     }
 }
 
-/// Puts simpler events in the place of events.
+/// Replaces events by simpler ones.
 fn simplify_events(
     events: &mut Vec<Event>,
     failure: &mut Failure,
@@ -135,8 +135,8 @@ fn simpler_stores(stored: &Stored) -> Vec<Stored> {
     let mut simpler = Vec::new();
     if stored.hashes.len() > 1 {
         let half = stored.hashes.len().div_ceil(2);
-        for kept in [half, stored.hashes.len() - 1] {
-            let (hashes, locals) = (stored.hashes[..kept].to_vec(), stored.locals[..kept].to_vec());
+        for blocks in [half, stored.hashes.len() - 1] {
+            let (hashes, locals) = (stored.hashes[..blocks].to_vec(), stored.locals[..blocks].to_vec());
             simpler.push(Stored { hashes, locals, ..stored.clone() });
         }
         let (parent, hashes, locals) =

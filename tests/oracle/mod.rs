@@ -1,14 +1,14 @@
-//! The index contract as a plain model: slow and obvious. It keeps ordered maps and computes every answer anew. Beside
-//! it stands what every test of the index needs: events as values, seeded streams, a shard beside its models, and the
+//! The index contract as a plain model: slow and obvious. It keeps ordered maps and computes every answer anew. The other
+//! files are for all tests of the index: events as values, seeded streams, a shard checked against its models, and the
 //! report of a failure.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod checked_shard;
 pub(crate) mod event;
 pub(crate) mod minimise;
 pub(crate) mod prompts;
-pub(crate) mod replay;
+pub(crate) mod seeds;
 pub(crate) mod stream;
-pub(crate) mod twin;
 
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Tier, TierBlocks};
 use kvrouted::index::{Binding, Refusal, RemoveOutcome, ShardLimits, StoreBlocks, StoreOutcome, WorkerBlocks};
@@ -21,13 +21,13 @@ pub(crate) struct Oracle {
     pub(crate) bindings: BTreeMap<EngineHash, Binding>,
     /// The bound hashes after each parent, by content: `bindings` the other way round.
     pub(crate) children: BTreeSet<(Option<EngineHash>, LocalHash, EngineHash)>,
-    /// References: how many, and the batch in which there was none before.
+    /// The number of references, and the batch that made the first of them.
     pub(crate) counts: BTreeMap<(EngineHash, Tier, GroupId), (u32, u64)>,
     pub(crate) announced: BTreeSet<(Tier, GroupId)>,
     pub(crate) batch: u64,
     /// Groups of the device tier that serve sliding windows.
     pub(crate) windows: BTreeSet<GroupId>,
-    /// How many of the last blocks of a prompt each of them must have.
+    /// The number of last blocks of a prompt that each window must have.
     pub(crate) window_blocks: u32,
 }
 
@@ -130,13 +130,13 @@ impl Oracle {
     }
 
     pub(crate) fn clear(&mut self, tier: Option<Tier>) {
-        let kept = |of: Tier| tier.is_some_and(|tier| tier != of);
-        if !kept(Tier::Device) {
+        let stays = |of: Tier| tier.is_some_and(|tier| tier != of);
+        if !stays(Tier::Device) {
             self.windows.clear();
             self.window_blocks = 0;
         }
-        self.announced.retain(|(tier, _)| kept(*tier));
-        self.counts.retain(|(_, tier, _), _| kept(*tier));
+        self.announced.retain(|(tier, _)| stays(*tier));
+        self.counts.retain(|(_, tier, _), _| stays(*tier));
         for hash in self.bindings.keys().copied().collect::<Vec<_>>() {
             self.forget_if_unreferenced(hash);
         }
@@ -238,7 +238,7 @@ impl Oracle {
         depths
     }
 
-    /// How many blocks have a complete chain to the root.
+    /// The number of blocks that have a complete chain to the root.
     fn rooted(&self) -> u64 {
         let (mut rooted, mut open) = (0, vec![None]);
         while let Some(parent) = open.pop() {

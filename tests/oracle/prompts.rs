@@ -18,8 +18,8 @@ struct Block {
     prefix: u64,
 }
 
-/// Names of one prefix that a worker may use.
-pub(crate) const FLAVOURS: u64 = 4;
+/// Engine hashes that a worker may use for one prefix.
+pub(crate) const NAMES_PER_PREFIX: u64 = 4;
 
 impl Prompts {
     /// `count` prompts of up to `blocks_max` blocks, the first of as many; most begin like one of the others.
@@ -62,9 +62,10 @@ impl Prompts {
         self.prompts[prompt][at].local
     }
 
-    /// What a worker calls a block. Workers of an odd number use names that others use for other content.
-    pub(crate) fn name(&self, worker: usize, prompt: usize, at: usize, flavour: u64) -> EngineHash {
-        EngineHash((self.prompts[prompt][at].prefix + worker as u64 % 2) * FLAVOURS + flavour)
+    /// A worker's engine hash of a block; `name_number` is below [`NAMES_PER_PREFIX`]. Workers with odd numbers use names
+    /// that others use for other content.
+    pub(crate) fn name(&self, worker: usize, prompt: usize, at: usize, name_number: u64) -> EngineHash {
+        EngineHash((self.prompts[prompt][at].prefix + worker as u64 % 2) * NAMES_PER_PREFIX + name_number)
     }
 
     /// Every prompt, its first half, and the prompt with a block that no worker holds, in place of one or at the end.

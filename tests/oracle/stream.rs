@@ -3,13 +3,13 @@
 
 use super::Oracle;
 use super::event::{Event, Stored, window};
-use super::prompts::{FLAVOURS, Prompts};
+use super::prompts::{NAMES_PER_PREFIX, Prompts};
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// How many of everything a stream may use.
+/// The number of different workers, hashes and so on that a stream may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alphabet {
     pub(crate) workers: usize,
@@ -20,16 +20,16 @@ pub(crate) struct Alphabet {
     pub(crate) tiers: usize,
 }
 
-/// What stores look like.
+/// The stores of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Shape {
-    /// Any block under any other: everything happens to everything.
-    Soup,
+    /// Any block below any other.
+    Unstructured,
     /// Parts of prompts that share prefixes, up to `step_blocks_max` blocks at a time.
     Prompts { prompts: usize, blocks_max: usize, step_blocks_max: usize, aliases: bool },
 }
 
-/// How often what happens; only the proportions count.
+/// How often each event happens. Only the proportions count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
     pub(crate) store: u32,
@@ -60,7 +60,7 @@ pub(crate) struct Stream {
     style: Style,
     limits: ShardLimits,
     rng: Xoshiro256PlusPlus,
-    /// What each worker holds; `None` while it is removed. At most one is.
+    /// The model of each worker; `None` while the worker is removed. At most one worker is removed at a time.
     workers: Vec<Option<Oracle>>,
     past: Vec<Stored>,
     prompts: Prompts,
@@ -71,7 +71,7 @@ impl Stream {
     pub(crate) fn new(style: Style, limits: ShardLimits, seed: u64) -> Self {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (count, blocks_max) = match style.shape {
-            Shape::Soup => (0, 0),
+            Shape::Unstructured => (0, 0),
             Shape::Prompts { prompts, blocks_max, .. } => (prompts, blocks_max),
         };
         let prompts = Prompts::random(&mut rng, count, blocks_max, style.of.locals);
@@ -81,7 +81,7 @@ impl Stream {
         Self { style, limits, rng, workers, past: Vec::new(), prompts, queries }
     }
 
-    /// Queries worth asking after this stream.
+    /// Queries that test the index after this stream.
     pub(crate) fn queries(&self) -> &[Vec<LocalHash>] {
         &self.queries
     }
@@ -173,7 +173,7 @@ impl Stream {
             return stored;
         }
         match self.style.shape {
-            Shape::Soup => self.store_anything(worker),
+            Shape::Unstructured => self.store_anything(worker),
             Shape::Prompts { step_blocks_max, aliases, .. } => self.store_prompt(worker, step_blocks_max, aliases),
         }
     }
@@ -190,14 +190,14 @@ impl Stream {
         Stored { worker, parent, hashes, locals, tier, group, seed: self.seed() }
     }
 
-    /// A part of a prompt: most often what follows what the worker has of it.
+    /// A part of a prompt: most often the blocks after those that the worker has.
     fn store_prompt(&mut self, worker: usize, step_blocks_max: usize, aliases: bool) -> Stored {
         let prompt = self.rng.random_range(0..self.prompts.len());
         let blocks = self.prompts.blocks(prompt);
         let (above, own) = match (aliases, self.rng.random_range(0..10)) {
             (false, _) | (true, 0..6) => (0, 0),
             (true, 6..8) => (1, 1),
-            (true, _) => (self.rng.random_range(0..FLAVOURS), self.rng.random_range(0..FLAVOURS)),
+            (true, _) => (self.rng.random_range(0..NAMES_PER_PREFIX), self.rng.random_range(0..NAMES_PER_PREFIX)),
         };
         let bound = |at: &usize| {
             let oracle = self.workers[worker].as_ref();

@@ -2,7 +2,7 @@
 
 use crate::oracle::Oracle;
 use crate::oracle::event::Event;
-use crate::oracle::replay::for_seeds;
+use crate::oracle::seeds::for_seeds;
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style};
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, WorkerSlot};
 use kvrouted::index::{ShardLimits, ShardReader, ShardWriter, StoreBlocks, TierDigest, shard};

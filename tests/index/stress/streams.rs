@@ -1,8 +1,8 @@
 //! Long streams against the oracle.
 
-use crate::oracle::replay::for_seeds;
+use crate::oracle::checked_shard::CheckedShard;
+use crate::oracle::seeds::for_seeds;
 use crate::oracle::stream::{Alphabet, Rates, Shape, Stream, Style, with_windows};
-use crate::oracle::twin::Twin;
 use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -19,7 +19,7 @@ fn stress(test: &'static str, style: Style, events: usize, every: usize, limits:
         let stream = Stream::new(style, limits, seed);
         let queries = stream.queries().to_vec();
         let events = stream.events(events);
-        Twin::new(limits, style.of.workers, &queries).run(&events, every, &mut 0);
+        CheckedShard::new(limits, style.of.workers, &queries).run(&events, every, &mut 0);
     });
 }
 
@@ -45,7 +45,7 @@ fn tiny_capacities() {
 #[test]
 fn tiny_capacities_of_anything() {
     let of = Alphabet { workers: 4, hashes: 40, locals: 2, groups: 2, seeds: 2, tiers: 4 };
-    let style = Style { of, shape: Shape::Soup, rates: Rates::USUAL };
+    let style = Style { of, shape: Shape::Unstructured, rates: Rates::USUAL };
     stress("index::stress::streams::tiny_capacities_of_anything", style, 4000, 23, tiny);
 }
 
@@ -62,7 +62,7 @@ fn sliding_windows() {
         let queries = stream.queries().to_vec();
         let window_blocks = [1, 2, 4, 9][seed as usize % 4];
         let events = with_windows(stream.events(3000), of.workers, &[1], window_blocks);
-        Twin::new(limits, of.workers, &queries).run(&events, 37, &mut 0);
+        CheckedShard::new(limits, of.workers, &queries).run(&events, 37, &mut 0);
     });
 }
 

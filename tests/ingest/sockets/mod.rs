@@ -22,8 +22,8 @@ mod proxy;
 mod recovery;
 mod relayed;
 #[allow(dead_code, reason = "each test that takes seeds needs a part of it")]
-#[path = "../../oracle/replay.rs"]
-mod replay;
+#[path = "../../oracle/seeds.rs"]
+mod seeds;
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 

@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::proxy::{FINE, Proxy, Weather};
-use super::replay::for_seeds;
+use super::seeds::for_seeds;
 use super::*;
 use crate::kit::replayer::Replayer;
 

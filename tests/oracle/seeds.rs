@@ -1,12 +1,12 @@
-//! The seeds that a test takes, and the command that it prints to take a failing seed again.
+//! The seeds of a test, and the command that it prints to repeat a failing seed.
 
 use std::ops::RangeInclusive;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long one seed may take before the test says which it is and ends: long enough for a busy machine
-/// under a sanitizer.
+/// Timeout of one seed, after which the test prints the seed and ends: long enough for a busy machine under a
+/// sanitizer.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
 
 fn number(name: &str) -> Option<u64> {
@@ -14,7 +14,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not '{text}'")))
 }
 
-/// The one seed of `KVROUTED_SEED`, or else as many as `KVROUTED_SEEDS` says, or `default`, from 1 on.
+/// The seed `KVROUTED_SEED` alone; or the seeds from 1 to `KVROUTED_SEEDS`, or to `default`.
 pub(crate) fn seeds(default: u64) -> RangeInclusive<u64> {
     match number("KVROUTED_SEED") {
         Some(seed) => seed..=seed,
@@ -22,13 +22,13 @@ pub(crate) fn seeds(default: u64) -> RangeInclusive<u64> {
     }
 }
 
-/// As many seconds as `KVROUTED_STRESS_SECONDS` says, or `default`.
+/// `KVROUTED_STRESS_SECONDS` seconds, or `default`.
 pub(crate) fn stress_time(default: Duration) -> Duration {
     number("KVROUTED_STRESS_SECONDS").map_or(default, Duration::from_secs)
 }
 
-/// Calls `body` with one seed after another: at least with the first `count`, then until the time of
-/// [`stress_time`] is up; with `KVROUTED_SEED` with that one alone.
+/// Calls `body` with one seed after another: with the first `count` seeds, and with more until [`stress_time`] has
+/// passed. If `KVROUTED_SEED` is set, only with that seed.
 pub(crate) fn for_seeds(test: &'static str, count: u64, time: Duration, mut body: impl FnMut(u64)) {
     let until = Instant::now() + stress_time(time);
     let single = number("KVROUTED_SEED");
@@ -43,16 +43,16 @@ pub(crate) fn for_seeds(test: &'static str, count: u64, time: Duration, mut body
     }
 }
 
-/// The command that takes a seed again.
+/// The command that repeats a seed.
 pub(crate) fn command(test: &str, seed: u64) -> String {
     let (file, name) = test.split_once("::").unwrap_or((test, ""));
     format!("KVROUTED_SEED={seed} cargo test --release --test {file} -- --nocapture {name}")
 }
 
-/// Says on a failure, or when nothing comes of it, how to take a seed again.
+/// Prints the command that repeats a seed if the test fails or hangs.
 pub(crate) struct Watch {
     command: String,
-    /// Dropped when the seed is through.
+    /// Dropped at the end of the seed.
     done: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -74,7 +74,7 @@ fn end_when_stuck(wait: &Receiver<()>, command: &str) {
         eprintln!("next: {command}");
     }
     if wait.recv_timeout(STUCK_AFTER) == Err(RecvTimeoutError::Timeout) {
-        eprintln!("nothing for {STUCK_AFTER:?}; to take this again:\n  {command}");
+        eprintln!("no result for {STUCK_AFTER:?}; to repeat this seed:\n  {command}");
         std::process::abort();
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Watch {
             let _ = thread.join();
         }
         if std::thread::panicking() {
-            eprintln!("to take this again:\n  {}", self.command);
+            eprintln!("to repeat this seed:\n  {}", self.command);
         }
     }
 }

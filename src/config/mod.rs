@@ -117,7 +117,7 @@ pub struct ServerConfig {
 /// The kernel interface for connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoSetting {
-    /// The cheapest one: epoll.
+    /// The cheaper one: epoll.
     #[default]
     Auto,
     /// io_uring; without it the daemon does not start.

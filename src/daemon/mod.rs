@@ -31,7 +31,7 @@ use core_affinity::CoreId;
 use rand::RngExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, IoSetting, WorkerConfig};
+use crate::config::{Config, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
@@ -41,7 +41,7 @@ use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, HttpThread, IoBackend,
-    IoChoice, Lanes, MetricsPort, MetricsThread, choose_io_backend,
+    Lanes, MetricsPort, MetricsThread, choose_io_backend,
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -78,7 +78,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let started = Instant::now();
     let (cpus, core_count) = processors(config);
     let descriptors = descriptors_for(config, core_count)?;
-    let io_backend = choose_io_backend(io_choice(config.serve.io), config.serve.spin_us_max > 0)?;
+    let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
     // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
@@ -178,14 +178,6 @@ impl Listeners {
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
         let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
         Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(&config.http)? })
-    }
-}
-
-const fn io_choice(io: IoSetting) -> IoChoice {
-    match io {
-        IoSetting::Auto => IoChoice::Auto,
-        IoSetting::Uring => IoChoice::Uring,
-        IoSetting::Epoll => IoChoice::Epoll,
     }
 }
 

@@ -94,7 +94,7 @@ pub(crate) enum QueueMessage {
 #[derive(Debug, Default)]
 pub(crate) struct QueueInbox {
     messages: SegQueue<QueueMessage>,
-    /// Rings when a message arrives. The owner may ring it for messages of its own.
+    /// Wakes the owner when a message arrives. The owner may also wake itself, for messages of its own.
     pub(crate) arrived: Notify,
     dispatch: Notification,
     recheck: Notification,
@@ -142,7 +142,7 @@ pub struct RequestQueue {
     inboxes: Box<[OnceLock<Arc<QueueInbox>>]>,
     /// Requests to decide again whatever capacity there is, in order: the fleet changed, and so may their workers.
     reconsidered: Mutex<VecDeque<Ticket>>,
-    /// Rings when the earliest deadline of the queue moves forward.
+    /// Wakes the task that waits for deadlines when the earliest deadline of the queue moves forward.
     ends_sooner: Notify,
     counters: CounterSet<QueueCounter>,
     /// Microseconds.

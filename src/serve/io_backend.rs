@@ -33,7 +33,6 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::str::FromStr;
 use std::sync::mpsc;
 use std::task::{Context, Poll, ready};
 use std::thread;
@@ -48,35 +47,9 @@ use tokio::io::unix::AsyncFd;
 use tokio_uring::buf::BoundedBuf;
 
 use super::busy_poll::PollCost;
+use crate::config::IoSetting;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{IO_PROBE_MS_MAX, SOCKET_POLL_COST, URING_ENTRIES, WRITE_RETRY_MS};
-
-/// The operator's choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoChoice {
-    /// The cheaper one: epoll.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    Uring,
-    /// Always epoll.
-    Epoll,
-}
-
-impl FromStr for IoChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "uring" => Ok(Self::Uring),
-            "epoll" => Ok(Self::Epoll),
-            other => {
-                Err(Error::new(Kind::Config, format!("no I/O backend is called {other}"), "use auto, uring or epoll"))
-            }
-        }
-    }
-}
 
 /// What the sockets of the cores run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,17 +83,17 @@ impl fmt::Display for IoBackend {
 /// # Errors
 /// [`Kind::System`] with the probe's reason if io_uring is asked for and does not work. [`Kind::Config`] if it is asked
 /// for and the cores are to busy-poll.
-pub fn choose_io_backend(choice: IoChoice, spins: bool) -> Result<IoBackend> {
-    match choice {
-        IoChoice::Auto | IoChoice::Epoll => {
+pub fn choose_io_backend(setting: IoSetting, spins: bool) -> Result<IoBackend> {
+    match setting {
+        IoSetting::Auto | IoSetting::Epoll => {
             tracing::info!(io = %IoBackend::Epoll, "I/O backend");
             Ok(IoBackend::Epoll)
         }
-        IoChoice::Uring if spins => {
+        IoSetting::Uring if spins => {
             let remedy = "set serve.io to auto or epoll, or serve.spin_us_max to 0";
             Err(Error::new(Kind::Config, "serving threads on io_uring cannot busy-poll", remedy))
         }
-        IoChoice::Uring => {
+        IoSetting::Uring => {
             probe_uring()?;
             tracing::info!(io = %IoBackend::Uring, "I/O backend, as configured");
             Ok(IoBackend::Uring)
@@ -409,9 +382,9 @@ mod tests {
 
     #[test]
     fn auto_always_finds_a_backend_and_uring_gives_its_reason() {
-        assert!(matches!(choose_io_backend(IoChoice::Epoll, false), Ok(IoBackend::Epoll)));
-        assert!(matches!(choose_io_backend(IoChoice::Auto, false), Ok(IoBackend::Epoll)));
-        match choose_io_backend(IoChoice::Uring, false) {
+        assert!(matches!(choose_io_backend(IoSetting::Epoll, false), Ok(IoBackend::Epoll)));
+        assert!(matches!(choose_io_backend(IoSetting::Auto, false), Ok(IoBackend::Epoll)));
+        match choose_io_backend(IoSetting::Uring, false) {
             Ok(backend) => assert_eq!(backend, IoBackend::Uring),
             Err(error) => assert!(error.to_string().contains("--io"), "{error}"),
         }
@@ -419,14 +392,8 @@ mod tests {
 
     #[test]
     fn cores_that_busy_poll_run_on_epoll() {
-        assert!(matches!(choose_io_backend(IoChoice::Auto, true), Ok(IoBackend::Epoll)));
-        assert!(matches!(choose_io_backend(IoChoice::Epoll, true), Ok(IoBackend::Epoll)));
-        assert_eq!(choose_io_backend(IoChoice::Uring, true).unwrap_err().kind(), Kind::Config);
-    }
-
-    #[test]
-    fn choices_are_named() {
-        assert_eq!("uring".parse::<IoChoice>().unwrap(), IoChoice::Uring);
-        assert!("kqueue".parse::<IoChoice>().is_err());
+        assert!(matches!(choose_io_backend(IoSetting::Auto, true), Ok(IoBackend::Epoll)));
+        assert!(matches!(choose_io_backend(IoSetting::Epoll, true), Ok(IoBackend::Epoll)));
+        assert_eq!(choose_io_backend(IoSetting::Uring, true).unwrap_err().kind(), Kind::Config);
     }
 }

@@ -60,7 +60,7 @@ pub use admin::{AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreHandle, CoreOptions};
 pub(crate) use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerChangeOrder};
-pub use io_backend::{IoBackend, IoChoice, choose_io_backend, probe_uring};
+pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
 pub use responder::RoutingResponder;

@@ -61,10 +61,10 @@ fn one_by_one(scheme: Scheme, seed: Seed, tokens: &[u8], out: &mut Vec<LocalHash
     }
 }
 
-/// Both in turns, so that whatever else the machine does meets both alike: medians and their ratio.
+/// Measures both in alternation, so that other load of the machine affects both alike: medians and their ratio.
 #[expect(clippy::print_stdout, reason = "criterion compares a function with itself only")]
 fn beside_one_by_one(_: &mut Criterion) {
-    const TURNS: usize = 101;
+    const MEASUREMENTS: usize = 101;
     let seed = hash::seed(None, None);
     println!("window  block_bytes  blocks  one_by_one_ns  side_by_side_ns  ratio");
     for (window, block_size) in [Window::Plain, Window::Bigram].into_iter().flat_map(|w| [(w, 16), (w, 32), (w, 64)]) {
@@ -76,7 +76,7 @@ fn beside_one_by_one(_: &mut Criterion) {
             let rounds = 1 + 30_000 / blocks;
             let (mut theirs, mut ours) = (Vec::new(), Vec::new());
             let (mut expected, mut out) = (Vec::new(), Vec::new());
-            for _ in 0..TURNS {
+            for _ in 0..MEASUREMENTS {
                 let started = Instant::now();
                 (0..rounds)
                     .for_each(|_| one_by_one(scheme, black_box(seed), black_box(tokens), black_box(&mut expected)));
@@ -90,7 +90,7 @@ fn beside_one_by_one(_: &mut Criterion) {
             }
             theirs.sort_unstable();
             ours.sort_unstable();
-            let nanos = |turns: &[Duration]| turns[TURNS / 2].as_nanos() as f64 / (rounds * blocks) as f64;
+            let nanos = |times: &[Duration]| times[MEASUREMENTS / 2].as_nanos() as f64 / (rounds * blocks) as f64;
             let (theirs, ours) = (nanos(&theirs), nanos(&ours));
             let bytes = (block_size + u32::from(window == Window::Bigram)) * 4;
             println!("{window:?}  {bytes}  {blocks}  {theirs:.2}  {ours:.2}  {:.2}", theirs / ours);

@@ -104,7 +104,7 @@ fn apart(c: &mut Criterion) {
         let Ok(session) = loads.open_session(None, 0) else { return };
         let mut locals: Vec<LocalHash> = prompt(1).into_iter().take(blocks as usize).collect();
         let (mut next, mut name, mut oldest) = (0_u64, String::new(), String::new());
-        let mut turn = || {
+        let mut book_and_free = || {
             locals[0] = LocalHash(next.wrapping_mul(0xd6e8_feb8_6659_fd93));
             name_of(next, &mut name);
             let booked = loads.book(session, &name, 0, WorkerIndex(next as u32 % 8), demand(black_box(&locals)), 0);
@@ -115,7 +115,7 @@ fn apart(c: &mut Criterion) {
             next += 1;
             (booked.is_ok(), freed)
         };
-        group.bench_function(BenchmarkId::from_parameter(blocks), |bencher| bencher.iter(&mut turn));
+        group.bench_function(BenchmarkId::from_parameter(blocks), |bencher| bencher.iter(&mut book_and_free));
     }
     group.finish();
 }

@@ -37,10 +37,10 @@ pub(super) fn start(
     let mut predictor = Predictor::new(&limits);
     // Before the first request, so that the first booking of each worker finds its place.
     predictor.follow(&fleet.load());
-    let hand_over = Arc::new(BookedQueue::default());
+    let booked_queue = Arc::new(BookedQueue::default());
     let predictions = PredictionAccess {
         readers: predictor.readers(),
-        hand_over: Arc::clone(&hand_over),
+        booked_queue: Arc::clone(&booked_queue),
         counters: predictor.counters(),
     };
     let ending = Arc::new(AtomicBool::new(false));
@@ -49,15 +49,15 @@ pub(super) fn start(
         let now_ms = || started.elapsed().as_millis() as u64;
         // Acquire: pairs with the Release in `stop`.
         while !ended.load(Ordering::Acquire) {
-            if let Some(rest) = step(&mut predictor, &hand_over, &fleet, now_ms()) {
-                std::thread::park_timeout(rest);
+            if let Some(pause) = step(&mut predictor, &booked_queue, &fleet, now_ms()) {
+                std::thread::park_timeout(pause);
             }
         }
     });
     let thread = spawned.map_err(|error| {
         Error::new(Kind::System, "cannot start the predictor", "raise the limit of processes").caused_by(error)
     })?;
-    predictions.hand_over.set_consumer(thread.thread().clone());
+    predictions.booked_queue.set_consumer(thread.thread().clone());
     Ok((predictions, Some(PredictorThread { thread, ending })))
 }
 
@@ -72,18 +72,18 @@ fn limits(space: &SpaceConfig, secret: u64) -> Option<PredictionLimits> {
 
 /// One step of the thread. Returns the pause after it, if there is one; a booking that arrives meanwhile ends the
 /// pause.
-fn step(predictor: &mut Predictor, hand_over: &BookedQueue, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
+fn step(predictor: &mut Predictor, booked_queue: &BookedQueue, fleet: &Fleet, now_ms: u64) -> Option<Duration> {
     predictor.follow(&fleet.load());
     let choked = predictor.is_choked();
     for _ in 0..if choked { 0 } else { PREDICTED_BOOKINGS_PER_QUANTUM_MAX } {
-        let Some(booked) = hand_over.pop() else { break };
+        let Some(booked) = booked_queue.pop() else { break };
         predictor.book(&booked);
-        hand_over.recycle(booked);
+        booked_queue.recycle(booked);
     }
     let more = predictor.pass_time(now_ms);
     match () {
         () if choked => Some(Duration::from_millis(CHOKED_PAUSE_MS)),
-        () if more || !hand_over.is_empty() => None,
+        () if more || !booked_queue.is_empty() => None,
         () => Some(Duration::from_millis(PREDICTIONS_EXPIRY_EVERY_MS)),
     }
 }

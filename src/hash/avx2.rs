@@ -47,9 +47,9 @@ fn short(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
     };
     // SAFETY: both arrays are 32 bytes.
     let (first, last) = unsafe { (load(key(0, 32).as_ptr()), load(key(48, 16).as_ptr())) };
-    let mut turns = out.chunks_exact_mut(FOUR);
+    let mut chunks = out.chunks_exact_mut(FOUR);
     let mut at = 0;
-    for turn in &mut turns {
+    for chunk in &mut chunks {
         let two = |block: usize| {
             let (left, right) = (blocks.start(block), blocks.start(block + 1));
             // SAFETY: both blocks are below the count, `out` has one hash for each, and have at least 33 bytes.
@@ -68,12 +68,12 @@ fn short(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]) {
         let mut words = [0_u64; FOUR];
         // SAFETY: four words are 32 bytes.
         unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), sums) };
-        for (to, sum) in turn.iter_mut().zip(words) {
+        for (to, sum) in chunk.iter_mut().zip(words) {
             to.0 = scalar::avalanche(sum.wrapping_add(scalar::of_length(window)));
         }
         at += FOUR;
     }
-    for (block, to) in turns.into_remainder().iter_mut().enumerate() {
+    for (block, to) in chunks.into_remainder().iter_mut().enumerate() {
         to.0 = scalar::hash(blocks.at(at + block), keys);
     }
 }

@@ -47,16 +47,16 @@ pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]
     assert_eq!(blocks.count(), out.len(), "a hash for each block");
     match blocks.window() {
         0..=32 => scalar::hash_each(blocks, keys, out),
-        33..LINE => turns::<TWO_ENDS, 0>(blocks, 0, keys, out),
+        33..LINE => hash_by_eights::<TWO_ENDS, 0>(blocks, 0, keys, out),
         LINE => {
             let at = blocks.lines().map_or(0, |lines| tens(lines, keys, out));
-            turns::<ONE_LINE, LINE>(blocks, at, keys, out);
+            hash_by_eights::<ONE_LINE, LINE>(blocks, at, keys, out);
         }
-        128 => turns::<TWO_LINES, 128>(blocks, 0, keys, out),
-        65..=MIDDLE_BYTES_MAX => turns::<TWO_LINES, 0>(blocks, 0, keys, out),
-        256 => turns::<STRIPES, 256>(blocks, 0, keys, out),
-        260 => turns::<STRIPES, 260>(blocks, 0, keys, out),
-        _ => turns::<STRIPES, 0>(blocks, 0, keys, out),
+        128 => hash_by_eights::<TWO_LINES, 128>(blocks, 0, keys, out),
+        65..=MIDDLE_BYTES_MAX => hash_by_eights::<TWO_LINES, 0>(blocks, 0, keys, out),
+        256 => hash_by_eights::<STRIPES, 256>(blocks, 0, keys, out),
+        260 => hash_by_eights::<STRIPES, 260>(blocks, 0, keys, out),
+        _ => hash_by_eights::<STRIPES, 0>(blocks, 0, keys, out),
     }
 }
 
@@ -78,18 +78,23 @@ fn tens(lines: &[[u8; LINE]], keys: &Keys, out: &mut [LocalHash]) -> usize {
 
 /// Hashes all blocks from `at` on, eight per iteration. `WINDOW` is 0 if it is not known at compile time.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
-fn turns<const SHAPE: u8, const WINDOW: usize>(blocks: Blocks<'_>, mut at: usize, keys: &Keys, out: &mut [LocalHash]) {
+fn hash_by_eights<const SHAPE: u8, const WINDOW: usize>(
+    blocks: Blocks<'_>,
+    mut at: usize,
+    keys: &Keys,
+    out: &mut [LocalHash],
+) {
     let count = blocks.count();
     if count >= EIGHT {
         let layout = Layout::new(known::<WINDOW>(blocks.window()), keys);
         while count - at >= REST_MIN {
             let from = at.min(count - EIGHT);
             let starts = std::array::from_fn(|block| blocks.start(from + block));
-            let turn = &mut out[from..from + EIGHT];
+            let chunk = &mut out[from..from + EIGHT];
             // SAFETY: there are eight blocks from `from` on, of the window that chose the shape.
-            unsafe { eight::<SHAPE, WINDOW>(starts, blocks.window(), &layout, keys, turn) };
+            unsafe { eight::<SHAPE, WINDOW>(starts, blocks.window(), &layout, keys, chunk) };
             if SHAPE == TWO_LINES && blocks.window() > SHORT_BYTES_MAX {
-                for (block, to) in turn.iter_mut().enumerate() {
+                for (block, to) in chunk.iter_mut().enumerate() {
                     to.0 = scalar::middle_rest(blocks.at(from + block), keys, to.0);
                 }
             }
@@ -290,7 +295,7 @@ fn scrambled(sums: __m512i, key: __m512i) -> __m512i {
     _mm512_mullo_epi64(mixed, _mm512_set1_epi64(i64::from(PRIME_SCRAMBLE)))
 }
 
-/// The folded products of the pairs of words of two blocks, in turns.
+/// The folded products of the pairs of words of two blocks, in alternation.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma")]
 #[inline]
 fn products(left: __m512i, right: __m512i) -> __m512i {

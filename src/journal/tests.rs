@@ -175,7 +175,7 @@ fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
         }
         // Slower than the decisions come.
         if step % 10 == 0 {
-            writer.turn();
+            writer.round();
         }
     }
     writer.finish();
@@ -223,12 +223,12 @@ fn a_failing_disk_costs_journal_records_and_nothing_else() {
     };
     note();
     note();
-    writer.turn();
+    writer.round();
     assert_eq!((counters.get(JournalCounter::WritesFailed), counters.get(JournalCounter::Unwritten)), (1, 2));
     std::fs::create_dir(&dir).unwrap();
     // It pauses before it tries again.
     for _ in 0..crate::limits::JOURNAL_RETRY_ROUNDS {
-        writer.turn();
+        writer.round();
     }
     note();
     writer.finish();

@@ -129,14 +129,14 @@ pub struct WriterPlan {
     pub counters: Arc<CounterSet<JournalCounter>>,
 }
 
-/// The writer without its thread, which calls [`turn`](Self::turn).
+/// The writer without its thread, which calls [`round`](Self::round).
 pub(super) struct Writer {
     plan: WriterPlan,
     files: Option<Files>,
     encoder: Encoder,
     /// Encoded records that are not written yet.
     bytes: Vec<u8>,
-    /// Turns until a disk that failed is tried again.
+    /// Rounds until a disk that failed is tried again.
     retry_rounds: u32,
 }
 
@@ -152,7 +152,7 @@ impl Writer {
     }
 
     /// Takes a bounded number of decisions from every queue. Whether more may wait.
-    pub(super) fn turn(&mut self) -> bool {
+    pub(super) fn round(&mut self) -> bool {
         self.retry_rounds = self.retry_rounds.saturating_sub(1);
         let mut more = false;
         for core in 0..self.plan.queues.len() {
@@ -239,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// Counts and logs a failure of the disk, and pauses writing for some turns.
+    /// Counts and logs a failure of the disk, and pauses writing for some rounds.
     fn failed(&mut self, error: &io::Error) {
         self.plan.counters.bump(JournalCounter::WritesFailed);
         self.retry_rounds = JOURNAL_RETRY_ROUNDS;
@@ -249,7 +249,7 @@ impl Writer {
 
     /// Takes all decisions that wait, and closes the file.
     pub(super) fn finish(mut self) {
-        while self.turn() {}
+        while self.round() {}
         if self.files.as_ref().is_some_and(Files::is_open) {
             self.end_file();
         }
@@ -277,9 +277,9 @@ impl WriterThread {
         let run = move || {
             // Acquire: pairs with the Release in `stop`.
             while !ended.load(Ordering::Acquire) {
-                if !writer.turn() {
-                    let rest_ms = if is_off() { JOURNAL_OFF_PAUSE_MS } else { JOURNAL_PAUSE_MS };
-                    std::thread::park_timeout(Duration::from_millis(rest_ms));
+                if !writer.round() {
+                    let pause_ms = if is_off() { JOURNAL_OFF_PAUSE_MS } else { JOURNAL_PAUSE_MS };
+                    std::thread::park_timeout(Duration::from_millis(pause_ms));
                 }
             }
             writer.finish();

@@ -455,7 +455,7 @@ impl Reclaimer {
 
     /// Tries until all memory is freed, with growing pauses while no further lane ends.
     fn run(&self) {
-        let mut rest_ms = LANE_RECLAIM_BACK_OFF_MS_MIN;
+        let mut back_off_ms = LANE_RECLAIM_BACK_OFF_MS_MIN;
         loop {
             let memories = {
                 let mut ended = self.ended.lock();
@@ -471,9 +471,12 @@ impl Reclaimer {
                 ended.is_running = false;
                 return;
             }
-            let arrived = has_new || !self.arrived.wait_for(&mut ended, Duration::from_millis(rest_ms)).timed_out();
-            rest_ms =
-                if arrived { LANE_RECLAIM_BACK_OFF_MS_MIN } else { (rest_ms * 2).min(LANE_RECLAIM_BACK_OFF_MS_MAX) };
+            let arrived = has_new || !self.arrived.wait_for(&mut ended, Duration::from_millis(back_off_ms)).timed_out();
+            back_off_ms = if arrived {
+                LANE_RECLAIM_BACK_OFF_MS_MIN
+            } else {
+                (back_off_ms * 2).min(LANE_RECLAIM_BACK_OFF_MS_MAX)
+            };
         }
     }
 }

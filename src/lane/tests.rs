@@ -122,18 +122,18 @@ fn copied_words_do_not_change_with_the_ring() {
     assert_eq!(out, [1; 16]);
 }
 
-/// A word whose every store lets another thread have a turn, and whose every load may be followed by a lie.
+/// A word whose every store lets another thread run, and whose every load may be followed by a false value.
 #[derive(Default)]
 struct Stepped {
     value: AtomicU64,
-    turns: Option<std::sync::Barrier>,
+    steps: Option<std::sync::Barrier>,
     after_load: Option<u64>,
 }
 
 impl Stepped {
-    fn turn(&self) {
-        if let Some(turns) = &self.turns {
-            turns.wait();
+    fn step(&self) {
+        if let Some(steps) = &self.steps {
+            steps.wait();
         }
     }
 }
@@ -147,8 +147,8 @@ impl Word for Stepped {
 
     fn store(&self, value: u64, order: Ordering) {
         Word::store(&self.value, value, order);
-        self.turn();
-        self.turn();
+        self.step();
+        self.step();
     }
 
     fn swap(&self, value: u64, order: Ordering) -> u64 {
@@ -171,7 +171,7 @@ impl Word for Stepped {
 #[test]
 fn the_beginning_of_a_long_frame_is_read_while_the_rest_is_being_written() {
     const WORDS_AT_ONCE: usize = LANE_PUBLISHED_BYTES / 8;
-    let tail = Stepped { turns: Some(std::sync::Barrier::new(2)), ..Stepped::default() };
+    let tail = Stepped { steps: Some(std::sync::Barrier::new(2)), ..Stepped::default() };
     let (head, words) = (Stepped::default(), (0..4 * WORDS_AT_ONCE).map(|_| Stepped::default()).collect::<Vec<_>>());
     let ring = Ring { tail: &tail, head: &head, words: &words };
     let frame: Vec<u8> = (0..2 * LANE_PUBLISHED_BYTES + 40).map(|at| (at % 251) as u8).collect();
@@ -181,9 +181,9 @@ fn the_beginning_of_a_long_frame_is_read_while_the_rest_is_being_written() {
         let mut consumer = Consumer::default();
         while received.len() < frame.len() {
             // The writer is in the middle of its one call until the second wait.
-            tail.turn();
+            tail.step();
             parts.push(consumer.pop(&ring, usize::MAX, &mut received).expect("an honest writer"));
-            tail.turn();
+            tail.step();
         }
     });
     assert_eq!(parts, [LANE_PUBLISHED_BYTES, LANE_PUBLISHED_BYTES, 40]);
@@ -192,7 +192,7 @@ fn the_beginning_of_a_long_frame_is_read_while_the_rest_is_being_written() {
 
 #[test]
 fn words_copied_before_a_fault_are_returned_first() {
-    // The memory is emptied between the first look at the tail and the second.
+    // The memory is emptied between the first read of the tail and the second.
     let tail = Stepped { value: AtomicU64::new(3), after_load: Some(0), ..Stepped::default() };
     let (head, words) =
         (Stepped::default(), [(); 4].map(|()| Stepped { value: AtomicU64::new(7), ..Stepped::default() }));

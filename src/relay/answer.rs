@@ -104,7 +104,7 @@ impl Answering {
             let now_ms = self.now_ms();
             self.take_parts(now_ms);
             // While anything can be sent, it does not wait, but it reads requests in between.
-            while self.turn(now_ms) && !self.ends.load(Ordering::Relaxed) {
+            while self.serve_all(now_ms) && !self.ends.load(Ordering::Relaxed) {
                 if !self.questions(0) {
                     return;
                 }
@@ -120,7 +120,7 @@ impl Answering {
     /// Waits for requests, for a limited time, and takes all that are there. `false` = the event loop failed.
     fn questions(&mut self, wait_ms: u64) -> bool {
         let (mut questions, now_ms) = (std::mem::take(&mut self.questions), self.now_ms());
-        if let Err(error) = self.server.turn(Duration::from_millis(wait_ms), now_ms, &mut questions) {
+        if let Err(error) = self.server.serve_peers(Duration::from_millis(wait_ms), now_ms, &mut questions) {
             tracing::error!(%error, "the event loop of replays failed; lost batches are not replayed any more");
             return false;
         }
@@ -185,7 +185,7 @@ impl Answering {
     }
 
     /// Sends some messages of every answer. `true` = more could be sent at once.
-    fn turn(&mut self, now_ms: u64) -> bool {
+    fn serve_all(&mut self, now_ms: u64) -> bool {
         let mut askers = std::mem::take(&mut self.askers);
         let mut moved = false;
         askers.retain_mut(|asker| {

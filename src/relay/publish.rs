@@ -151,7 +151,7 @@ impl Sending {
         // Relaxed: nothing else depends on it.
         while !self.ends.load(Ordering::Relaxed) {
             let now_ms = started.elapsed().as_millis() as u64;
-            if let Err(error) = self.server.turn(Duration::from_millis(RELAY_WAIT_MS), now_ms, &mut said) {
+            if let Err(error) = self.server.serve_peers(Duration::from_millis(RELAY_WAIT_MS), now_ms, &mut said) {
                 tracing::error!(%error, "the event loop of the stream failed; nothing is sent any more");
                 return;
             }

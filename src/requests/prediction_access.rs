@@ -12,14 +12,14 @@ use crate::predict::{BookedQueue, PredictionReader};
 pub(crate) struct PredictionAccess {
     /// By `SpaceId`.
     pub(crate) readers: Vec<Option<PredictionReader>>,
-    pub(crate) hand_over: Arc<BookedQueue>,
+    pub(crate) booked_queue: Arc<BookedQueue>,
     pub(crate) counters: Arc<CounterSet<PredictorCounter>>,
 }
 
 impl PredictionAccess {
     /// The queue for the bookings of a space; `None` if nothing is predicted from them.
     pub(super) fn of(&self, space: SpaceId) -> Option<&BookedQueue> {
-        self.readers.get(space.0 as usize)?.as_ref().map(|_| &*self.hand_over)
+        self.readers.get(space.0 as usize)?.as_ref().map(|_| &*self.booked_queue)
     }
 
     /// The blocks predicted for a worker; `None` if its cache is not predicted.

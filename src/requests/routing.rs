@@ -205,7 +205,7 @@ impl RoutingService {
 
     /// Hands the new booking to the predictor, if the worker's cache is predicted from bookings.
     fn predict(&self, request: &RouteRequest<'_>, decision: &Decision, now_ms: u64) {
-        let Some(hand_over) = self.tables.predictions.of(request.space) else { return };
+        let Some(booked_queue) = self.tables.predictions.of(request.space) else { return };
         let Some(chosen) = decision.candidates.first().filter(|chosen| chosen.trust.level == TrustLevel::Predicted)
         else {
             return;
@@ -214,7 +214,7 @@ impl RoutingService {
         if locals.is_empty() {
             return;
         }
-        if !hand_over.push(request.space, (chosen.index, chosen.worker), locals, now_ms) {
+        if !booked_queue.push(request.space, (chosen.index, chosen.worker), locals, now_ms) {
             self.metrics.counters.bump(CoreCounter::PredictionsDropped);
         }
     }

@@ -104,7 +104,7 @@ pub struct Peer {
     /// Events that the caller has not taken yet. They are few, because the connection does not proceed while there are any.
     events: VecDeque<LinkEvent>,
     /// The pause after the next failure.
-    rest_ms: u64,
+    back_off_ms: u64,
 }
 
 impl std::fmt::Debug for Peer {
@@ -126,8 +126,8 @@ impl Peer {
     ) -> Result<Self> {
         let address = Address::parse(endpoint)?;
         let (state, events) = (State::BackingOff { until_ms: now_ms }, VecDeque::new());
-        let rest_ms = ZMQ_RECONNECT_MS_MIN;
-        let mut this = Self { address, role, bounds, opening, registry, token, state, events, rest_ms };
+        let back_off_ms = ZMQ_RECONNECT_MS_MIN;
+        let mut this = Self { address, role, bounds, opening, registry, token, state, events, back_off_ms };
         this.connect(now_ms);
         Ok(this)
     }
@@ -242,7 +242,7 @@ impl Peer {
         if let State::Handshaking { wire, .. } = std::mem::replace(&mut self.state, resting) {
             let heard_bytes = wire.received_bytes();
             self.state = State::Up { wire, heard_ms: now_ms, heard_bytes, pinged_ms: None, drained: false };
-            self.rest_ms = ZMQ_RECONNECT_MS_MIN;
+            self.back_off_ms = ZMQ_RECONNECT_MS_MIN;
             self.events.push_back(LinkEvent::Handshake);
         }
         Ok(Next::Later)
@@ -290,14 +290,14 @@ impl Peer {
             State::BackingOff { .. } | State::Resolving(_) => {}
         }
         if bound.is_some() {
-            self.rest_ms = ZMQ_RECONNECT_MS_MAX;
+            self.back_off_ms = ZMQ_RECONNECT_MS_MAX;
         }
         self.rest(now_ms);
     }
 
     fn rest(&mut self, now_ms: u64) {
-        self.state = State::BackingOff { until_ms: now_ms + self.rest_ms };
-        self.rest_ms = (self.rest_ms * 2).min(ZMQ_RECONNECT_MS_MAX);
+        self.state = State::BackingOff { until_ms: now_ms + self.back_off_ms };
+        self.back_off_ms = (self.back_off_ms * 2).min(ZMQ_RECONNECT_MS_MAX);
     }
 
     /// Begins an attempt.

@@ -213,7 +213,7 @@ impl Server {
         &self.endpoint
     }
 
-    /// Ends the wait of [`Self::turn`] from another thread.
+    /// Ends the wait of [`Self::serve_peers`] from another thread.
     #[must_use]
     pub fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.waker)
@@ -236,7 +236,12 @@ impl Server {
     ///
     /// # Errors
     /// The event loop failed; no more messages will come.
-    pub fn turn(&mut self, wait: Duration, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> io::Result<()> {
+    pub fn serve_peers(
+        &mut self,
+        wait: Duration,
+        now_ms: u64,
+        received: &mut Vec<(PeerId, Message)>,
+    ) -> io::Result<()> {
         let mut events = Events::with_capacity(POLL_EVENTS);
         let wait = if self.unread.is_empty() { wait } else { Duration::ZERO };
         match self.poll.poll(&mut events, Some(wait)) {

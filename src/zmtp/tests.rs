@@ -269,7 +269,7 @@ fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super:
     while each(&mut server, std::mem::take(&mut received)) {
         assert!(started.elapsed() < PATIENCE, "it never came to its end");
         let now_ms = started.elapsed().as_millis() as u64;
-        server.turn(Duration::from_millis(5), now_ms, &mut received).expect("an event loop");
+        server.serve_peers(Duration::from_millis(5), now_ms, &mut received).expect("an event loop");
     }
     server.counts()
 }
@@ -387,7 +387,7 @@ fn fill(stream: &mut TcpStream, bytes: &[u8], done: &mut usize) {
 
 #[test]
 fn a_peer_that_never_pauses_gets_one_turn_at_a_time() {
-    let (mut flooding, mut sent, mut turns, mut most_bytes) = (None, 0, 0, 0);
+    let (mut flooding, mut sent, mut rounds, mut most_bytes) = (None, 0, 0, 0);
     // Unknown commands: they take none of the room for messages.
     let flood = [command("NOTHING", &[7; 200]).repeat(100), frame(0, 8, &[9; 8])].concat();
     let mut read_bytes = Vec::new();
@@ -400,15 +400,15 @@ fn a_peer_that_never_pauses_gets_one_turn_at_a_time() {
         });
         fill(stream, &flood, &mut sent);
         if !questions.is_empty() {
-            turns += 1;
+            rounds += 1;
             read_bytes.push(questions.len() * flood.len());
             most_bytes = most_bytes.max(questions.len() * flood.len());
         }
-        turns < 20
+        rounds < 20
     });
-    // The budget is used up by a read that began within it; a question's bytes may have come in the turn before.
-    let turn_bytes_max = RELAY_PEER_QUANTUM_BYTES_MAX + ZMQ_READ_BYTES + flood.len();
-    assert!(most_bytes <= turn_bytes_max, "{most_bytes} bytes of one peer in a turn: {read_bytes:?}");
+    // The budget is used up by a read that began within it; a question's bytes may have come in the round before.
+    let round_bytes_max = RELAY_PEER_QUANTUM_BYTES_MAX + ZMQ_READ_BYTES + flood.len();
+    assert!(most_bytes <= round_bytes_max, "{most_bytes} bytes of one peer in a round: {read_bytes:?}");
 }
 
 #[test]
@@ -426,7 +426,7 @@ fn a_peer_s_messages_in_one_turn_are_bounded_however_short_they_are() {
         most = most.max(questions.len());
         heard < 40 * RELAY_PEER_QUANTUM_MESSAGES_MAX
     });
-    assert!(most <= RELAY_PEER_QUANTUM_MESSAGES_MAX, "{most} messages of one peer in one turn");
+    assert!(most <= RELAY_PEER_QUANTUM_MESSAGES_MAX, "{most} messages of one peer in one round");
 }
 
 /// Bytes of a message, counted until the last holder drops them.

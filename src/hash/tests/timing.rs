@@ -9,11 +9,11 @@ use std::time::Instant;
 
 const LENGTHS: [usize; 20] = [4, 8, 16, 24, 32, 36, 48, 64, 68, 96, 100, 128, 132, 160, 192, 240, 256, 260, 512, 1024];
 const COUNTS: [usize; 10] = [1, 2, 4, 8, 10, 12, 16, 24, 32, 64];
-const TURNS: usize = 31;
-/// Bytes that are hashed between two looks at the clock.
-const TURN_BYTES: usize = 1 << 18;
+const MEASUREMENTS: usize = 31;
+/// Bytes that are hashed between two reads of the clock.
+const MEASUREMENT_BYTES: usize = 1 << 18;
 
-/// Nanoseconds a block, the least of all turns: `does` hashes `count` blocks.
+/// Nanoseconds for each block, the least of all measurements: `does` hashes `count` blocks.
 fn least(best: &mut f64, rounds: usize, count: usize, mut does: impl FnMut()) {
     let started = Instant::now();
     (0..rounds).for_each(|_| does());
@@ -31,8 +31,8 @@ fn every_isa_beside_the_library() {
                 let bytes: Vec<u8> = (0..count * window).map(|at| (at * 167) as u8).collect();
                 let (mut expected, mut out) = (vec![LocalHash(0); count], vec![LocalHash(0); count]);
                 let (mut theirs, mut ours) = (f64::MAX, f64::MAX);
-                let rounds = TURN_BYTES.div_ceil(bytes.len());
-                for _ in 0..TURNS {
+                let rounds = MEASUREMENT_BYTES.div_ceil(bytes.len());
+                for _ in 0..MEASUREMENTS {
                     least(&mut theirs, rounds, count, || {
                         let (bytes, seed) = black_box((&bytes[..], SEED_BASE));
                         for (block, to) in black_box(&mut expected).iter_mut().enumerate() {

@@ -183,7 +183,7 @@ fn memory_that_was_given_up_is_reclaimed_without_further_events() {
     let garbage_bytes = |shard: &Shard| shard.spaces[0].writer.memory().garbage_bytes;
     waste(&mut shard);
     assert!(!shard.spaces[0].sweep(false));
-    assert!(garbage_bytes(&shard) > 0, "not in every turn");
+    assert!(garbage_bytes(&shard) > 0, "not in every sweep");
     assert!(!shard.spaces[0].sweep(true));
     assert_eq!(garbage_bytes(&shard), 0);
     waste(&mut shard);

@@ -7,8 +7,8 @@
 //! model is of one step of the writer, in which few are: a node is split, a prompt ends, its words are another's, a
 //! table grows. The longest takes some seconds.
 //!
-//! Each model says which answers there may be, and that each of them occurs. Of those with a middle state there is a
-//! twin whose reader leaves the second look out, or whose writer a fence, and must be caught.
+//! Each model lists the possible answers, and checks that each of them occurs. Each model with a middle state has a
+//! mutant, which must fail: its reader omits the second read, or its writer omits a fence.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;

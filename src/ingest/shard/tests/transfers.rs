@@ -201,9 +201,9 @@ fn a_bounded_number_of_transfers_waits() {
     assert!(asked.pop().as_ref().is_some_and(refused) && !asked.iter().any(refused));
     assert_eq!(shard.poll_timeout_ms(500), 0);
     // One after the other: begin and end, because the worker holds no block.
-    for turn in 0..2 * asked.len() + 2 {
-        shard.round(Now { unix_ms: 1, uptime_ms: turn as u64 });
-        shard.transfer(Now { unix_ms: 1, uptime_ms: turn as u64 });
+    for round in 0..2 * asked.len() + 2 {
+        shard.round(Now { unix_ms: 1, uptime_ms: round as u64 });
+        shard.transfer(Now { unix_ms: 1, uptime_ms: round as u64 });
     }
     for parts in &asked {
         assert!(matches!(last(parts), DumpPart::End(end) if end.blocks == 0));

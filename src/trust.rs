@@ -1,7 +1,7 @@
 //! Trust: how far an answer about a worker's cache may be believed, and why not further.
 //!
-//! Every candidate of every reply carries a level and a set of reasons. This file only defines them; `event::worker_trust`
-//! decides when a worker's trust changes.
+//! Every candidate of every reply carries a level and a set of reasons. This file only defines them;
+//! `event::worker_trust` decides when a worker's trust changes.
 
 use std::fmt;
 

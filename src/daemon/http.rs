@@ -22,13 +22,13 @@ use crate::requests::{CoreMetrics, RequestQueue, RequestTables, RoutingService};
 use crate::route::PolicyTable;
 use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WorkerChangeOrder};
 
-/// Changes to make together, and the receiver of the result.
-type Orders = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
+/// Changes of workers to make together, and the receiver of the result.
+type ChangeRequest = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
 
 /// The HTTP port as the control thread sees it.
 pub(super) struct Http {
     pub(super) thread: Option<HttpThread>,
-    orders: mpsc::Receiver<Orders>,
+    changes: mpsc::Receiver<ChangeRequest>,
     is_draining: Arc<AtomicBool>,
 }
 
@@ -42,7 +42,7 @@ impl Http {
         (statistics, pages): (&Arc<Statistics>, &MetricsPages),
         ingest_threads: &Arc<IngestThreads>,
     ) -> Result<Self> {
-        let (send, orders) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
+        let (send, changes) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
         let is_draining = Arc::<AtomicBool>::default();
         let start = |port: HttpPort| {
             let metrics = statistics.cores.get(cores).map_or_else(Arc::<CoreMetrics>::default, Arc::clone);
@@ -55,21 +55,21 @@ impl Http {
                 pages: pages.clone(),
                 // A weak reference: a dump in progress must not keep the ingest threads from ending.
                 ingest_threads: Arc::downgrade(ingest_threads),
-                orders: send,
+                changes: send,
                 is_draining: Arc::clone(&is_draining),
             };
             let service = RoutingService::new(tables.clone(), metrics, cores, core_seed(config, cores));
             port.start(service, cores, counted, Arc::new(backend))
         };
         let thread = port.map(start).transpose()?;
-        Ok(Self { thread, orders, is_draining })
+        Ok(Self { thread, changes, is_draining })
     }
 
-    /// Makes the changes of workers that HTTP clients order, for ever.
+    /// Makes the changes of workers that HTTP clients request, for ever.
     pub(super) async fn change_workers(&mut self, desired: &DesiredFleet) {
-        while let Some((orders, done)) = self.orders.recv().await {
+        while let Some((changes, done)) = self.changes.recv().await {
             // The change is made even if its client has gone.
-            let _ = done.send(desired.change_together(&orders).map(drop));
+            let _ = done.send(desired.change_together(&changes).map(drop));
         }
         std::future::pending().await
     }
@@ -89,7 +89,7 @@ struct Backend {
     spaces: Vec<SpaceConfig>,
     pages: MetricsPages,
     ingest_threads: Weak<IngestThreads>,
-    orders: mpsc::Sender<Orders>,
+    changes: mpsc::Sender<ChangeRequest>,
     is_draining: Arc<AtomicBool>,
 }
 
@@ -119,9 +119,9 @@ impl HttpBackend for Backend {
         &self.pages
     }
 
-    fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>> {
+    fn change(&self, changes: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>> {
         let (done, outcome) = oneshot::channel();
-        self.orders.try_send((orders, done)).map_err(|error| match error {
+        self.changes.try_send((changes, done)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
                 Error::new(Kind::Overloaded, "too many changes of workers wait", "ask again later")
             }

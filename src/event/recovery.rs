@@ -287,13 +287,13 @@ impl Recovery {
         }
     }
 
-    /// Whether the answer, or more of it, is overdue.
+    /// Whether the wait for the answer, or for more of it, has timed out.
     #[must_use]
-    pub const fn is_overdue(&self, now_ms: u64) -> bool {
+    pub const fn has_timed_out(&self, now_ms: u64) -> bool {
         match self.state {
             State::Asked { heard_ms, answer, .. } => {
-                let patience_ms = if answer.begun { REPLAY_NEXT_MS_MAX } else { REPLAY_FIRST_MS_MAX };
-                now_ms.saturating_sub(heard_ms) >= patience_ms
+                let timeout_ms = if answer.begun { REPLAY_NEXT_MS_MAX } else { REPLAY_FIRST_MS_MAX };
+                now_ms.saturating_sub(heard_ms) >= timeout_ms
             }
             _ => false,
         }

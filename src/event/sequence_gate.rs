@@ -13,7 +13,7 @@
 //! | Live at `l` | batch `n <= l`, remembered with other bytes, or not remembered | Restart{`n`, `l`} | Live at `n`, remembers only `n` |
 //! | Live at `l` | disconnected | – | Waiting, after `l` |
 //! | any | resumed at `w` | – | Live at `w`, remembers what the previous gate remembered |
-//! | any | told to expect `n` next | – | Live at `n-1`, remembers nothing |
+//! | any | the caller sets `n` as the next number | – | Live at `n-1`, remembers nothing |
 //!
 //! The gate remembers a received batch while its number is among the last [`GATE_PAYLOADS_REMEMBERED`] up to `l`. It
 //! also remembers replayed batches ([`SequenceGate::replayed`]) until the live stream, which can lag behind a replay,

@@ -1,7 +1,7 @@
 //! The slow path of a store: one block at a time, with all checks, and the placement of dormant blocks.
 //!
-//! The checks come first and change nothing. The changes are one multi-write ([`super::shared_index::ShardHead`]): readers
-//! wait or walk again, so no step is seen alone.
+//! The checks come first and change nothing. The changes are one multi-write ([`super::shared_index::ShardHead`]):
+//! readers wait or walk again, so no step is seen alone.
 
 use super::arena::CHUNK_WORDS;
 use super::holders::{HolderBit, HolderState, Layer};

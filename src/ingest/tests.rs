@@ -16,11 +16,11 @@ use crate::trust::{Trust, TrustLevel, TrustReason as R, TrustReasons};
 
 mod bounds;
 mod copies;
-mod doubt;
 mod dump;
 mod formats;
 mod loaded;
 mod lossy;
+mod lowered_trust;
 mod offload_property;
 mod offloaded;
 mod replayed;

@@ -1,5 +1,5 @@
-//! The writer thread of the journal takes sampled decisions from the serving threads: it writes them to files, and passes
-//! them to the shadow policy.
+//! The writer thread of the journal takes sampled decisions from the serving threads: it writes them to files, and
+//! passes them to the shadow policy.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -352,7 +352,7 @@ impl LaneSizes {
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`] with the valid sizes.
-    pub fn asked(request_bytes: u32, reply_bytes: u32, bytes_max: u32) -> Result<Self> {
+    pub fn requested(request_bytes: u32, reply_bytes: u32, bytes_max: u32) -> Result<Self> {
         let usual = |bytes: u32| if bytes == 0 { LANE_RING_BYTES_DEFAULT.min(bytes_max) } else { bytes };
         let (request_bytes, reply_bytes) = (usual(request_bytes), usual(reply_bytes));
         for bytes in [request_bytes, reply_bytes] {
@@ -370,9 +370,9 @@ impl LaneSizes {
     /// The sizes in a daemon's reply.
     ///
     /// # Errors
-    /// As [`LaneSizes::asked`].
-    pub fn told(request_bytes: u32, reply_bytes: u32) -> Result<Self> {
-        Self::asked(request_bytes, reply_bytes, LANE_RING_BYTES_CEILING)
+    /// As [`LaneSizes::requested`].
+    pub fn granted(request_bytes: u32, reply_bytes: u32) -> Result<Self> {
+        Self::requested(request_bytes, reply_bytes, LANE_RING_BYTES_CEILING)
     }
 
     /// Bytes of the request ring.
@@ -487,14 +487,14 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_two_within_bounds_and_rings_do_not_overlap() {
-        let usual = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).unwrap();
+        let usual = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING).unwrap();
         assert_eq!([usual.request_bytes(), usual.reply_bytes()], [LANE_RING_BYTES_DEFAULT; 2]);
-        assert_eq!(LaneSizes::asked(0, 0, 8192).unwrap().request_bytes(), 8192, "the limit");
+        assert_eq!(LaneSizes::requested(0, 0, 8192).unwrap().request_bytes(), 8192, "the limit");
         for refused in [1, 4095, 4097, 6000, 2 * 8192, u32::MAX, 1 << 31] {
-            assert_eq!(LaneSizes::asked(refused, 0, 8192).unwrap_err().kind(), Kind::InvalidArgument);
-            assert_eq!(LaneSizes::asked(0, refused, 8192).unwrap_err().kind(), Kind::InvalidArgument);
+            assert_eq!(LaneSizes::requested(refused, 0, 8192).unwrap_err().kind(), Kind::InvalidArgument);
+            assert_eq!(LaneSizes::requested(0, refused, 8192).unwrap_err().kind(), Kind::InvalidArgument);
         }
-        let sizes = LaneSizes::asked(4096, 8192, 8192).unwrap();
+        let sizes = LaneSizes::requested(4096, 8192, 8192).unwrap();
         assert_eq!((sizes.request_words().len() * 8, sizes.reply_words().len() * 8), (4096, 8192));
         assert_eq!(sizes.reply_words().end * 8, sizes.memory_bytes());
         assert_eq!(sizes.request_words().end, sizes.reply_words().start);

@@ -19,7 +19,7 @@ use crate::limits::{
 
 const BOUNDS: Bounds = Bounds { message_bytes_max: 1 << 20, parts_max: 8, command_bytes_max: 512 };
 /// Far beyond what anything here takes: reached only by a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that the decoder makes of the bytes, given in pieces of these lengths, over and over.
 fn items(role: Role, bytes: &[u8], lengths: &[usize]) -> (Vec<Item>, Option<Refusal>) {
@@ -197,7 +197,7 @@ impl Client {
         let mut events = Events::with_capacity(8);
         loop {
             let now_ms = self.started.elapsed().as_millis() as u64;
-            assert!(self.started.elapsed() < PATIENCE, "nothing came");
+            assert!(self.started.elapsed() < TIMEOUT, "nothing came");
             self.peer.tick(now_ms);
             match self.peer.next(now_ms) {
                 Next::Message(message) => return Ok(message),
@@ -218,7 +218,7 @@ fn says(first: Vec<u8>, then: Vec<u8>, times: usize) -> (String, std::thread::Jo
     let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a connection");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a time limit");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a time limit");
         drop(stream.write_all(&first));
         let taken = (0..times).take_while(|_| stream.write_all(&then).is_ok()).count();
         // Until it is cut.
@@ -267,7 +267,7 @@ fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super:
         Server::bind(&BoundEndpoint::parse("tcp://127.0.0.1:0").expect("an endpoint"), plan).expect("a free port");
     let (started, mut received) = (Instant::now(), Vec::new());
     while each(&mut server, std::mem::take(&mut received)) {
-        assert!(started.elapsed() < PATIENCE, "it never came to its end");
+        assert!(started.elapsed() < TIMEOUT, "it never came to its end");
         let now_ms = started.elapsed().as_millis() as u64;
         server.serve_peers(Duration::from_millis(5), now_ms, &mut received).expect("an event loop");
     }

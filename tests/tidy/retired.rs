@@ -26,6 +26,12 @@ const WORDS: &[&str] = &[
     "unruled",
     "unheard",
     "oddity",
+    "oddities",
+    "patience",
+    "parked",
+    "stirred",
+    "twin",
+    "twins",
     "see off",
     "call roll",
 ];
@@ -39,6 +45,7 @@ const NAMES: &[&str] = &[
     "routes nobody",
     "shadow nobody",
     "told apart",
+    "worker oddities",
     "workers unheard",
 ];
 

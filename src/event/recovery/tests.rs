@@ -148,14 +148,14 @@ fn a_publisher_that_contradicts_itself_is_asked_so_often_and_no_more() {
 }
 
 #[test]
-fn an_answer_is_overdue_sooner_once_it_has_begun() {
+fn an_answer_times_out_sooner_once_it_has_begun() {
     let gate = gate(9);
     let mut recovery = asked(&gate);
-    assert!(!recovery.is_overdue(REPLAY_FIRST_MS_MAX - 1) && recovery.is_overdue(REPLAY_FIRST_MS_MAX));
+    assert!(!recovery.has_timed_out(REPLAY_FIRST_MS_MAX - 1) && recovery.has_timed_out(REPLAY_FIRST_MS_MAX));
     recovery.excuse(50);
-    assert!(!recovery.is_overdue(REPLAY_FIRST_MS_MAX));
+    assert!(!recovery.has_timed_out(REPLAY_FIRST_MS_MAX));
     recovery.replayed(&gate, EventSeq(9), 9, 100);
-    assert!(!recovery.is_overdue(99 + REPLAY_NEXT_MS_MAX) && recovery.is_overdue(100 + REPLAY_NEXT_MS_MAX));
+    assert!(!recovery.has_timed_out(99 + REPLAY_NEXT_MS_MAX) && recovery.has_timed_out(100 + REPLAY_NEXT_MS_MAX));
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn unanswered_ms(gate: &SequenceGate, recovery: &mut Recovery) -> u64 {
             if recovery.wants(*now_ms).is_some() {
                 recovery.ask(gate, *now_ms);
             }
-            if recovery.is_overdue(*now_ms) {
+            if recovery.has_timed_out(*now_ms) {
                 recovery.ended(gate, None, false, *now_ms);
             }
             recovery.gave_up()

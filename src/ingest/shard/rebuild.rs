@@ -4,8 +4,8 @@
 //! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. No answer about them counts from
 //!    then on, whatever the index still shows.
 //! 2. Sockets are closed. Dumps and loads are refused. A command that was being handled gets its answer.
-//! 3. Each index of the shard begins anew, empty (`index::shared_index` says what readers see of that). Workers keep their slots,
-//!    because the fleet's table names them.
+//! 3. Each index of the shard begins anew, empty (`index::shared_index` says what readers see of that). Workers keep
+//!    their slots, because the fleet's table names them.
 //! 4. Another thread opens the sockets again. It asks workers that replay for all batches. Other workers count as joined
 //!    late.
 //!

@@ -186,7 +186,7 @@ impl Shard {
             self.enqueue(at);
         }
         let Some(publisher) = self.publishers.get_mut(at) else { return };
-        let is_over = |replay: &Replay| replay.is_endless(now.uptime_ms) || publisher.stream.replay_is_overdue(now);
+        let is_over = |replay: &Replay| replay.is_endless(now.uptime_ms) || publisher.stream.replay_has_timed_out(now);
         if publisher.replay.as_ref().is_some_and(is_over) {
             let space = &mut self.spaces[publisher.space];
             publisher.stream.replay_ended(space, ReplayEnd::Missing, now);

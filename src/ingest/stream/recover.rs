@@ -281,8 +281,8 @@ impl Stream {
     }
 
     /// Whether the deadline of the replay has passed.
-    pub(in crate::ingest) fn replay_is_overdue(&self, now: Now) -> bool {
-        self.recovery.as_ref().is_some_and(|recovery| recovery.is_overdue(now.uptime_ms))
+    pub(in crate::ingest) fn replay_has_timed_out(&self, now: Now) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.has_timed_out(now.uptime_ms))
     }
 
     /// Probes a worker that was quiet for `probe_after_ms`, 0 = never, and renews one that has lost batches for good.

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crossbeam::channel::bounded;
 use proptest::prelude::*;
 
-use super::doubt::{Shape, stored_raw};
 use super::dump::{begin_of, ended, many};
+use super::lowered_trust::{Shape, stored_raw};
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};
 use crate::event::flat::Encoder;

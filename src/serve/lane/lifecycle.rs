@@ -94,7 +94,7 @@ impl CoreLanes {
             return Err((LaneCounter::RefusedOff, error));
         }
         let (request_bytes, reply_bytes) = (asked.request_ring_bytes, asked.reply_ring_bytes);
-        let sizes = LaneSizes::asked(request_bytes, reply_bytes, self.daemon.ring_bytes_max)
+        let sizes = LaneSizes::requested(request_bytes, reply_bytes, self.daemon.ring_bytes_max)
             .map_err(|error| (LaneCounter::RefusedSizes, error))?;
         let reservation = self.daemon.reserve(peer.uid)?;
         let reclaimer = Arc::clone(&self.daemon.reclaimer);

@@ -49,7 +49,7 @@ impl Rig {
             8..=12 => self.replayed(EventSeq(seq), hash),
             13 => self.ended(true, (which & 1 == 0).then_some(EventSeq(seq))),
             14 => {
-                if self.recovery.is_overdue(self.now_ms) {
+                if self.recovery.has_timed_out(self.now_ms) {
                     self.ended(false, None);
                 }
             }

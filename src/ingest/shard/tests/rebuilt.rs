@@ -57,7 +57,7 @@ impl Pair {
 
     /// Has the thread panic over a worker's batch, while the shard is torn.
     fn harm(&self, worker: usize, seq: u64) {
-        // A second name of a content is stored the careful way.
+        // A second name of a content is stored by the slow path.
         let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[failpoints::IN_MULTI_WRITE.0], &[1]);
         self.engines[worker].send(seq, &batch);
     }

@@ -22,12 +22,12 @@ use crate::trust::{Trust, TrustLevel, TrustReason};
 use std::sync::Arc;
 
 /// Much longer than any step of these tests: only a failure takes this long.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 
 #[track_caller]
 pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -47,7 +47,7 @@ impl Engine {
         socket.set_sndhwm(0).expect("no mark");
         // The socket reports every subscription, also a second one to the same topic.
         socket.set_xpub_verbose(true).expect("verbose");
-        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("a time limit");
+        socket.set_rcvtimeo(TIMEOUT.as_millis() as i32).expect("a time limit");
         socket.bind("tcp://127.0.0.1:*").expect("bound");
         let endpoint = socket.get_last_endpoint().expect("an endpoint").expect("of text");
         Self { socket, endpoint }
@@ -113,7 +113,7 @@ fn block(seq: u64) -> Batch {
 }
 
 fn last(parts: &Receiver<DumpPart>) -> DumpPart {
-    parts.recv_timeout(PATIENCE).expect("a part");
+    parts.recv_timeout(TIMEOUT).expect("a part");
     parts.try_iter().last().expect("more than one part")
 }
 
@@ -129,14 +129,14 @@ fn a_daemon_that_joins_late_is_exact_once_it_has_loaded_anothers_dump() {
     there.applied(20);
     let (sender, parts) = bounded(64);
     let answers = here.handle.load(Worker::new(1, 0), parts).expect("asked");
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(20)) }));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Held { last: Some(EventSeq(20)) }));
     (21..30).for_each(|seq| engine.send(seq, &block(seq)));
     let dump = there.handle.dump(Worker::new(1, 0)).expect("asked");
     (30..60).for_each(|seq| engine.send(seq, &block(seq)));
-    while let Ok(part) = dump.recv_timeout(PATIENCE) {
+    while let Ok(part) = dump.recv_timeout(TIMEOUT) {
         sender.send(part).expect("taken");
     }
-    let loaded = answers.recv_timeout(PATIENCE);
+    let loaded = answers.recv_timeout(TIMEOUT);
     assert!(matches!(loaded, Ok(LoadAnswer::Loaded(references)) if references.blocks >= 21), "{loaded:?}");
     let everything: Vec<u32> = (0..60).collect();
     for side in [&there, &here] {
@@ -150,10 +150,10 @@ fn other_ends_of_a_dump() {
     let engine = Engine::new();
     let side = Side::start(&engine);
     let unknown = side.handle.dump(Worker::new(9, 0)).expect("asked");
-    assert_eq!(unknown.recv_timeout(PATIENCE), Ok(DumpPart::Aborted(AbortReason::UnknownWorker)));
+    assert_eq!(unknown.recv_timeout(TIMEOUT), Ok(DumpPart::Aborted(AbortReason::UnknownWorker)));
     let (_sender, parts) = bounded(1);
     let answers = side.handle.load(Worker::new(9, 0), parts).expect("asked");
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::UnknownWorker)));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Failed(AbortReason::UnknownWorker)));
     engine.send(0, &block(0));
     side.applied(0);
     let parts = side.handle.dump(Worker::new(1, 0)).expect("asked");
@@ -163,11 +163,11 @@ fn other_ends_of_a_dump() {
     let (_sender, parts) = bounded(1);
     let answers = side.handle.load(Worker::new(1, 0), parts).expect("asked");
     let waits = side.handle.dump(Worker::new(1, 0)).expect("asked");
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
     engine.send(1, &block(1));
     side.handle.stop().expect("ended");
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::WorkerRemoved)));
-    assert_eq!(waits.recv_timeout(PATIENCE), Ok(DumpPart::Aborted(AbortReason::WorkerRemoved)));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Failed(AbortReason::WorkerRemoved)));
+    assert_eq!(waits.recv_timeout(TIMEOUT), Ok(DumpPart::Aborted(AbortReason::WorkerRemoved)));
 }
 
 #[test]
@@ -178,10 +178,10 @@ fn a_broken_connection_ends_the_load_and_the_worker_is_as_after_any_break() {
     side.applied(0);
     let (_sender, parts) = bounded(1);
     let answers = side.handle.load(Worker::new(1, 0), parts).expect("asked");
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Held { last: Some(EventSeq(0)) }));
     engine.send(1, &block(1));
     drop(engine);
-    assert_eq!(answers.recv_timeout(PATIENCE), Ok(LoadAnswer::Failed(AbortReason::Disconnected)));
+    assert_eq!(answers.recv_timeout(TIMEOUT), Ok(LoadAnswer::Failed(AbortReason::Disconnected)));
     until("the worker is emptied", || side.device(&[0]) == 0);
     assert_eq!(side.view.trust.load().level, TrustLevel::Unproven);
 }

@@ -149,7 +149,7 @@ impl World {
         } else if self.rig.streams[0].awaits_replay() {
             if end.is_none() {
                 self.pass(REPLAY_FIRST_MS_MAX.max(REPLAY_NEXT_MS_MAX));
-                assert!(self.rig.streams[0].replay_is_overdue(self.rig.now));
+                assert!(self.rig.streams[0].replay_has_timed_out(self.rig.now));
             }
             self.end(end.unwrap_or(ReplayEnd::Missing));
         }

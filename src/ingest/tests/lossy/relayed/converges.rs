@@ -199,7 +199,7 @@ impl World {
             // A heartbeat or batch that arrives meanwhile may have ended it.
             self.pass(REPLAY_FIRST_MS_MAX.max(REPLAY_NEXT_MS_MAX));
             let now = self.router.now;
-            if self.router.streams[0].replay_is_overdue(now) {
+            if self.router.streams[0].replay_has_timed_out(now) {
                 self.router.streams[0].replay_ended(&mut self.router.space, ReplayEnd::Missing, now);
             }
         }

@@ -1,4 +1,4 @@
-//! Events of engines that cannot be believed as they are.
+//! Lowered trust: events of engines whose blocks cannot be believed as announced.
 
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};

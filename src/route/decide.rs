@@ -14,23 +14,7 @@ use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, SpaceId, TierBlocks};
 use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
-use crate::protocol::{CostTerms, MatchStatus, Mode, Overrides, RouteRequest};
-
-impl RouteRequest<'_> {
-    /// Whether the request is only a question: it compares and explains several candidates, and books none.
-    #[must_use]
-    pub(super) const fn is_question(&self) -> bool {
-        self.explain && self.book.is_none() && self.candidates_max != 1
-    }
-
-    /// The same request as a question about every worker of the space, eligible or not. Overrides mode `direct`, which
-    /// needs a pin.
-    #[must_use]
-    pub(super) fn of_every_worker(&self, policy: &Policy) -> Self {
-        let mode = if policy.mode == Mode::Direct { Some(Mode::Kv) } else { self.overrides.mode };
-        Self { overrides: Overrides { mode, ..self.overrides }, ..self.as_question() }
-    }
-}
+use crate::protocol::{CostTerms, MatchStatus, Mode, RouteRequest};
 
 /// Buffers and caches that consecutive decisions share. All decisions of a scratch are about one fleet and its loads.
 pub struct Scratch {

@@ -22,6 +22,7 @@ mod observe;
 mod policy;
 mod potential;
 mod repeats;
+mod request_facts;
 mod rules;
 mod select;
 mod space_cache;

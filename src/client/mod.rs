@@ -48,7 +48,7 @@
 //! ```
 
 mod connection;
-mod conversation;
+
 mod fallback;
 mod lane_opening;
 mod replies;
@@ -73,9 +73,9 @@ pub use crate::wire::{
     WorkerInfo, WorkerOp, WorkerStatus, WorkersPage, features,
 };
 pub use connection::{Client, ClientOptions, LaneUse, Watch};
-pub use conversation::{BackOff, Booking, ClientCounter};
+
 pub use fallback::{Fallback, FallbackReason, Fleet};
-pub use steady::{Answer, AsyncClient, SteadyClient, SteadyOptions};
+pub use steady::{Answer, AsyncClient, BackOff, Booking, ClientCounter, SteadyClient, SteadyOptions};
 
 fn unexpected(request: &str, reply: &Reply) -> Error {
     match reply {

@@ -12,10 +12,10 @@ use super::SteadyOptions;
 use super::calls::{self, Ask, Failure};
 use super::driver::{self, Shared};
 use super::{Answer, no_progress, spaces, unexpected};
-use crate::client::conversation::{
-    Booking, BookingName, ClientCounter, Conversation, Leftover, Phase, Report, ReportKind, RunReply, StoredError,
-};
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
+use crate::client::steady::state::{
+    Booking, BookingName, ClientCounter, ClientState, Leftover, Phase, Report, ReportKind, RunReply, StoredError,
+};
 use crate::error::{Error, Kind, Result};
 use crate::hash;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Worker};
@@ -89,7 +89,7 @@ impl AsyncClient {
         let shared = Arc::new(Shared {
             path: path.into(),
             session,
-            conversation: Mutex::new(Conversation::new(options.back_off)),
+            state: Mutex::new(ClientState::new(options.back_off)),
             lane: Mutex::new(None),
             wake: Notify::new(),
             permits: Arc::new(Semaphore::new(options.in_flight_max.clamp(1, Semaphore::MAX_PERMITS))),
@@ -108,11 +108,11 @@ impl AsyncClient {
     pub async fn connected(&self) -> Result<()> {
         let deadline = self.deadline();
         calls::connected(&self.shared, deadline).await?;
-        let has_fleet = |conversation: &Conversation<_>| {
-            let watches = conversation.hello.as_ref().is_some_and(|hello| hello.features & features::WATCH != 0);
-            !watches || conversation.fleet.version > 0
+        let has_fleet = |state: &ClientState<_>| {
+            let watches = state.hello.as_ref().is_some_and(|hello| hello.features & features::WATCH != 0);
+            !watches || state.fleet.version > 0
         };
-        if !self.shared.options.fallback || has_fleet(&self.shared.conversation.lock()) {
+        if !self.shared.options.fallback || has_fleet(&self.shared.state.lock()) {
             return Ok(());
         }
         let mut fleets = self.fleet();
@@ -144,19 +144,19 @@ impl AsyncClient {
     /// Why the connection has no lane, though one was requested.
     #[must_use]
     pub fn lane_refusal(&self) -> Option<Error> {
-        self.shared.conversation.lock().lane_refusal.as_ref().map(StoredError::error)
+        self.shared.state.lock().lane_refusal.as_ref().map(StoredError::error)
     }
 
     /// A count since the client was made.
     #[must_use]
     pub fn counter(&self, counter: ClientCounter) -> u64 {
-        self.shared.conversation.lock().counters[counter as usize]
+        self.shared.state.lock().counters[counter as usize]
     }
 
     /// The spaces of the present or the last connection's daemon.
     #[must_use]
     pub fn spaces(&self) -> Vec<SpaceInfo> {
-        self.shared.conversation.lock().spaces.infos().cloned().collect()
+        self.shared.state.lock().spaces.infos().cloned().collect()
     }
 
     /// Finds the space of `model`, of `namespace` and `role` if they are given. Wait for [`AsyncClient::connected`] first.
@@ -164,7 +164,7 @@ impl AsyncClient {
     /// # Errors
     /// [`Kind::UnknownSpace`] if no space fits, with the models of the daemon, or if several fit.
     pub fn space(&self, model: &str, namespace: Option<&str>, role: Option<PoolRole>) -> Result<SpaceInfo> {
-        spaces::find(self.shared.conversation.lock().spaces.infos(), model, namespace, role).cloned()
+        spaces::find(self.shared.state.lock().spaces.infos(), model, namespace, role).cloned()
     }
 
     /// Asks which worker should run a prompt, and books it if the request says so. If the daemon does not answer in time, the
@@ -184,21 +184,21 @@ impl AsyncClient {
             Failure::Refused(_) => return Err(failure.into()),
         };
         let options = &self.shared.options;
-        let mut conversation = self.shared.conversation.lock();
+        let mut state = self.shared.state.lock();
         let (workers, all_down) = match options.fallback {
-            true => rank(&conversation.fleet, request, options.fallback_prefix_tokens),
+            true => rank(&state.fleet, request, options.fallback_prefix_tokens),
             false => (Vec::new(), false),
         };
         if workers.is_empty() {
             return Err(failure.into());
         }
-        conversation.count(match why {
+        state.count(match why {
             FallbackReason::Unreachable => ClientCounter::FallbackUnreachable,
             FallbackReason::ConnectionLost => ClientCounter::FallbackConnectionLost,
             FallbackReason::Silent => ClientCounter::FallbackSilent,
             FallbackReason::Draining => ClientCounter::FallbackDraining,
         });
-        let since = conversation.silence.since().unwrap_or_else(Instant::now);
+        let since = state.silence.since().unwrap_or_else(Instant::now);
         Ok(Answer::Fallback(Fallback { workers, all_down, why, since }))
     }
 
@@ -215,9 +215,9 @@ impl AsyncClient {
         let deadline = self.deadline();
         let put = || {
             let (space, scheme, waits) = {
-                let conversation = self.shared.conversation.lock();
-                let spaces = &conversation.spaces;
-                let waits = conversation.hello.as_ref().is_some_and(|hello| hello.features & features::QUEUE != 0);
+                let state = self.shared.state.lock();
+                let spaces = &state.spaces;
+                let waits = state.hello.as_ref().is_some_and(|hello| hello.features & features::QUEUE != 0);
                 (spaces.theirs(request.space)?, spaces.scheme_to_hash_by(request.space), waits)
             };
             let scheme = scheme.filter(|_| self.shared.options.hash_locally);
@@ -241,11 +241,11 @@ impl AsyncClient {
         if error.kind() != Kind::SchemeMismatch || !matches!(request.prompt, Prompt::Tokens(_)) {
             return false;
         }
-        let mut conversation = self.shared.conversation.lock();
-        let was_hashed = conversation.spaces.scheme_to_hash_by(request.space).is_some();
+        let mut state = self.shared.state.lock();
+        let was_hashed = state.spaces.scheme_to_hash_by(request.space).is_some();
         if was_hashed {
-            conversation.spaces.hashes_were_refused(request.space);
-            conversation.count(ClientCounter::HashesRefused);
+            state.spaces.hashes_were_refused(request.space);
+            state.count(ClientCounter::HashesRefused);
         }
         was_hashed
     }
@@ -295,7 +295,7 @@ impl AsyncClient {
 
     async fn report(&self, booking: Booking, kind: ReportKind) -> Result<Option<BookingOutcome>> {
         let other_run = |id: u64| id != 0 && id != booking.instance_id;
-        if other_run(self.shared.conversation.lock().instance_id()) {
+        if other_run(self.shared.state.lock().instance_id()) {
             // The handle may name another booking of this run.
             return Ok(Some(BookingOutcome::Unknown));
         }
@@ -362,9 +362,9 @@ impl AsyncClient {
                 Reply::Workers(page) => page,
                 other => return Err(unexpected("workers", &other)),
             };
-            let conversation = self.shared().conversation.lock();
+            let state = self.shared().state.lock();
             all.extend(workers.into_iter().filter_map(|info| {
-                let space = conversation.spaces.ours(info.space)?;
+                let space = state.spaces.ours(info.space)?;
                 Some(WorkerInfo { space, ..info })
             }));
             match next_cursor {
@@ -416,7 +416,7 @@ impl AsyncClient {
 
     /// The daemon's id of a space.
     fn theirs(&self, space: SpaceId) -> Result<SpaceId> {
-        self.shared().conversation.lock().spaces.theirs(space)
+        self.shared().state.lock().spaces.theirs(space)
     }
 }
 

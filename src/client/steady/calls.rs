@@ -7,8 +7,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
 use super::driver::{Caller, Shared};
-use crate::client::conversation::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
 use crate::client::fallback::FallbackReason;
+use crate::client::steady::state::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};
@@ -58,9 +58,9 @@ impl Drop for Awaited {
         self.reply.close();
         // It may have arrived just now.
         if let Ok(Ok(reply)) = self.reply.try_recv() {
-            let mut conversation = self.shared.conversation.lock();
-            conversation.free_unclaimed(&reply);
-            self.shared.send_encoded(conversation);
+            let mut state = self.shared.state.lock();
+            state.free_unclaimed(&reply);
+            self.shared.send_encoded(state);
         }
     }
 }
@@ -113,9 +113,9 @@ pub(super) async fn ask<P: Ask>(
 }
 
 fn silent(shared: &Shared, since: Instant) -> Failure {
-    let mut conversation = shared.conversation.lock();
-    conversation.count(ClientCounter::DeadlinesPassed);
-    conversation.timed_out(since, Instant::now(), Shared::chance());
+    let mut state = shared.state.lock();
+    state.count(ClientCounter::DeadlinesPassed);
+    state.timed_out(since, Instant::now(), Shared::chance());
     Failure::Unreachable(FallbackReason::Silent)
 }
 
@@ -136,18 +136,18 @@ fn send<P: Ask>(
     permit: OwnedSemaphorePermit,
     put: impl Fn() -> Result<P>,
 ) -> Result<Option<Awaited>, Failure> {
-    let connection = shared.conversation.lock().connection();
+    let connection = shared.state.lock().connection();
     let put = put()?;
     let (sender, reply) = oneshot::channel();
-    let mut conversation = shared.conversation.lock();
+    let mut state = shared.state.lock();
     // The ids in the request are valid for the connection that it was made for.
-    if conversation.phase != Phase::Open || conversation.connection() != connection {
+    if state.phase != Phase::Open || state.connection() != connection {
         return Ok(None);
     }
     let caller = Caller { reply: sender, _permit: permit };
     let leftover = put.leftover();
-    conversation.ask(|encoder, id, out| put.encode(encoder, id, out), leftover, caller)?;
-    shared.send_encoded(conversation);
+    state.ask(|encoder, id, out| put.encode(encoder, id, out), leftover, caller)?;
+    shared.send_encoded(state);
     Ok(Some(Awaited { shared: Arc::clone(shared), reply }))
 }
 
@@ -190,15 +190,15 @@ struct PendingReport<'a> {
 impl PendingReport<'_> {
     fn send(mut self, permit: OwnedSemaphorePermit) -> Option<Awaited> {
         let (sender, reply) = oneshot::channel();
-        let mut conversation = self.shared.conversation.lock();
-        if conversation.phase != Phase::Open || !conversation.is_run(self.instance_id) {
+        let mut state = self.shared.state.lock();
+        if state.phase != Phase::Open || !state.is_run(self.instance_id) {
             return None;
         }
         let caller = Caller { reply: sender, _permit: permit };
         if let Some(report) = self.report.take() {
-            conversation.send_report(report, Some(caller));
+            state.send_report(report, Some(caller));
         }
-        self.shared.send_encoded(conversation);
+        self.shared.send_encoded(state);
         Some(Awaited { shared: Arc::clone(self.shared), reply })
     }
 }
@@ -206,18 +206,18 @@ impl PendingReport<'_> {
 impl Drop for PendingReport<'_> {
     fn drop(&mut self) {
         let Some(report) = self.report.take() else { return };
-        let mut conversation = self.shared.conversation.lock();
-        if !conversation.is_run(self.instance_id) {
+        let mut state = self.shared.state.lock();
+        if !state.is_run(self.instance_id) {
             return;
         }
-        match conversation.phase {
+        match state.phase {
             // The next count replaces this one. Without this rule, counts for a daemon that hangs would have no limit.
             Phase::Open if matches!(report.kind, ReportKind::OutputProgress { .. }) => return,
             // The daemon is in a pause, or has too many requests in flight. Bytes in the socket's buffer are not lost.
-            Phase::Open => conversation.send_report(report, None),
-            _ => conversation.store_report(report),
+            Phase::Open => state.send_report(report, None),
+            _ => state.store_report(report),
         }
-        self.shared.send_encoded(conversation);
+        self.shared.send_encoded(state);
     }
 }
 
@@ -227,16 +227,16 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
     let mut is_tried = false;
     loop {
         {
-            let conversation = shared.conversation.lock();
-            let is_paused = conversation.silence.paused_until(Instant::now()).is_some();
-            match conversation.phase {
+            let state = shared.state.lock();
+            let is_paused = state.silence.paused_until(Instant::now()).is_some();
+            match state.phase {
                 Phase::Open if !is_paused => return Ok(()),
                 Phase::Connecting { is_first: true } => {}
                 // The pause is over: this call waits for the outcome of the next try.
                 Phase::BackingOff if !is_paused => is_tried = true,
                 Phase::Connecting { is_first: false } if is_tried => {}
                 _ => {
-                    return Err(match (&conversation.refusal, &conversation.last_failure) {
+                    return Err(match (&state.refusal, &state.last_failure) {
                         (Some(refusal), _) => Failure::Refused(refusal.error()),
                         (None, Some(why)) => Failure::NotConnected(why.clone()),
                         (None, None) => Failure::Unreachable(FallbackReason::Unreachable),

@@ -19,9 +19,9 @@ use super::SteadyOptions;
 use super::shm::{Lane, rung};
 use super::unexpected;
 use crate::client::connection::LaneUse;
-use crate::client::conversation::{Channel, Conversation, Phase, RunReply, Waiter};
 use crate::client::fallback::Fleet;
 use crate::client::lane_opening::broken_lane;
+use crate::client::steady::state::{Channel, ClientState, Phase, RunReply, Waiter};
 use crate::client::{lane_opening, lost};
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, LaneFault};
@@ -46,8 +46,8 @@ pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) options: SteadyOptions,
     pub(super) session: SessionToken,
-    pub(super) conversation: Mutex<Conversation<Caller>>,
-    /// The lane of the connection, if it has one. Code that locks both locks the conversation first.
+    pub(super) state: Mutex<ClientState<Caller>>,
+    /// The lane of the connection, if it has one. Code that locks both locks the state first.
     pub(super) lane: Mutex<Option<Lane>>,
     /// Wakes the task: there are bytes to send, or a reply to busy-poll for.
     pub(super) wake: Notify,
@@ -64,27 +64,27 @@ impl Shared {
     }
 
     /// Sends the encoded requests: over a lane at once, as far as there is room, and otherwise by the task.
-    pub(super) fn send_encoded(&self, mut conversation: MutexGuard<'_, Conversation<Caller>>) {
+    pub(super) fn send_encoded(&self, mut state: MutexGuard<'_, ClientState<Caller>>) {
         let mut lane = self.lane.lock();
         let busy_polls = !self.options.spin.is_zero();
         if let Some(lane) = &mut *lane {
             // If it fails, the task meets the same fault, and ends the connection.
-            let sent = lane.send(&mut conversation.unsent);
-            if sent.is_ok() && conversation.unsent.is_empty() && !busy_polls {
+            let sent = lane.send(&mut state.unsent);
+            if sent.is_ok() && state.unsent.is_empty() && !busy_polls {
                 return;
             }
             // This wakes the task, so the daemon need not.
             lane.settle();
         }
-        drop((conversation, lane));
+        drop((state, lane));
         self.wake.notify_one();
     }
 
     /// Publishes the phase and the fleet to the calls that wait for them.
     pub(super) fn publish(&self) {
-        let conversation = self.conversation.lock();
-        let (phase, fleet) = (conversation.phase, Arc::clone(&conversation.fleet));
-        drop(conversation);
+        let state = self.state.lock();
+        let (phase, fleet) = (state.phase, Arc::clone(&state.fleet));
+        drop(state);
         self.phases.send_if_modified(|last| std::mem::replace(last, phase) != phase);
         self.fleets.send_if_modified(|last| {
             let is_new = !Arc::ptr_eq(last, &fleet);
@@ -106,33 +106,33 @@ pub(super) async fn drive(shared: Arc<Shared>) {
                 let ended = carry(&shared, &channels).await;
                 let is_stable = began.elapsed() >= shared.options.back_off.first;
                 drop(shared.lane.lock().take());
-                let mut conversation = shared.conversation.lock();
-                conversation.ended(is_stable, Instant::now(), Shared::chance());
+                let mut state = shared.state.lock();
+                state.ended(is_stable, Instant::now(), Shared::chance());
                 wanted = match ended {
                     // The next connection goes without a lane, because another lane may break too. The one after it requests
                     // one again.
                     Ended::Lane(fault) if wanted == LaneUse::Try && !is_stable => {
-                        conversation.refuse_lane(&broken_lane(&fault));
+                        state.refuse_lane(&broken_lane(&fault));
                         LaneUse::Off
                     }
                     _ => shared.options.lane,
                 };
             }
-            Ok(Err(error)) => shared.conversation.lock().failed(&error, Instant::now(), Shared::chance()),
+            Ok(Err(error)) => shared.state.lock().failed(&error, Instant::now(), Shared::chance()),
             Err(_) => {
                 let what = format!("no connection to {} within the timeout", shared.path.display());
                 let error = Error::new(Kind::Connection, what, "check the daemon, or raise the timeout");
-                shared.conversation.lock().failed(&error, Instant::now(), Shared::chance());
+                shared.state.lock().failed(&error, Instant::now(), Shared::chance());
             }
         }
         shared.publish();
-        let resting = shared.conversation.lock().silence.paused_until(Instant::now());
+        let resting = shared.state.lock().silence.paused_until(Instant::now());
         if let Some(until) = resting {
             tokio::time::sleep_until(until.into()).await;
-            let mut conversation = shared.conversation.lock();
-            let is_first = conversation.silence.since().is_none();
-            conversation.phase = Phase::Connecting { is_first };
-            drop(conversation);
+            let mut state = shared.state.lock();
+            let is_first = state.silence.since().is_none();
+            state.phase = Phase::Connecting { is_first };
+            drop(state);
             // Calls that found the pause over wait for the next phase, which may be another pause.
             shared.publish();
         }
@@ -143,7 +143,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
 pub(super) async fn settle(shared: &Shared, limit: Duration) -> bool {
     const CHECK_EVERY: Duration = Duration::from_millis(1);
     let settled = async {
-        while !shared.conversation.lock().is_settled() {
+        while !shared.state.lock().is_settled() {
             tokio::time::sleep(CHECK_EVERY).await;
         }
     };
@@ -157,22 +157,22 @@ async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels> {
             .caused_by(error)
     };
     let socket = UnixStream::connect(&shared.path).await.map_err(cannot)?;
-    shared.conversation.lock().begin(&shared.options.name, shared.session);
+    shared.state.lock().begin(&shared.options.name, shared.session);
     let reply = beginning(shared, &socket, |bytes| read(&socket, bytes)).await.map_err(|error| match error {
         Broken::Stream(error) => cannot(error),
         Broken::Frame(error) => error,
     })?;
-    let hello = shared.conversation.lock().accepted(reply)?;
+    let hello = shared.state.lock().accepted(reply)?;
     let lane = match wanted {
         LaneUse::Off => None,
         LaneUse::Try | LaneUse::Require => match open_lane(shared, &socket, &hello).await {
             Ok(lane) => Some(lane),
             Err(error) if wanted == LaneUse::Try && error.kind() != Kind::Connection => {
-                shared.conversation.lock().refuse_lane(&error);
+                shared.state.lock().refuse_lane(&error);
                 None
             }
             Err(error) => {
-                shared.conversation.lock().refuse(&error);
+                shared.state.lock().refuse(&error);
                 return Err(error);
             }
         },
@@ -180,14 +180,14 @@ async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels> {
     let bell = lane.as_ref().map(Lane::bell);
     let has_lane = lane.is_some();
     *shared.lane.lock() = lane;
-    shared.conversation.lock().opened(hello, shared.options.fallback, has_lane);
+    shared.state.lock().opened(hello, shared.options.fallback, has_lane);
     Ok(Channels { socket, bell })
 }
 
 /// Requests a lane. Its descriptors come with the reply.
 async fn open_lane(shared: &Shared, socket: &UnixStream, hello: &HelloReply) -> Result<Lane> {
     lane_opening::has_lanes(hello.features)?;
-    shared.conversation.lock().ask_lane();
+    shared.state.lock().ask_lane();
     let mut descriptors = Vec::new();
     let receive = |bytes: &mut Vec<u8>| {
         socket.try_io(Interest::READABLE, || match lane_opening::receive(socket, bytes, &mut descriptors) {
@@ -220,7 +220,7 @@ async fn beginning(
     let mut bytes = Vec::new();
     loop {
         let interest = {
-            let unsent = &mut shared.conversation.lock().unsent;
+            let unsent = &mut shared.state.lock().unsent;
             write(socket, unsent).map_err(Broken::Stream)?;
             interest(unsent)
         };
@@ -234,7 +234,7 @@ async fn beginning(
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(error) => return Err(Broken::Stream(error)),
         }
-        let reply = shared.conversation.lock().receive_beginning(&bytes, Instant::now());
+        let reply = shared.state.lock().receive_beginning(&bytes, Instant::now());
         if let Some(reply) = reply.map_err(Broken::Frame)? {
             return Ok(reply);
         }
@@ -279,7 +279,7 @@ impl From<LaneFault> for Ended {
 
 /// Carries bytes both ways until the connection ends. Returns why it ended.
 async fn carry(shared: &Shared, channels: &Channels) -> Ended {
-    let fleet = Arc::clone(&shared.conversation.lock().fleet);
+    let fleet = Arc::clone(&shared.state.lock().fleet);
     let mut carrier = Carrier { shared, received: Vec::with_capacity(READ_BYTES), fleet };
     let Err(ended) = carrier.carry(channels).await;
     if matches!(ended, Ended::Connection) {
@@ -289,7 +289,7 @@ async fn carry(shared: &Shared, channels: &Channels) -> Ended {
     ended
 }
 
-/// Moves bytes between the channels and the conversation.
+/// Moves bytes between the channels and the state.
 struct Carrier<'a> {
     shared: &'a Shared,
     received: Vec<u8>,
@@ -318,10 +318,10 @@ impl Carrier<'_> {
 
     /// Sends as many encoded bytes as there is room for.
     fn send(&self, channels: &Channels) -> Result<(), Ended> {
-        let mut conversation = self.shared.conversation.lock();
+        let mut state = self.shared.state.lock();
         match &mut *self.shared.lane.lock() {
-            Some(lane) => Ok(lane.send(&mut conversation.unsent)?),
-            None => Ok(write(&channels.socket, &mut conversation.unsent)?),
+            Some(lane) => Ok(lane.send(&mut state.unsent)?),
+            None => Ok(write(&channels.socket, &mut state.unsent)?),
         }
     }
 
@@ -345,15 +345,15 @@ impl Carrier<'_> {
         self.take_received(Channel::Socket)
     }
 
-    /// Passes received bytes to the conversation.
+    /// Passes received bytes to the state.
     fn take_received(&mut self, channel: Channel) -> Result<(), Ended> {
-        let mut conversation = self.shared.conversation.lock();
-        let outcome = conversation.receive(channel, &self.received, Instant::now());
+        let mut state = self.shared.state.lock();
+        let outcome = state.receive(channel, &self.received, Instant::now());
         self.received.clear();
         outcome?;
-        if !Arc::ptr_eq(&self.fleet, &conversation.fleet) {
-            self.fleet = Arc::clone(&conversation.fleet);
-            drop(conversation);
+        if !Arc::ptr_eq(&self.fleet, &state.fleet) {
+            self.fleet = Arc::clone(&state.fleet);
+            drop(state);
             self.shared.publish();
         }
         Ok(())
@@ -362,7 +362,7 @@ impl Carrier<'_> {
 
 /// What the task waits for in a lane.
 fn awaited(shared: &Shared) -> Awaited {
-    match shared.conversation.lock().unsent.is_empty() {
+    match shared.state.lock().unsent.is_empty() {
         true => Awaited::DATA,
         false => Awaited::BOTH,
     }
@@ -372,7 +372,7 @@ fn awaited(shared: &Shared) -> Awaited {
 /// socket is readable.
 async fn busy_poll(shared: &Shared, channels: &Channels) -> Result<Option<bool>, Ended> {
     let spin = shared.options.spin;
-    if spin.is_zero() || !shared.conversation.lock().is_waiting() {
+    if spin.is_zero() || !shared.state.lock().is_waiting() {
         return Ok(None);
     }
     let (awaited, until) = (awaited(shared), Instant::now() + spin);
@@ -407,7 +407,7 @@ fn is_ready(shared: &Shared, awaited: Awaited) -> Result<bool, LaneFault> {
 /// Sleeps until there is something to do. Whether the socket is readable.
 async fn sleep(shared: &Shared, channels: &Channels) -> Result<bool, Ended> {
     let Some(bell) = &channels.bell else {
-        let interest = interest(&shared.conversation.lock().unsent);
+        let interest = interest(&shared.state.lock().unsent);
         return tokio::select! {
             ready = channels.socket.ready(interest) => Ok(ready?.is_readable()),
             () = shared.wake.notified() => Ok(false),

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use super::fallback::Fleet;
-use super::replies::FleetPages;
-use super::replies::next_frame;
-use super::spaces::Spaces;
+use crate::client::fallback::Fleet;
+use crate::client::replies::FleetPages;
+use crate::client::replies::next_frame;
+use crate::client::spaces::Spaces;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, Worker};
 use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
@@ -79,7 +79,7 @@ struct InFlight<W> {
 }
 
 /// The state of one client.
-pub(in crate::client) struct Conversation<W> {
+pub(in crate::client) struct ClientState<W> {
     encoder: RequestEncoder,
     next_id: u64,
     /// Encoded requests that are not sent yet.
@@ -107,7 +107,7 @@ pub(in crate::client) struct Conversation<W> {
     pub(in crate::client) counters: [u64; ClientCounter::ALL.len()],
 }
 
-impl<W: Waiter> Conversation<W> {
+impl<W: Waiter> ClientState<W> {
     pub(in crate::client) fn new(back_off: BackOff) -> Self {
         Self {
             encoder: RequestEncoder::default(),
@@ -185,7 +185,7 @@ impl<W: Waiter> Conversation<W> {
                 }
                 Err(error)
             }
-            other => Err(super::unexpected("hello", &other)),
+            other => Err(crate::client::unexpected("hello", &other)),
         }
     }
 
@@ -277,7 +277,7 @@ impl<W: Waiter> Conversation<W> {
             }
             if let Some(waiter) = request.waiter {
                 // A caller that has given up gets nothing.
-                drop(waiter.deliver(Err(super::lost())));
+                drop(waiter.deliver(Err(crate::client::lost())));
             }
         }
     }
@@ -356,7 +356,7 @@ impl<W: Waiter> Conversation<W> {
     /// whole. That may be an error about the whole connection, which has no request's id.
     ///
     /// # Errors
-    /// As [`Conversation::receive`].
+    /// As [`ClientState::receive`].
     pub(in crate::client) fn receive_beginning(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
         let received = &mut self.received[Channel::Socket as usize];
         received.extend_from_slice(bytes);

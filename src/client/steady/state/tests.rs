@@ -29,7 +29,7 @@ impl Waiter for RecordingWaiter {
     }
 }
 
-type Talk = Conversation<RecordingWaiter>;
+type Talk = ClientState<RecordingWaiter>;
 
 fn hello(instance_id: u64) -> Reply {
     Reply::Hello(HelloReply {

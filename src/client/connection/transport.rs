@@ -1,29 +1,24 @@
-//! Bytes and frames between a blocking client and its daemon.
+//! The reads, writes and waits of a blocking client.
 
+use std::hint::spin_loop;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::time::Timespec;
 
-use super::shm::{Lane, Woken};
-use crate::client::lane_opening;
-use crate::client::replies::{next_frame, untrusted};
+use crate::client::conversation::{Channel, Conversation, Opened};
+use crate::client::lane::{Lane, broken_lane};
+use crate::client::socket;
 use crate::error::{Error, Kind, Result};
-use crate::ids::CorrelationId;
-use crate::lane::Awaited;
-use crate::wire::Reply;
+use crate::lane::{Awaited, Heard, hear};
+use crate::limits::LANE_LOOKS_PER_CLOCK;
+use crate::wire::HelloReply;
 
-/// Bytes of one read.
-const READ_BYTES: usize = 64 << 10;
 /// The pause before another try of a listener whose backlog is full.
 const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -34,10 +29,17 @@ pub(super) struct Transport {
     timeout: Option<Duration>,
     /// How long to busy-poll for replies before sleeping.
     spin: Duration,
-    /// The replies from the socket.
-    inbox: Inbox,
     /// Once there is a lane, it carries all requests and replies.
-    lane: Option<Lane>,
+    lane: Option<Lane<UnixStream>>,
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    /// The awaited words or room are there.
+    Lane,
+    /// The connection's socket is readable, or has ended.
+    Socket,
 }
 
 impl Transport {
@@ -62,7 +64,25 @@ impl Transport {
                 Err(error) => return Err(cannot(error.into())),
             }
         }
-        Ok(Self { stream: socket.into(), timeout, spin, inbox: Inbox::default(), lane: None })
+        Ok(Self { stream: socket.into(), timeout, spin, lane: None })
+    }
+
+    /// Carries the beginning of a conversation until the connection is open. Returns hello's reply, and why there is no lane
+    /// though one was requested.
+    pub(super) fn open(&mut self, conversation: &mut Conversation<()>) -> Result<(HelloReply, Option<Error>)> {
+        let mut descriptors = Vec::new();
+        loop {
+            self.send(conversation)?;
+            self.wait(PollFlags::IN)?;
+            let received = conversation.room(Channel::Socket);
+            bytes_of(socket::read_with_descriptors(&self.stream, received, &mut descriptors))?;
+            let map = |opened| Lane::map(opened, std::mem::take(&mut descriptors), Ok);
+            let opened = conversation.opening(map).map_err(|why| why.error)?;
+            if let Some(Opened { hello, lane, lane_refusal }) = opened {
+                self.lane = lane;
+                return Ok((hello, lane_refusal));
+            }
+        }
     }
 
     /// Removes the timeout.
@@ -70,197 +90,189 @@ impl Transport {
         self.timeout = None;
     }
 
-    /// Sends and receives over `lane` from now on.
-    pub(super) fn use_lane(&mut self, lane: Lane) {
-        self.lane = Some(lane);
-    }
-
     pub(super) const fn has_lane(&self) -> bool {
         self.lane.is_some()
     }
 
-    /// Sends all of `bytes`, and reads replies meanwhile.
-    pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while let Some(lane) = self.lane.as_mut().filter(|_| !bytes.is_empty()) {
-            let sent = lane.send(bytes)?;
-            bytes = bytes.get(sent..).unwrap_or_default();
-            if bytes.is_empty() || lane.receive()? > 0 {
-                continue;
-            }
-            let woken = lane.wait(Awaited::BOTH, &self.stream, self.timeout)?;
-            if woken == Woken::Socket && self.read().is_err() {
-                // As below: `recv` returns what has arrived, and then the end.
-                return Ok(());
-            }
-        }
+    /// Sends all encoded requests, and receives replies meanwhile.
+    pub(super) fn send(&mut self, conversation: &mut Conversation<()>) -> Result<()> {
+        let mut unsent = std::mem::take(&mut conversation.unsent);
+        let sent = self.send_all(&unsent, conversation);
+        unsent.clear();
+        conversation.unsent = unsent;
+        sent
+    }
+
+    fn send_all(&mut self, mut bytes: &[u8], conversation: &mut Conversation<()>) -> Result<()> {
         while !bytes.is_empty() {
-            match send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let ready = self.wait(PollFlags::IN | PollFlags::OUT)?;
-                    if ready.contains(PollFlags::IN) {
-                        self.read()?;
-                    }
+            let sent = match &mut self.lane {
+                Some(lane) => lane.send(bytes).map_err(|fault| broken_lane(&fault))?,
+                None => bytes_of(socket::write(&self.stream, bytes))?,
+            };
+            bytes = bytes.get(sent..).unwrap_or_default();
+            if bytes.is_empty() {
+                break;
+            }
+            if self.lane.is_none() {
+                if self.wait(PollFlags::IN | PollFlags::OUT)?.contains(PollFlags::IN) {
+                    self.read(conversation)?;
                 }
-                // The daemon reads no more, but may have answered earlier requests, or sent a reason: `recv` returns that, and
-                // then the end.
-                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
-                Err(error) => return Err(closed().caused_by(io::Error::from(error))),
+            } else if self.receive_from_lane(conversation)? == 0
+                && self.wait_for_lane(Awaited::BOTH)? == Woken::Socket
+                && self.read(conversation).is_err()
+            {
+                // The daemon reads no more: `receive` finds what has arrived, and then the end.
+                break;
             }
         }
         Ok(())
     }
 
-    /// Waits for the next reply.
-    pub(super) fn recv(&mut self) -> Result<(CorrelationId, Reply)> {
-        loop {
-            if let Some(reply) = self.next_reply()? {
-                return Ok(reply);
-            }
-            let Some(lane) = &mut self.lane else {
-                self.busy_poll_then_wait()?;
-                continue;
-            };
-            let woken = match lane.receive() {
-                Ok(1..) => Ok(Woken::Ready),
-                Ok(0) => lane.wait(Awaited::DATA, &self.stream, self.timeout),
-                Err(fault) => Err(fault),
-            };
-            match woken {
-                Ok(Woken::Ready) => continue,
-                Ok(Woken::Socket) => {}
-                Err(fault) => return self.last_reply(fault),
-            }
-            if let Err(ended) = self.read() {
+    /// Waits for the next bytes of the daemon. After an error, everything that it sent before the end has been received.
+    pub(super) fn receive(&mut self, conversation: &mut Conversation<()>) -> Result<()> {
+        if self.lane.is_none() {
+            return self.busy_poll_then_wait(conversation);
+        }
+        let woken = match self.receive_from_lane(conversation) {
+            Ok(0) => self.wait_for_lane(Awaited::DATA),
+            received => received.map(|_| Woken::Lane),
+        };
+        match woken {
+            Ok(Woken::Lane) => Ok(()),
+            Ok(Woken::Socket) => match self.read(conversation) {
                 // The bytes that the daemon wrote to the lane before it ended the connection are there by now.
-                let last = self.lane.as_mut().map(Lane::receive);
-                if !matches!(last, Some(Ok(1..))) {
-                    return Err(ended);
+                Err(ended) if !matches!(self.receive_from_lane(conversation), Ok(1..)) => Err(ended),
+                _ => Ok(()),
+            },
+            Err(fault) => {
+                // The daemon may have said over the socket why it ended the lane.
+                if fault.kind() == Kind::Connection {
+                    while matches!(self.read(conversation), Ok(1..)) {}
                 }
+                Err(fault)
             }
         }
     }
 
-    /// The reply that the daemon sent over the socket before it ended the lane, or else the fault that showed the end.
-    fn last_reply(&mut self, fault: Error) -> Result<(CorrelationId, Reply)> {
-        if fault.kind() == Kind::Connection {
-            while matches!(self.read(), Ok(1..)) {}
-        }
-        self.inbox.next_reply()?.ok_or(fault)
+    /// Receives what the lane has. Returns the number of bytes.
+    fn receive_from_lane(&mut self, conversation: &mut Conversation<()>) -> Result<usize> {
+        let Some(lane) = &mut self.lane else { return Ok(0) };
+        lane.receive(conversation.room(Channel::Lane)).map_err(|fault| broken_lane(&fault))
     }
 
-    /// Waits for the reply to `id`, the only request in flight, and for the descriptors that come with it.
-    pub(super) fn recv_with_descriptors(&mut self, id: CorrelationId) -> Result<(Reply, Vec<OwnedFd>)> {
-        let mut descriptors = Vec::new();
-        loop {
-            match self.inbox.next_reply()? {
-                Some((of, reply)) if of == id => return Ok((reply, descriptors)),
-                Some(_) => return Err(untrusted("a reply to no request")),
-                None => self.wait(PollFlags::IN)?,
-            };
-            match lane_opening::receive(&self.stream, self.inbox.room(), &mut descriptors) {
-                Ok(0) => return Err(closed()),
-                Ok(_) => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(error) => return Err(closed().caused_by(error)),
-            }
-        }
-    }
-
-    fn next_reply(&mut self) -> Result<Option<(CorrelationId, Reply)>> {
-        if let Some(lane) = &mut self.lane
-            && let Some(reply) = lane.inbox.next_reply()?
-        {
-            return Ok(Some(reply));
-        }
-        self.inbox.next_reply()
-    }
-
-    /// Reads what the socket has. Answers with the number of bytes. The end of the stream is an error, because a reply is
-    /// always due.
-    fn read(&mut self) -> Result<usize> {
-        let received = self.inbox.room();
-        received.reserve(READ_BYTES);
-        match recv(&self.stream, spare_capacity(received), RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(Errno::CONNRESET) => Err(closed()),
-            Ok((_, read)) => Ok(read),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(error) => Err(closed().caused_by(io::Error::from(error))),
-        }
+    /// Reads what the socket has. Returns the number of bytes. The end of the stream is an error, because a reply is always due.
+    fn read(&self, conversation: &mut Conversation<()>) -> Result<usize> {
+        bytes_of(socket::read(&self.stream, conversation.room(Channel::Socket)).map(|(bytes, _)| bytes))
     }
 
     /// Reads the next bytes: busy-polls for `spin`, then sleeps.
-    fn busy_poll_then_wait(&mut self) -> Result<()> {
+    fn busy_poll_then_wait(&self, conversation: &mut Conversation<()>) -> Result<()> {
         if !self.spin.is_zero() {
             let until = Instant::now() + self.spin;
             while Instant::now() < until {
-                if self.read()? > 0 {
+                if self.read(conversation)? > 0 {
                     return Ok(());
                 }
             }
         }
         self.wait(PollFlags::IN)?;
-        self.read().map(drop)
+        self.read(conversation).map(drop)
     }
 
-    /// Waits for one of `events`.
+    /// Waits until the socket has one of `events`, and returns them.
     fn wait(&self, events: PollFlags) -> Result<PollFlags> {
-        let timeout = self.timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let since = Instant::now();
         loop {
-            let mut fds = [PollFd::new(&self.stream, events)];
-            match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => return Err(timed_out(self.timeout)),
-                Ok(_) => {
-                    let ready = fds[0].revents();
-                    // The next read finds an end or an error of the stream.
-                    let ended = ready.intersects(PollFlags::HUP | PollFlags::ERR);
-                    return Ok(if ended { ready | PollFlags::IN } else { ready });
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(closed().caused_by(io::Error::from(error))),
+            let [ready, _] = self.sleep(events, since)?;
+            if !ready.is_empty() {
+                // The next read finds an end or an error of the stream.
+                let ended = ready.intersects(PollFlags::HUP | PollFlags::ERR);
+                return Ok(if ended { ready | PollFlags::IN } else { ready });
             }
+        }
+    }
+
+    /// Waits for data, or for data or room, or for the connection's socket: busy-polls for `spin`, then sleeps.
+    fn wait_for_lane(&mut self, awaited: Awaited) -> Result<Woken> {
+        let since = Instant::now();
+        loop {
+            for _ in 0..LANE_LOOKS_PER_CLOCK {
+                if self.is_ready(awaited)? {
+                    return Ok(Woken::Lane);
+                }
+                spin_loop();
+            }
+            if since.elapsed() >= self.spin {
+                break;
+            }
+        }
+        loop {
+            self.lane.iter().for_each(|lane| lane.announce(awaited));
+            // Checks for words that arrived before the daemon could know that this side sleeps.
+            let woken = if self.is_ready(awaited)? { Ok(Woken::Lane) } else { self.sleep_for_lane(since) };
+            self.lane.iter().for_each(Lane::settle);
+            if self.is_ready(awaited)? {
+                return Ok(Woken::Lane);
+            }
+            if woken? == Woken::Socket {
+                return Ok(Woken::Socket);
+            }
+        }
+    }
+
+    fn is_ready(&mut self, awaited: Awaited) -> Result<bool> {
+        let ready = self.lane.as_mut().map_or(Ok(false), |lane| lane.is_ready(awaited));
+        ready.map_err(|fault| broken_lane(&fault))
+    }
+
+    /// Sleeps until the bell rings or the socket is readable.
+    fn sleep_for_lane(&self, since: Instant) -> Result<Woken> {
+        let [socket, bell] = self.sleep(PollFlags::IN, since)?;
+        if !socket.is_empty() {
+            return Ok(Woken::Socket);
+        }
+        match &self.lane {
+            Some(lane) if !bell.is_empty() && hear(lane.bell()) == Heard::Gone => Err(closed()),
+            _ => Ok(Woken::Lane),
+        }
+    }
+
+    /// Sleeps until the socket has one of `events`, or the bell of the lane rings; a signal may end it too. Returns the events
+    /// of both. The daemon has been silent since `since`.
+    fn sleep(&self, events: PollFlags, since: Instant) -> Result<[PollFlags; 2]> {
+        let left = self.timeout.map(|timeout| timeout.saturating_sub(since.elapsed()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let bell = self.lane.as_ref().map_or(&self.stream, Lane::bell);
+        let mut fds = [PollFd::new(&self.stream, events), PollFd::new(bell, PollFlags::IN)];
+        match poll(&mut fds[..1 + usize::from(self.has_lane())], left.as_ref()) {
+            Ok(0) => {
+                let what =
+                    format!("the daemon has been silent for {} ms", self.timeout.unwrap_or_default().as_millis());
+                Err(Error::new(Kind::Connection, what, "check the daemon, or raise the timeout"))
+            }
+            Ok(_) => Ok(fds.map(|fd| fd.revents())),
+            Err(Errno::INTR) => Ok([PollFlags::empty(); 2]),
+            Err(error) => Err(closed().caused_by(io::Error::from(error))),
         }
     }
 }
 
-pub(super) fn timed_out(timeout: Option<Duration>) -> Error {
-    let what = format!("the daemon has been silent for {} ms", timeout.unwrap_or_default().as_millis());
-    Error::new(Kind::Connection, what, "check the daemon, or raise the timeout")
+/// The number of bytes that a read or a write moved.
+fn bytes_of(moved: io::Result<usize>) -> Result<usize> {
+    match moved {
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock => Ok(0),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Err(closed()),
+            _ => Err(closed().caused_by(error)),
+        },
+        Ok(bytes) => Ok(bytes),
+    }
 }
 
-pub(super) fn closed() -> Error {
+fn closed() -> Error {
     Error::new(
         Kind::Connection,
         "the daemon has closed the connection",
         "connect again; the daemon's log says why if it did not end",
     )
-}
-
-/// The received bytes of one channel, and the replies in them.
-#[derive(Debug, Default)]
-pub(super) struct Inbox {
-    received: Vec<u8>,
-    /// Bytes of `received` that are decoded already.
-    consumed: usize,
-}
-
-impl Inbox {
-    /// The buffer to append received bytes to. Decoded bytes are dropped from it.
-    pub(super) fn room(&mut self) -> &mut Vec<u8> {
-        self.received.drain(..self.consumed);
-        self.consumed = 0;
-        &mut self.received
-    }
-
-    /// The next reply, if it is complete.
-    ///
-    /// # Errors
-    /// [`Kind::Malformed`](crate::error::Kind::Malformed) if it cannot be read.
-    pub(super) fn next_reply(&mut self) -> Result<Option<(CorrelationId, Reply)>> {
-        let rest = self.received.get(self.consumed..).unwrap_or_default();
-        let Some(frame) = next_frame(rest)? else { return Ok(None) };
-        self.consumed += frame.bytes;
-        Ok(Some((frame.id, frame.reply?)))
-    }
 }

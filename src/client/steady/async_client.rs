@@ -8,20 +8,21 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
-use super::SteadyOptions;
 use super::calls::{self, Ask, Failure};
 use super::driver::{self, Shared};
-use super::{Answer, no_progress, spaces, unexpected};
+use super::{Answer, SteadyOptions};
+use crate::client::conversation::next_page;
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
 use crate::client::steady::state::{
     Booking, BookingName, ClientCounter, ClientState, Leftover, Phase, Report, ReportKind, RunReply, StoredError,
 };
+use crate::client::{spaces, unexpected};
 use crate::error::{Error, Kind, Result};
 use crate::hash;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Worker};
 use crate::limits::CLIENT_QUEUE_SHARE_PERCENT;
 use crate::protocol::{BookingOutcome, EngineLoad, PoolRole, PotentialLoads, Prompt, RouteRequest, SessionToken};
-use crate::wire::{OverlapReply, Reply, RequestEncoder, SpaceInfo, WorkerInfo, WorkersPage, features};
+use crate::wire::{OverlapReply, Reply, RequestEncoder, SpaceInfo, WorkerInfo, features};
 
 /// Aborts the task with the last handle.
 struct Task(AbortHandle);
@@ -204,14 +205,12 @@ impl AsyncClient {
 
     async fn ask_route(&self, request: &RouteRequest<'_>) -> Result<Answer, Failure> {
         let RunReply { reply, instance_id } = self.ask_prompt(Question::Route, request).await?;
-        match reply {
-            Reply::Route(reply) => Ok(Answer::Daemon { reply: Box::new(reply), instance_id }),
-            other => Err(unexpected("route", &other).into()),
-        }
+        let reply = Box::new(expect!(reply, Route, "route")?);
+        Ok(Answer::Daemon { reply, instance_id })
     }
 
     /// Asks about a prompt: as hashes if the options say so, and as tokens if the daemon refuses the hashes.
-    pub(super) async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<RunReply, Failure> {
+    async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<RunReply, Failure> {
         let deadline = self.deadline();
         let put = || {
             let (space, scheme, waits) = {
@@ -312,12 +311,8 @@ impl AsyncClient {
         }
     }
 
-    pub(super) fn deadline(&self) -> Instant {
+    fn deadline(&self) -> Instant {
         Instant::now() + self.shared.options.timeout
-    }
-
-    pub(super) const fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 
     /// Asks how much of a prompt each worker holds. Only the request's prompt and space matter.
@@ -325,10 +320,7 @@ impl AsyncClient {
     /// # Errors
     /// The daemon's refusals; [`Kind::Connection`](crate::error::Kind::Connection) if it does not answer.
     pub async fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        match self.ask_prompt(Question::Overlap, request).await?.reply {
-            Reply::Overlap(reply) => Ok(reply),
-            other => Err(unexpected("overlap", &other)),
-        }
+        expect!(self.ask_prompt(Question::Overlap, request).await?.reply, Overlap, "overlap")
     }
 
     /// Asks for the work of every worker if it took a prompt, for a gateway that chooses by itself.
@@ -337,10 +329,8 @@ impl AsyncClient {
     /// As [`AsyncClient::overlap`]; [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without
     /// [`features::POTENTIAL_LOADS`](crate::wire::features::POTENTIAL_LOADS).
     pub async fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        match self.ask_prompt(Question::PotentialLoads, request).await?.reply {
-            Reply::PotentialLoads(loads) => Ok(loads),
-            other => Err(unexpected("potential_loads", &other)),
-        }
+        let reply = self.ask_prompt(Question::PotentialLoads, request).await?.reply;
+        expect!(reply, PotentialLoads, "potential_loads")
     }
 
     /// The record of every worker, of one space or of all, as the daemon has it now.
@@ -348,31 +338,20 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::overlap`].
     pub async fn workers(&self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
-        let (mut all, mut cursor) = (Vec::new(), 0);
-        let deadline = self.deadline();
-        loop {
+        let (mut all, mut cursor, deadline) = (Vec::new(), Some(0), self.deadline());
+        while let Some(at) = cursor {
             let put = || {
                 let theirs = space.map(|space| self.theirs(space)).transpose()?;
                 Ok(move |encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>| {
-                    encoder.workers(id, theirs, cursor, 0, out);
+                    encoder.workers(id, theirs, at, 0, out);
                     Ok(())
                 })
             };
-            let WorkersPage { workers, next_cursor, .. } = match calls::ask(self.shared(), deadline, put).await?.reply {
-                Reply::Workers(page) => page,
-                other => return Err(unexpected("workers", &other)),
-            };
-            let state = self.shared().state.lock();
-            all.extend(workers.into_iter().filter_map(|info| {
-                let space = state.spaces.ours(info.space)?;
-                Some(WorkerInfo { space, ..info })
-            }));
-            match next_cursor {
-                Some(next) if next > cursor => cursor = next,
-                Some(_) => return Err(no_progress()),
-                None => return Ok(all),
-            }
+            let page = expect!(calls::ask(&self.shared, deadline, put).await?.reply, Workers, "workers")?;
+            all.extend(self.shared.state.lock().spaces.ours_of(page.workers));
+            cursor = next_page(at, page.next_cursor)?;
         }
+        Ok(all)
     }
 
     /// Passes on an engine's own report of its load. `false` = the worker has just left, or reports of this user are in force
@@ -388,10 +367,7 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match calls::ask(self.shared(), self.deadline(), put).await?.reply {
-            Reply::ReportLoad(accepted) => Ok(accepted),
-            other => Err(unexpected("report_load", &other)),
-        }
+        expect!(calls::ask(&self.shared, self.deadline(), put).await?.reply, ReportLoad, "report_load")
     }
 
     /// Reports that a worker failed a request; rank 2³² - 1 = every rank of it. Answers with how long requests avoid the worker
@@ -408,15 +384,12 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match calls::ask(self.shared(), self.deadline(), put).await?.reply {
-            Reply::ReportFailure(back_off_ms) => Ok(back_off_ms),
-            other => Err(unexpected("report_failure", &other)),
-        }
+        expect!(calls::ask(&self.shared, self.deadline(), put).await?.reply, ReportFailure, "report_failure")
     }
 
     /// The daemon's id of a space.
     fn theirs(&self, space: SpaceId) -> Result<SpaceId> {
-        self.shared().state.lock().spaces.theirs(space)
+        self.shared.state.lock().spaces.theirs(space)
     }
 }
 
@@ -428,7 +401,7 @@ fn queue_us(deadline: Instant) -> u32 {
 
 /// The requests about a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+enum Question {
     Route,
     Overlap,
     PotentialLoads,
@@ -436,7 +409,7 @@ pub(super) enum Question {
 
 /// The hashes of a prompt whose caller gave tokens.
 #[derive(Debug)]
-pub(super) struct Hashed {
+struct Hashed {
     /// Little-endian.
     bytes: Vec<u8>,
     scheme: Scheme,
@@ -445,7 +418,7 @@ pub(super) struct Hashed {
 
 impl Hashed {
     /// Hashes a request's tokens; `None` = the request has hashes already.
-    pub(super) fn of(request: &RouteRequest<'_>, scheme: Scheme) -> Option<Self> {
+    fn of(request: &RouteRequest<'_>, scheme: Scheme) -> Option<Self> {
         let Prompt::Tokens(tokens) = request.prompt else { return None };
         let token_count = u32::try_from(request.prompt.token_count()).ok()?;
         let mut locals = Vec::new();
@@ -457,11 +430,11 @@ impl Hashed {
 }
 
 /// A request about a prompt, with the daemon's id of the space.
-pub(super) struct AskPrompt<'a> {
-    pub(super) question: Question,
-    pub(super) request: RouteRequest<'a>,
-    pub(super) space: SpaceId,
-    pub(super) hashed: Option<Hashed>,
+struct AskPrompt<'a> {
+    question: Question,
+    request: RouteRequest<'a>,
+    space: SpaceId,
+    hashed: Option<Hashed>,
 }
 
 impl Ask for AskPrompt<'_> {

@@ -7,8 +7,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
 use super::driver::{Caller, Shared};
+use super::state::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
 use crate::client::fallback::FallbackReason;
-use crate::client::steady::state::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};
@@ -51,6 +51,21 @@ impl From<Failure> for Error {
 struct Awaited {
     shared: Arc<Shared>,
     reply: oneshot::Receiver<Result<RunReply>>,
+}
+
+impl Awaited {
+    /// Waits for the reply; `None` = the connection ended first. The daemon's errors are failures.
+    async fn wait(&mut self, deadline: Instant) -> Result<Option<RunReply>, Failure> {
+        let asked_at = Instant::now();
+        match timeout_at(deadline.into(), &mut self.reply).await {
+            Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
+            Ok(Ok(Ok(reply))) => Ok(Some(reply)),
+            // The reply cannot be read, but the connection continues.
+            Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
+            Ok(Ok(Err(_)) | Err(_)) => Ok(None),
+            Err(_) => Err(silent(&self.shared, asked_at)),
+        }
+    }
 }
 
 impl Drop for Awaited {
@@ -97,17 +112,10 @@ pub(super) async fn ask<P: Ask>(
             // The connection ended during the wait for a permit.
             continue;
         };
-        let asked_at = Instant::now();
-        match timeout_at(deadline.into(), &mut awaited.reply).await {
-            Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => return Err(Failure::Refused(error.into())),
-            Ok(Ok(Ok(reply))) => return Ok(reply),
-            // The reply cannot be read, but the connection continues.
-            Ok(Ok(Err(error))) if error.kind() != Kind::Connection => return Err(Failure::Refused(error)),
-            Ok(Ok(Err(_)) | Err(_)) if lost_before => {
-                return Err(Failure::Unreachable(FallbackReason::ConnectionLost));
-            }
-            Ok(Ok(Err(_)) | Err(_)) => lost_before = true,
-            Err(_) => return Err(silent(shared, asked_at)),
+        match awaited.wait(deadline).await? {
+            Some(reply) => return Ok(reply),
+            None if lost_before => return Err(Failure::Unreachable(FallbackReason::ConnectionLost)),
+            None => lost_before = true,
         }
     }
 }
@@ -165,18 +173,12 @@ pub(super) async fn report(
     }
     let Ok(permit) = permit(shared, deadline).await else { return Ok(None) };
     let Some(mut awaited) = guard.send(permit) else { return Ok(None) };
-    let asked_at = Instant::now();
-    match timeout_at(deadline.into(), &mut awaited.reply).await {
-        Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
-        Ok(Ok(Ok(reply))) => Ok(Some(reply.reply)),
-        Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
-        // The connection ended while it was in flight: the next connection sends it again.
-        Ok(Ok(Err(_)) | Err(_)) => Ok(None),
-        Err(_) => {
-            // It is still in flight: it is answered later, or the next connection sends it again.
-            silent(shared, asked_at);
-            Ok(None)
-        }
+    match awaited.wait(deadline).await {
+        // If the connection ended while the report was in flight, the next connection sends it again. If the deadline passed, it
+        // is still in flight: it is answered later, or the next connection sends it again.
+        Ok(reply) => Ok(reply.map(|reply| reply.reply)),
+        Err(Failure::Unreachable(_)) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 

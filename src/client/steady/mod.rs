@@ -10,14 +10,11 @@ mod async_client;
 mod blocking_client;
 mod calls;
 mod driver;
-mod shm;
 mod state;
 
 use std::time::Duration;
 
-use super::{no_progress, spaces, unexpected};
-use crate::client::connection::LaneUse;
-
+use crate::client::LaneUse;
 use crate::client::fallback::Fallback;
 use crate::ids::Worker;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX_DEFAULT, CLIENT_TIMEOUT_MS_DEFAULT, FALLBACK_PREFIX_TOKENS_DEFAULT};

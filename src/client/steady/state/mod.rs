@@ -1,5 +1,5 @@
-//! The state of a client across its connections: the requests in flight and who waits for their replies, the reports to send
-//! on the next connection, the spaces and the fleet. Pure: no sockets and no clock. `W` is what takes a reply.
+//! The state of a client across its connections: the calls that wait for replies, the reports to send on the next connection, the
+//! spaces and the fleet. Pure: no sockets and no clock. `W` is what takes a reply.
 
 mod backoff;
 mod counters;
@@ -9,17 +9,15 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustc_hash::FxHashMap;
-
+use crate::client::conversation::{Channel, Conversation, Incoming, Opened, Rejection};
 use crate::client::fallback::Fleet;
-use crate::client::replies::FleetPages;
-use crate::client::replies::next_frame;
+use crate::client::lost;
 use crate::client::spaces::Spaces;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, Worker};
-use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
-use crate::protocol::{BookingHandle, BookingRef, SessionToken};
-use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
+use crate::limits::CLIENT_REPORTS_OWED_MAX;
+use crate::protocol::{BookingHandle, BookingRef};
+use crate::wire::{HelloReply, LaneOpened, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
 
 pub use backoff::BackOff;
@@ -62,17 +60,8 @@ pub(in crate::client) enum Leftover {
     Report(Report),
 }
 
-/// The channel of received bytes. Frames of one channel are not mixed with those of the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::client) enum Channel {
-    /// The connection's socket.
-    Socket,
-    /// Its lane.
-    Lane,
-}
-
 /// A request in flight.
-struct InFlight<W> {
+pub(in crate::client) struct InFlight<W> {
     /// `None` = the request is the client's own, or its caller has given up.
     waiter: Option<W>,
     leftover: Leftover,
@@ -80,13 +69,7 @@ struct InFlight<W> {
 
 /// The state of one client.
 pub(in crate::client) struct ClientState<W> {
-    encoder: RequestEncoder,
-    next_id: u64,
-    /// Encoded requests that are not sent yet.
-    pub(in crate::client) unsent: Vec<u8>,
-    /// The received bytes of incomplete frames, by channel.
-    received: [Vec<u8>; 2],
-    in_flight: FxHashMap<CorrelationId, InFlight<W>>,
+    pub(in crate::client) conversation: Conversation<InFlight<W>>,
     /// Reports for the next connection.
     stored_reports: VecDeque<Report>,
     pub(in crate::client) phase: Phase,
@@ -102,19 +85,13 @@ pub(in crate::client) struct ClientState<W> {
     pub(in crate::client) lane_refusal: Option<StoredError>,
     pub(in crate::client) spaces: Spaces,
     pub(in crate::client) fleet: Arc<Fleet>,
-    watch: Option<CorrelationId>,
-    pages: FleetPages,
     pub(in crate::client) counters: [u64; ClientCounter::ALL.len()],
 }
 
 impl<W: Waiter> ClientState<W> {
     pub(in crate::client) fn new(back_off: BackOff) -> Self {
         Self {
-            encoder: RequestEncoder::default(),
-            next_id: 1,
-            unsent: Vec::new(),
-            received: Default::default(),
-            in_flight: FxHashMap::default(),
+            conversation: Conversation::default(),
             stored_reports: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
             silence: Silence::default(),
@@ -126,8 +103,6 @@ impl<W: Waiter> ClientState<W> {
             lane_refusal: None,
             spaces: Spaces::default(),
             fleet: Arc::default(),
-            watch: None,
-            pages: FleetPages::default(),
             counters: [0; ClientCounter::ALL.len()],
         }
     }
@@ -153,54 +128,27 @@ impl<W: Waiter> ClientState<W> {
 
     /// Whether every request and every report has been answered.
     pub(in crate::client) fn is_settled(&self) -> bool {
-        self.unsent.is_empty() && self.stored_reports.is_empty() && !self.is_waiting()
-    }
-
-    /// Whether replies are due, other than those of the watch.
-    pub(in crate::client) fn is_waiting(&self) -> bool {
-        self.in_flight.len() > usize::from(self.watch.is_some())
+        let (has_sent, is_waiting) = (self.conversation.unsent.is_empty(), self.conversation.is_waiting());
+        has_sent && !is_waiting && self.stored_reports.is_empty()
     }
 
     // Making and ending a connection.
 
-    /// Encodes hello, the first frame of a connection.
-    pub(in crate::client) fn begin(&mut self, name: &str, session: SessionToken) -> CorrelationId {
-        let id = self.take_id();
-        self.encoder.hello(id, name, Some(session), &mut self.unsent);
-        id
-    }
-
-    /// Takes the reply to hello.
+    /// Takes what has been received while the connection begins: see [`Conversation::opening`].
     ///
     /// # Errors
-    /// The daemon refuses the connection.
-    pub(in crate::client) fn accepted(&mut self, reply: Reply) -> Result<HelloReply> {
-        match reply {
-            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => Ok(hello),
-            Reply::Error(error) => {
-                let is_final = !error.retryable;
-                let error = Error::from(error);
-                if is_final {
-                    self.refusal = Some(StoredError::of(&error));
-                }
-                Err(error)
-            }
-            other => Err(crate::client::unexpected("hello", &other)),
+    /// As there.
+    pub(in crate::client) fn opening<L>(
+        &mut self,
+        now: Instant,
+        map: impl FnOnce(LaneOpened) -> Result<L>,
+    ) -> Result<Option<Opened<L>>, Rejection> {
+        let opening = self.conversation.opening(map);
+        self.heard_at = Some(now);
+        if self.conversation.is_greeted() {
+            self.silence.answered();
         }
-    }
-
-    /// Encodes the request for a lane, which must precede all others.
-    pub(in crate::client) fn ask_lane(&mut self) -> CorrelationId {
-        let id = self.take_id();
-        self.encoder.open_lane(id, LaneAsked::default(), &mut self.unsent);
-        id
-    }
-
-    /// Remembers a refusal of the connection, unless a retry may succeed.
-    pub(in crate::client) fn refuse(&mut self, error: &Error) {
-        if !error.is_retryable() {
-            self.refusal = Some(StoredError::of(error));
-        }
+        opening
     }
 
     /// Counts and remembers that the connection, or the next one, has no lane though one was requested.
@@ -209,11 +157,16 @@ impl<W: Waiter> ClientState<W> {
         self.lane_refusal = Some(StoredError::of(error));
     }
 
-    /// Opens the connection for requests. The stored reports are sent first, and the fleet is watched.
-    pub(in crate::client) fn opened(&mut self, hello: HelloReply, learns_fleet: bool, has_lane: bool) {
-        if has_lane {
-            self.count(ClientCounter::LanesOpened);
-            self.lane_refusal = None;
+    /// Opens the connection for requests. The stored reports are sent first, and the fleet is watched. Returns the lane.
+    pub(in crate::client) fn opened<L>(&mut self, opened: Opened<L>, learns_fleet: bool) -> Option<L> {
+        let Opened { hello, lane, lane_refusal } = opened;
+        match lane_refusal {
+            Some(error) => self.refuse_lane(&error),
+            None if lane.is_some() => {
+                self.count(ClientCounter::LanesOpened);
+                self.lane_refusal = None;
+            }
+            None => {}
         }
         if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
             // Another run of the daemon has no bookings of the last one.
@@ -229,17 +182,18 @@ impl<W: Waiter> ClientState<W> {
             self.send_report(report, None);
         }
         if watches {
-            let id = self.take_id();
-            self.encoder.watch(id, None, (0, WORKERS_PAGE_MAX as u32), &mut self.unsent);
-            self.pages = FleetPages::default();
-            self.in_flight.insert(id, InFlight { waiter: None, leftover: Leftover::Nothing });
-            self.watch = Some(id);
+            self.conversation.watch(None);
         }
+        lane
     }
 
     /// The connection could not be made.
-    pub(in crate::client) fn failed(&mut self, error: &Error, now: Instant, chance: f64) {
-        self.last_failure = Some(StoredError::of(error));
+    pub(in crate::client) fn failed(&mut self, why: &Rejection, now: Instant, chance: f64) {
+        let stored = StoredError::of(&why.error);
+        if why.is_final {
+            self.refusal = Some(stored.clone());
+        }
+        self.last_failure = Some(stored);
         self.count(ClientCounter::ConnectsFailed);
         self.silence.failed(self.back_off, now, chance);
         self.closed(Phase::BackingOff);
@@ -259,12 +213,7 @@ impl<W: Waiter> ClientState<W> {
     /// Delivers an error to all waiting calls, and stores the reports that the next connection must send.
     fn closed(&mut self, phase: Phase) {
         self.phase = phase;
-        self.unsent.clear();
-        self.received.iter_mut().for_each(Vec::clear);
-        self.watch = None;
-        let mut left: Vec<_> = self.in_flight.drain().collect();
-        left.sort_unstable_by_key(|(id, _)| *id);
-        for (_, request) in left {
+        for request in self.conversation.end() {
             match request.leftover {
                 Leftover::Nothing => {}
                 Leftover::Booking { request_id, attempt } => {
@@ -277,7 +226,7 @@ impl<W: Waiter> ClientState<W> {
             }
             if let Some(waiter) = request.waiter {
                 // A caller that has given up gets nothing.
-                drop(waiter.deliver(Err(crate::client::lost())));
+                drop(waiter.deliver(Err(lost())));
             }
         }
     }
@@ -291,12 +240,6 @@ impl<W: Waiter> ClientState<W> {
 
     // Requests.
 
-    fn take_id(&mut self) -> CorrelationId {
-        let id = CorrelationId(self.next_id);
-        self.next_id += 1;
-        id
-    }
-
     /// Sends a request that `encode` appends. `waiter` takes its reply.
     ///
     /// # Errors
@@ -307,17 +250,17 @@ impl<W: Waiter> ClientState<W> {
         leftover: Leftover,
         waiter: W,
     ) -> Result<()> {
-        let id = self.take_id();
-        encode(&mut self.encoder, id, &mut self.unsent)?;
-        self.in_flight.insert(id, InFlight { waiter: Some(waiter), leftover });
-        Ok(())
+        self.conversation.ask(InFlight { waiter: Some(waiter), leftover }, encode).map(drop)
     }
 
     /// Sends a report on this connection.
     pub(in crate::client) fn send_report(&mut self, report: Report, waiter: Option<W>) {
-        let id = self.take_id();
-        report.encode(&mut self.encoder, id, &mut self.unsent);
-        self.in_flight.insert(id, InFlight { waiter, leftover: Leftover::Report(report) });
+        let in_flight = InFlight { waiter, leftover: Leftover::Report(report.clone()) };
+        let sent = self.conversation.ask(in_flight, |encoder, id, out| {
+            report.encode(encoder, id, out);
+            Ok(())
+        });
+        debug_assert!(sent.is_ok(), "the encoding of a report cannot fail");
     }
 
     /// Stores a report for the next connection, except counts of output tokens: the next count replaces them.
@@ -340,55 +283,26 @@ impl<W: Waiter> ClientState<W> {
     /// # Errors
     /// [`Kind::Malformed`] for an invalid frame: the connection must be closed.
     pub(in crate::client) fn receive(&mut self, channel: Channel, bytes: &[u8], now: Instant) -> Result<()> {
-        self.received[channel as usize].extend_from_slice(bytes);
-        let mut consumed = 0;
-        while let Some(frame) = next_frame(&self.received[channel as usize][consumed..])? {
-            consumed += frame.bytes;
+        self.conversation.room(channel).extend_from_slice(bytes);
+        while let Some(incoming) = self.conversation.next()? {
             self.heard_at = Some(now);
             self.silence.answered();
-            self.answered(frame.id, frame.reply);
+            match incoming {
+                Incoming::Reply { waiter, reply, .. } => self.answered(waiter, reply),
+                Incoming::Fleet(fleet) => self.learn(fleet),
+                // An error ends the watch; the fleet stays as it was. The end of the connection follows by itself.
+                Incoming::WatchEnded(_) | Incoming::Closing(_) | Incoming::Other => {}
+            }
         }
-        self.received[channel as usize].drain(..consumed);
         Ok(())
     }
 
-    /// Takes received bytes while the connection begins. Returns the reply to hello or to the request for a lane once it is
-    /// whole. That may be an error about the whole connection, which has no request's id.
-    ///
-    /// # Errors
-    /// As [`ClientState::receive`].
-    pub(in crate::client) fn receive_beginning(&mut self, bytes: &[u8], now: Instant) -> Result<Option<Reply>> {
-        let received = &mut self.received[Channel::Socket as usize];
-        received.extend_from_slice(bytes);
-        let Some(frame) = next_frame(received)? else { return Ok(None) };
-        received.drain(..frame.bytes);
-        self.heard_at = Some(now);
-        if matches!(frame.reply, Ok(Reply::Hello(_))) {
-            self.silence.answered();
-        }
-        frame.reply.map(Some)
-    }
-
-    fn answered(&mut self, id: CorrelationId, reply: Result<Reply>) {
-        if Some(id) == self.watch {
-            match reply {
-                Ok(Reply::Watch(page)) => self.pages.take(page).into_iter().for_each(|fleet| self.learn(fleet)),
-                // An error ends the watch; the fleet stays as it was.
-                _ => {
-                    self.in_flight.remove(&id);
-                    self.watch = None;
-                }
-            }
-            return;
-        }
-        let Some(request) = self.in_flight.remove(&id) else { return };
+    fn answered(&mut self, request: InFlight<W>, reply: Result<Reply>) {
         if let (Err(_), Leftover::Booking { request_id, attempt }) = (&reply, request.leftover) {
             // The reply cannot be read, so the booking is freed by its name.
             self.count(ClientCounter::BookingsGivenBack);
-            self.send_report(
-                Report { name: BookingName::Request { request_id, attempt }, kind: ReportKind::Free },
-                None,
-            );
+            let name = BookingName::Request { request_id, attempt };
+            self.send_report(Report { name, kind: ReportKind::Free }, None);
         }
         let instance_id = self.instance_id();
         let reply = reply.map(|reply| RunReply { reply, instance_id });

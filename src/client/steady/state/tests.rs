@@ -5,11 +5,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::*;
-use crate::error::Kind;
-use crate::ids::Worker;
-use crate::limits::FRAME_HEADER_BYTES;
-use crate::protocol::{BookingHandle, BookingOutcome};
-use crate::wire::{FrameHeader, Request, RequestScratch, RouteReply, ServerLimits, decode_request};
+use crate::client::LaneUse;
+use crate::client::script::{self, booked, error, free_reply, unknown_kind};
+use crate::protocol::SessionToken;
+use crate::wire::PROTOCOL_VERSION;
 
 /// A caller that records its replies, unless it has given up.
 #[derive(Clone, Default)]
@@ -31,45 +30,31 @@ impl Waiter for RecordingWaiter {
 
 type Talk = ClientState<RecordingWaiter>;
 
-fn hello(instance_id: u64) -> Reply {
-    Reply::Hello(HelloReply {
-        version: PROTOCOL_VERSION,
-        instance_id,
-        limits: ServerLimits::default(),
-        features: features::SERVED,
-        spaces: Vec::new(),
-        admin_socket: None,
-    })
-}
-
 /// The encoded requests, in words. They are removed.
 fn said(talk: &mut Talk) -> Vec<String> {
-    let (mut said, mut rest) = (Vec::new(), talk.unsent.as_slice());
-    while let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() {
-        let header = FrameHeader::parse(header).expect("a header");
-        let end = FRAME_HEADER_BYTES + header.body_bytes as usize;
-        let mut scratch = RequestScratch::default();
-        let request = decode_request(header.kind, &rest[FRAME_HEADER_BYTES..end], &mut scratch).expect("a request");
-        said.push(match request {
-            Request::Hello(_) => "hello".to_owned(),
-            Request::Watch { .. } => "watch".to_owned(),
-            Request::Free(booking) => format!("free {booking:?}"),
-            Request::Served { worker, .. } => format!("served {worker}"),
-            Request::Workers { .. } => "question".to_owned(),
-            other => format!("{other:?}"),
-        });
-        rest = &rest[end..];
-    }
-    talk.unsent.clear();
-    said
+    script::said(&mut talk.conversation.unsent).into_iter().map(|(_, words)| words).collect()
+}
+
+fn begin(talk: &mut Talk) {
+    talk.conversation.begin("test", Some(SessionToken { hi: 1, lo: 2 }), LaneUse::Off);
+    assert_eq!(said(talk), ["hello"]);
+}
+
+/// Receives bytes while the connection begins.
+fn opening(talk: &mut Talk, bytes: &[u8]) -> Result<Option<Opened<()>>, Rejection> {
+    talk.conversation.room(Channel::Socket).extend_from_slice(bytes);
+    talk.opening(Instant::now(), |_| Ok(()))
 }
 
 fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
-    talk.begin("test", SessionToken { hi: 1, lo: 2 });
-    assert_eq!(said(talk), ["hello"]);
-    let hello = talk.accepted(hello(instance_id)).expect("a hello");
-    talk.opened(hello, true, false);
+    begin(talk);
+    let opened = opening(talk, &script::hello(PROTOCOL_VERSION, instance_id, features::SERVED));
+    talk.opened(opened.expect("a hello").expect("open"), true);
     said(talk)
+}
+
+fn hear(talk: &mut Talk, bytes: &[u8]) {
+    talk.receive(Channel::Socket, bytes, Instant::now()).expect("valid frames");
 }
 
 fn talk() -> Talk {
@@ -105,9 +90,12 @@ fn free_words(slot: u64) -> String {
     format!("free Handle(BookingHandle {{ slot: {slot}, generation: 1 }})")
 }
 
-fn booked(slot: u64, prefill: u64) -> Reply {
+/// A reply of a daemon run that booked a pair of workers.
+fn pair(slot: u64, prefill_slot: u64, instance_id: u64) -> RunReply {
     let handle = |slot| Some(BookingHandle { slot, generation: 1 });
-    Reply::Route(RouteReply { booking: handle(slot), prefill_booking: handle(prefill), ..RouteReply::default() })
+    let (booking, prefill_booking) = (handle(slot), handle(prefill_slot));
+    let route = crate::wire::RouteReply { booking, prefill_booking, ..Default::default() };
+    RunReply { reply: Reply::Route(route), instance_id }
 }
 
 #[test]
@@ -115,16 +103,16 @@ fn replies_arrive_in_any_order_and_a_late_booking_is_freed() {
     let mut talk = talk();
     let (ear, left) = (RecordingWaiter::default(), RecordingWaiter { has_left: true, ..RecordingWaiter::default() });
     let (one, other) = (ask(&mut talk, Leftover::Nothing, &ear), ask(&mut talk, booking(), &left));
-    talk.answered(other, Ok(booked(7, 8)));
+    hear(&mut talk, &booked(other, 7, 8));
     assert_eq!(said(&mut talk), [free_words(7), free_words(8)], "both halves of a pair");
-    talk.answered(one, Ok(Reply::ReportLoad(true)));
+    hear(&mut talk, &free_reply(one));
     assert_eq!(*ear.heard.borrow(), ["reply"]);
-    talk.answered(one, Ok(booked(9, 9)));
+    hear(&mut talk, &booked(one, 9, 9));
     assert_eq!(said(&mut talk), [] as [&str; 0], "no request has this id any more");
     assert_eq!(talk.counters[ClientCounter::BookingsGivenBack as usize], 2);
 
     let unread = ask(&mut talk, booking(), &ear);
-    talk.answered(unread, Err(Error::new(Kind::Unsupported, "a newer daemon's", "")));
+    hear(&mut talk, &unknown_kind(unread));
     assert_eq!(said(&mut talk), [FREE_OF_R], "the booking is freed by its name");
     assert_eq!(*ear.heard.borrow(), ["reply", "unsupported"]);
 }
@@ -152,9 +140,9 @@ fn reports_in_flight_when_a_connection_ends_are_sent_on_the_next() {
     assert_eq!((talk.phase, talk.silence.since()), (Phase::BackingOff, Some(now)), "it did not last");
     assert_eq!(connect(&mut talk, 2), ["watch"]);
     assert!(!talk.is_run(1) && talk.is_run(2));
-    talk.free_unclaimed(&RunReply { reply: booked(5, 6), instance_id: 1 });
+    talk.free_unclaimed(&pair(5, 6, 1));
     assert_eq!(said(&mut talk), [] as [&str; 0], "its handles may name other bookings of this run");
-    talk.free_unclaimed(&RunReply { reply: booked(5, 6), instance_id: 2 });
+    talk.free_unclaimed(&pair(5, 6, 2));
     assert_eq!(said(&mut talk), [free_words(5), free_words(6)]);
 }
 
@@ -163,8 +151,8 @@ fn a_timeout_counts_as_silence_only_if_nothing_arrived_during_the_call() {
     let mut talk = talk();
     let (ear, start) = (RecordingWaiter::default(), Instant::now());
     let id = ask(&mut talk, Leftover::Nothing, &ear);
-    talk.answered(id, Ok(Reply::Free(BookingOutcome::Applied)));
-    talk.heard_at = Some(start + Duration::from_millis(10));
+    let arrived = start + Duration::from_millis(10);
+    talk.receive(Channel::Socket, &free_reply(id), arrived).expect("valid frames");
     let later = start + Duration::from_millis(100);
     talk.timed_out(start, later, 0.5);
     assert_eq!(talk.silence.since(), None, "another reply arrived meanwhile");
@@ -188,23 +176,15 @@ fn stored_reports_are_limited_and_dropped_ones_counted() {
 #[test]
 fn a_final_refusal_is_remembered_until_a_daemon_accepts_the_connection() {
     let mut talk = Talk::new(BackOff::default());
-    let refused = crate::wire::RemoteError {
-        code: Kind::NotPermitted as u16,
-        kind: Some(Kind::NotPermitted),
-        side: crate::error::Side::Gateway,
-        retryable: false,
-        retry_after_us: 0,
-        message: "no".into(),
-        remedy: "ask".into(),
-    };
-    talk.begin("test", SessionToken { hi: 1, lo: 2 });
-    assert_eq!(talk.accepted(Reply::Error(refused)).unwrap_err().kind(), Kind::NotPermitted);
-    talk.failed(&crate::client::lost(), Instant::now(), 0.5);
+    begin(&mut talk);
+    let why = opening(&mut talk, &error(CorrelationId(0), Kind::NotPermitted)).unwrap_err();
+    assert_eq!((why.error.kind(), why.is_final), (Kind::NotPermitted, true));
+    talk.failed(&why, Instant::now(), 0.5);
+    talk.failed(&lost().into(), Instant::now(), 0.5);
     assert_eq!(
         (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.error().kind())),
         (Phase::BackingOff, Some(Kind::NotPermitted))
     );
-    talk.unsent.clear();
     connect(&mut talk, 1);
     assert_eq!(talk.refusal, None);
 }

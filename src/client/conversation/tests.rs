@@ -131,15 +131,17 @@ fn lane_reply(wanted: LaneUse, reply: impl FnOnce(CorrelationId) -> Vec<u8>) -> 
     opening(&mut talk, &reply(id)).map(|opened| opened.expect("open"))
 }
 
+/// A reply to the request for a lane, by its id.
+type LaneReply = fn(CorrelationId) -> Vec<u8>;
+
 #[test]
 fn a_refused_lane_is_final_only_for_a_client_that_requires_one() {
     let hostile = |id: CorrelationId| lane_opened(CorrelationId(id.0 + 1));
-    let by_connection = |_| error(CorrelationId(0), Kind::Overloaded);
-    let replies: [(&dyn Fn(CorrelationId) -> Vec<u8>, Kind); 4] = [
-        (&|id| error(id, Kind::NotPermitted), Kind::NotPermitted),
-        (&by_connection, Kind::Overloaded),
-        (&hostile, Kind::Malformed),
-        (&free_reply, Kind::Malformed),
+    let replies: [(LaneReply, Kind); 4] = [
+        (|id| error(id, Kind::NotPermitted), Kind::NotPermitted),
+        (|_| error(CorrelationId(0), Kind::Overloaded), Kind::Overloaded),
+        (hostile, Kind::Malformed),
+        (free_reply, Kind::Malformed),
     ];
     for (reply, kind) in replies {
         let opened = lane_reply(LaneUse::Try, reply).expect("it goes on without");

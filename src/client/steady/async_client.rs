@@ -8,13 +8,14 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
-use super::calls::{self, Ask, Failure};
+use super::calls::{self, Ask};
 use super::driver::{self, Shared};
 use super::{Answer, SteadyOptions};
 use crate::client::conversation::next_page;
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
 use crate::client::steady::state::{
-    Booking, BookingName, ClientCounter, ClientState, Leftover, Phase, Report, ReportKind, RunReply, StoredError,
+    Booking, BookingName, ClientCounter, ClientState, Failure, Leftover, Phase, Report, ReportKind, RunReply,
+    StoredError,
 };
 use crate::client::{spaces, unexpected};
 use crate::error::{Error, Kind, Result};
@@ -90,7 +91,7 @@ impl AsyncClient {
         let shared = Arc::new(Shared {
             path: path.into(),
             session,
-            state: Mutex::new(ClientState::new(options.back_off)),
+            state: Mutex::new(ClientState::new(&options)),
             lane: Mutex::new(None),
             wake: Notify::new(),
             permits: Arc::new(Semaphore::new(options.in_flight_max.clamp(1, Semaphore::MAX_PERMITS))),

@@ -7,45 +7,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
 use super::driver::{Caller, Shared};
-use super::state::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
+use super::state::{ClientCounter, Failure, Leftover, Phase, Report, ReportKind, RunReply};
 use crate::client::fallback::FallbackReason;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};
-
-/// Why a call has no reply.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The daemon could not be reached, or did not answer.
-    Unreachable(FallbackReason),
-    /// There is no connection; the error is that of the last try.
-    NotConnected(StoredError),
-    /// The daemon or the client refused the request.
-    Refused(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let reason = match failure {
-            Failure::Refused(error) => return error,
-            Failure::NotConnected(why) => return why.unreachable(),
-            Failure::Unreachable(reason) => reason,
-        };
-        let what = match reason {
-            FallbackReason::Unreachable => "the daemon cannot be reached",
-            FallbackReason::ConnectionLost => "the connection to the daemon ended",
-            FallbackReason::Silent => "the daemon did not answer in time",
-            FallbackReason::Draining => "the daemon is draining",
-        };
-        Self::new(Kind::Connection, what, "check the daemon, or raise the timeout")
-    }
-}
 
 /// A reply that a call waits for. If the call ends first, the booking of the reply is freed.
 struct Awaited {
@@ -198,7 +164,7 @@ impl PendingReport<'_> {
         }
         let caller = Caller { reply: sender, _permit: permit };
         if let Some(report) = self.report.take() {
-            state.send_report(report, Some(caller));
+            state.send_report(&report, Some(caller));
         }
         self.shared.send_encoded(state);
         Some(Awaited { shared: Arc::clone(self.shared), reply })
@@ -216,7 +182,7 @@ impl Drop for PendingReport<'_> {
             // The next count replaces this one. Without this rule, counts for a daemon that hangs would have no limit.
             Phase::Open if matches!(report.kind, ReportKind::OutputProgress { .. }) => return,
             // The daemon is in a pause, or has too many requests in flight. Bytes in the socket's buffer are not lost.
-            Phase::Open => state.send_report(report, None),
+            Phase::Open => state.send_report(&report, None),
             _ => state.store_report(report),
         }
         self.shared.send_encoded(state);
@@ -228,23 +194,8 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
     let mut phases = shared.phases.subscribe();
     let mut is_tried = false;
     loop {
-        {
-            let state = shared.state.lock();
-            let is_paused = state.silence.paused_until(Instant::now()).is_some();
-            match state.phase {
-                Phase::Open if !is_paused => return Ok(()),
-                Phase::Connecting { is_first: true } => {}
-                // The pause is over: this call waits for the outcome of the next try.
-                Phase::BackingOff if !is_paused => is_tried = true,
-                Phase::Connecting { is_first: false } if is_tried => {}
-                _ => {
-                    return Err(match (&state.refusal, &state.last_failure) {
-                        (Some(refusal), _) => Failure::Refused(refusal.error()),
-                        (None, Some(why)) => Failure::NotConnected(why.clone()),
-                        (None, None) => Failure::Unreachable(FallbackReason::Unreachable),
-                    });
-                }
-            }
+        if shared.state.lock().may_send(Instant::now(), &mut is_tried)? {
+            return Ok(());
         }
         match timeout_at(deadline.into(), phases.changed()).await {
             Ok(Ok(())) => {}

@@ -19,7 +19,7 @@ use super::state::{ClientState, Phase, RunReply, Waiter};
 use crate::client::conversation::{Channel, Rejection};
 use crate::client::fallback::Fleet;
 use crate::client::lane::{Lane, broken_lane};
-use crate::client::{LaneUse, lost, socket};
+use crate::client::{lost, socket};
 use crate::error::{Error, Kind, Result};
 use crate::lane::{Awaited, Heard, LaneFault, hear};
 use crate::limits::LOOKS_PER_TURN;
@@ -95,27 +95,17 @@ impl Shared {
 
 /// Connects and carries bytes, again and again, until the task is aborted.
 pub(super) async fn drive(shared: Arc<Shared>) {
-    let mut wanted = shared.options.lane;
     loop {
-        match timeout(shared.options.timeout, connect(&shared, wanted)).await {
+        match timeout(shared.options.timeout, connect(&shared)).await {
             Ok(Ok(channels)) => {
                 shared.publish();
-                let began = Instant::now();
                 // The waiting calls get an error without this reason.
-                let ended = carry(&shared, &channels).await;
-                let is_stable = began.elapsed() >= shared.options.back_off.first;
-                drop(shared.lane.lock().take());
-                let mut state = shared.state.lock();
-                state.ended(is_stable, Instant::now(), Shared::chance());
-                wanted = match ended {
-                    // The next connection goes without a lane, because another lane may break too. The one after it requests
-                    // one again.
-                    Ended::Lane(fault) if wanted == LaneUse::Try && !is_stable => {
-                        state.refuse_lane(&broken_lane(&fault));
-                        LaneUse::Off
-                    }
-                    _ => shared.options.lane,
+                let lane_fault = match carry(&shared, &channels).await {
+                    Ended::Connection => None,
+                    Ended::Lane(fault) => Some(broken_lane(&fault)),
                 };
+                drop(shared.lane.lock().take());
+                shared.state.lock().ended(lane_fault.as_ref(), Instant::now(), Shared::chance());
             }
             Ok(Err(why)) => shared.state.lock().failed(&why, Instant::now(), Shared::chance()),
             Err(_) => {
@@ -128,10 +118,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
         let resting = shared.state.lock().silence.paused_until(Instant::now());
         if let Some(until) = resting {
             tokio::time::sleep_until(until.into()).await;
-            let mut state = shared.state.lock();
-            let is_first = state.silence.since().is_none();
-            state.phase = Phase::Connecting { is_first };
-            drop(state);
+            shared.state.lock().resumed();
             // Calls that found the pause over wait for the next phase, which may be another pause.
             shared.publish();
         }
@@ -149,14 +136,14 @@ pub(super) async fn settle(shared: &Shared, limit: Duration) -> bool {
     timeout(limit, settled).await.is_ok()
 }
 
-/// Connects, and carries bytes until the connection is open, with a lane if one is `wanted`.
-async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels, Rejection> {
+/// Connects, and carries bytes until the connection is open.
+async fn connect(shared: &Shared) -> Result<Channels, Rejection> {
     let cannot = |error: io::Error| {
         Error::new(Kind::Connection, format!("cannot connect to {}", shared.path.display()), "start the daemon")
             .caused_by(error)
     };
     let socket = UnixStream::connect(&shared.path).await.map_err(cannot)?;
-    shared.state.lock().conversation.begin(&shared.options.name, Some(shared.session), wanted);
+    shared.state.lock().begin(&shared.options.name, shared.session);
     let mut descriptors = Vec::new();
     loop {
         let carried = carry_opening(shared, &socket, &mut descriptors).await;
@@ -167,7 +154,7 @@ async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels, Rejection
         })?;
         let map = |opened| Lane::map(opened, std::mem::take(&mut descriptors), watched);
         if let Some(opened) = state.opening(Instant::now(), map)? {
-            let lane = state.opened(opened, shared.options.fallback);
+            let lane = state.opened(opened, Instant::now());
             let bell = lane.as_ref().map(|lane| Arc::clone(lane.bell()));
             *shared.lane.lock() = lane;
             return Ok(Channels { socket, bell });

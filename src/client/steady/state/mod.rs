@@ -3,25 +3,26 @@
 
 mod backoff;
 mod counters;
+mod failure;
 
 use std::collections::VecDeque;
-use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::client::conversation::{Channel, Conversation, Incoming, Opened, Rejection};
-use crate::client::fallback::Fleet;
-use crate::client::lost;
+use crate::client::fallback::{FallbackReason, Fleet};
 use crate::client::spaces::Spaces;
-use crate::error::{Error, Kind, Result};
+use crate::client::{LaneUse, SteadyOptions, lost};
+use crate::error::{Error, Result};
 use crate::ids::{CorrelationId, Worker};
 use crate::limits::CLIENT_REPORTS_OWED_MAX;
-use crate::protocol::{BookingHandle, BookingRef};
+use crate::protocol::{BookingHandle, BookingRef, SessionToken};
 use crate::wire::{HelloReply, LaneOpened, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
 
 pub use backoff::BackOff;
 pub use counters::ClientCounter;
+pub(in crate::client) use failure::{Failure, StoredError};
 
 /// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +77,18 @@ pub(in crate::client) struct ClientState<W> {
     pub(in crate::client) silence: Silence,
     back_off: BackOff,
     heard_at: Option<Instant>,
+    /// When the last connection was made.
+    opened_at: Option<Instant>,
+    /// Whether the fleet is watched, for decisions without the daemon.
+    learns_fleet: bool,
+    /// The use of lanes by the client's options, and by the next connection.
+    lane: LaneUse,
+    next_lane: LaneUse,
     pub(in crate::client) hello: Option<HelloReply>,
     /// Why the daemon refused the last connection for good.
-    pub(in crate::client) refusal: Option<StoredError>,
+    refusal: Option<StoredError>,
     /// Why the last connection could not be made.
-    pub(in crate::client) last_failure: Option<StoredError>,
+    last_failure: Option<StoredError>,
     /// Why the last connection has no lane, though one was requested.
     pub(in crate::client) lane_refusal: Option<StoredError>,
     pub(in crate::client) spaces: Spaces,
@@ -89,14 +97,18 @@ pub(in crate::client) struct ClientState<W> {
 }
 
 impl<W: Waiter> ClientState<W> {
-    pub(in crate::client) fn new(back_off: BackOff) -> Self {
+    pub(in crate::client) fn new(options: &SteadyOptions) -> Self {
         Self {
             conversation: Conversation::default(),
             stored_reports: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
             silence: Silence::default(),
-            back_off,
+            back_off: options.back_off,
             heard_at: None,
+            opened_at: None,
+            learns_fleet: options.fallback,
+            lane: options.lane,
+            next_lane: options.lane,
             hello: None,
             refusal: None,
             last_failure: None,
@@ -134,6 +146,11 @@ impl<W: Waiter> ClientState<W> {
 
     // Making and ending a connection.
 
+    /// Begins a connection.
+    pub(in crate::client) fn begin(&mut self, name: &str, session: SessionToken) {
+        self.conversation.begin(name, Some(session), self.next_lane);
+    }
+
     /// Takes what has been received while the connection begins: see [`Conversation::opening`].
     ///
     /// # Errors
@@ -152,13 +169,13 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Counts and remembers that the connection, or the next one, has no lane though one was requested.
-    pub(in crate::client) fn refuse_lane(&mut self, error: &Error) {
+    fn refuse_lane(&mut self, error: &Error) {
         self.count(ClientCounter::LanesRefused);
         self.lane_refusal = Some(StoredError::of(error));
     }
 
     /// Opens the connection for requests. The stored reports are sent first, and the fleet is watched. Returns the lane.
-    pub(in crate::client) fn opened<L>(&mut self, opened: Opened<L>, learns_fleet: bool) -> Option<L> {
+    pub(in crate::client) fn opened<L>(&mut self, opened: Opened<L>, now: Instant) -> Option<L> {
         let Opened { hello, lane, lane_refusal } = opened;
         match lane_refusal {
             Some(error) => self.refuse_lane(&error),
@@ -173,13 +190,14 @@ impl<W: Waiter> ClientState<W> {
             self.stored_reports.clear();
         }
         self.spaces.learn(&hello.spaces);
-        let watches = learns_fleet && hello.features & features::WATCH != 0;
+        let watches = self.learns_fleet && hello.features & features::WATCH != 0;
         self.hello = Some(hello);
         (self.refusal, self.last_failure) = (None, None);
         self.phase = Phase::Open;
+        self.opened_at = Some(now);
         self.count(ClientCounter::Connected);
         for report in std::mem::take(&mut self.stored_reports) {
-            self.send_report(report, None);
+            self.send_report(&report, None);
         }
         if watches {
             self.conversation.watch(None);
@@ -199,15 +217,28 @@ impl<W: Waiter> ClientState<W> {
         self.closed(Phase::BackingOff);
     }
 
-    /// Notes that the connection has ended. After one that did not last, a pause precedes the next.
-    pub(in crate::client) fn ended(&mut self, is_stable: bool, now: Instant, chance: f64) {
+    /// Notes that the connection has ended, by a fault of its lane if there is one. After one that did not last, a pause precedes
+    /// the next.
+    pub(in crate::client) fn ended(&mut self, lane_fault: Option<&Error>, now: Instant, chance: f64) {
         self.count(ClientCounter::ConnectionsLost);
+        let is_stable = self.opened_at.is_some_and(|opened| now.duration_since(opened) >= self.back_off.first);
+        let tried = std::mem::replace(&mut self.next_lane, self.lane);
+        if let Some(fault) = lane_fault.filter(|_| tried == LaneUse::Try && !is_stable) {
+            // The next connection goes without a lane, because another lane may break too. The one after it requests one again.
+            self.refuse_lane(fault);
+            self.next_lane = LaneUse::Off;
+        }
         if is_stable {
             self.closed(Phase::Connecting { is_first: true });
         } else {
             self.silence.failed(self.back_off, now, chance);
             self.closed(Phase::BackingOff);
         }
+    }
+
+    /// Notes that a pause is over: the next connection is being made.
+    pub(in crate::client) fn resumed(&mut self) {
+        self.phase = Phase::Connecting { is_first: self.silence.since().is_none() };
     }
 
     /// Delivers an error to all waiting calls, and stores the reports that the next connection must send.
@@ -240,6 +271,30 @@ impl<W: Waiter> ClientState<W> {
 
     // Requests.
 
+    /// Whether requests can be sent; `false` = wait for the next phase. `is_tried` is of the call: whether it waits for the
+    /// outcome of a try.
+    ///
+    /// # Errors
+    /// The daemon is in a pause: a call fails early.
+    pub(in crate::client) fn may_send(&self, now: Instant, is_tried: &mut bool) -> Result<bool, Failure> {
+        let is_paused = self.silence.paused_until(now).is_some();
+        match self.phase {
+            Phase::Open if !is_paused => Ok(true),
+            Phase::Connecting { is_first: true } => Ok(false),
+            // The pause is over: this call waits for the outcome of the next try.
+            Phase::BackingOff if !is_paused => {
+                *is_tried = true;
+                Ok(false)
+            }
+            Phase::Connecting { is_first: false } if *is_tried => Ok(false),
+            _ => Err(match (&self.refusal, &self.last_failure) {
+                (Some(refusal), _) => Failure::Refused(refusal.error()),
+                (None, Some(why)) => Failure::NotConnected(why.clone()),
+                (None, None) => Failure::Unreachable(FallbackReason::Unreachable),
+            }),
+        }
+    }
+
     /// Sends a request that `encode` appends. `waiter` takes its reply.
     ///
     /// # Errors
@@ -254,7 +309,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Sends a report on this connection.
-    pub(in crate::client) fn send_report(&mut self, report: Report, waiter: Option<W>) {
+    pub(in crate::client) fn send_report(&mut self, report: &Report, waiter: Option<W>) {
         let in_flight = InFlight { waiter, leftover: Leftover::Report(report.clone()) };
         let sent = self.conversation.ask(in_flight, |encoder, id, out| {
             report.encode(encoder, id, out);
@@ -302,7 +357,7 @@ impl<W: Waiter> ClientState<W> {
             // The reply cannot be read, so the booking is freed by its name.
             self.count(ClientCounter::BookingsGivenBack);
             let name = BookingName::Request { request_id, attempt };
-            self.send_report(Report { name, kind: ReportKind::Free }, None);
+            self.send_report(&Report { name, kind: ReportKind::Free }, None);
         }
         let instance_id = self.instance_id();
         let reply = reply.map(|reply| RunReply { reply, instance_id });
@@ -325,7 +380,7 @@ impl<W: Waiter> ClientState<W> {
             self.count(ClientCounter::BookingsGivenBack);
             let report = Report { name: BookingName::Handle(handle), kind: ReportKind::Free };
             match self.phase {
-                Phase::Open => self.send_report(report, None),
+                Phase::Open => self.send_report(&report, None),
                 _ => self.store_report(report),
             }
         }
@@ -396,32 +451,6 @@ impl Report {
             ReportKind::Served { worker } => encoder.served(id, &booking, worker, out),
             ReportKind::Free => encoder.free(id, &booking, out),
         }
-    }
-}
-
-/// A copy of an error, for calls that fail later for the same reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) struct StoredError {
-    kind: Kind,
-    message: String,
-    remedy: String,
-}
-
-impl StoredError {
-    pub(in crate::client) fn of(error: &Error) -> Self {
-        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-        let message = format!("{}{cause}", error.message());
-        Self { kind: error.kind(), message, remedy: error.remedy().to_owned() }
-    }
-
-    pub(in crate::client) fn error(&self) -> Error {
-        Error::new(self.kind, self.message.as_str(), self.remedy.as_str())
-    }
-
-    /// The error of a call that needs a connection, if this is why there is none.
-    pub(in crate::client) fn unreachable(&self) -> Error {
-        let what = format!("the daemon cannot be reached: {}", self.message);
-        Error::new(Kind::Connection, what, self.remedy.as_str())
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::client::LaneUse;
 use crate::client::script::{self, booked, error, free_reply, unknown_kind};
+use crate::error::Kind;
 use crate::protocol::SessionToken;
 use crate::wire::PROTOCOL_VERSION;
 
@@ -36,7 +37,7 @@ fn said(talk: &mut Talk) -> Vec<String> {
 }
 
 fn begin(talk: &mut Talk) {
-    talk.conversation.begin("test", Some(SessionToken { hi: 1, lo: 2 }), LaneUse::Off);
+    talk.begin("test", SessionToken { hi: 1, lo: 2 });
     assert_eq!(said(talk), ["hello"]);
 }
 
@@ -47,18 +48,25 @@ fn opening(talk: &mut Talk, bytes: &[u8]) -> Result<Option<Opened<()>>, Rejectio
 }
 
 fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
+    connect_at(talk, instance_id, Instant::now())
+}
+
+fn connect_at(talk: &mut Talk, instance_id: u64, at: Instant) -> Vec<String> {
     begin(talk);
     let opened = opening(talk, &script::hello(PROTOCOL_VERSION, instance_id, features::SERVED));
-    talk.opened(opened.expect("a hello").expect("open"), true);
+    talk.opened(opened.expect("a hello").expect("open"), at);
     said(talk)
 }
+
+/// Long enough for a connection to count as stable.
+const LASTING: Duration = Duration::from_secs(60);
 
 fn hear(talk: &mut Talk, bytes: &[u8]) {
     talk.receive(Channel::Socket, bytes, Instant::now()).expect("valid frames");
 }
 
 fn talk() -> Talk {
-    let mut talk = Talk::new(BackOff::default());
+    let mut talk = Talk::new(&SteadyOptions::default());
     assert_eq!(connect(&mut talk, 1), ["watch"]);
     talk
 }
@@ -123,20 +131,20 @@ fn reports_in_flight_when_a_connection_ends_are_sent_on_the_next() {
     let ear = RecordingWaiter::default();
     ask(&mut talk, booking(), &ear);
     ask(&mut talk, Leftover::Nothing, &ear);
-    talk.send_report(free_of(1), Some(ear.clone()));
-    talk.send_report(Report { kind: ReportKind::OutputProgress { output_tokens: 5 }, ..free_of(2) }, None);
-    talk.send_report(Report { kind: ReportKind::Served { worker: Worker::new(4, 0) }, ..free_of(2) }, None);
-    let now = Instant::now();
-    talk.ended(true, now, 0.5);
+    talk.send_report(&free_of(1), Some(ear.clone()));
+    talk.send_report(&Report { kind: ReportKind::OutputProgress { output_tokens: 5 }, ..free_of(2) }, None);
+    talk.send_report(&Report { kind: ReportKind::Served { worker: Worker::new(4, 0) }, ..free_of(2) }, None);
+    let now = Instant::now() + LASTING;
+    talk.ended(None, now, 0.5);
     assert_eq!(*ear.heard.borrow(), ["connection"; 3], "every waiting call gets an error");
     assert_eq!((talk.phase, talk.silence.since()), (Phase::Connecting { is_first: true }, None));
     talk.store_report(free_of(3));
-    let owed = connect(&mut talk, 1);
+    let owed = connect_at(&mut talk, 1, now);
     let expected = [FREE_OF_R.to_owned(), free_words(1), "served 4/0".into(), free_words(3), "watch".into()];
     assert_eq!(owed, expected, "without the count, which the next one replaces");
 
     // They are still in flight; the next daemon is another run, which knows nothing of them.
-    talk.ended(false, now, 0.5);
+    talk.ended(None, now, 0.5);
     assert_eq!((talk.phase, talk.silence.since()), (Phase::BackingOff, Some(now)), "it did not last");
     assert_eq!(connect(&mut talk, 2), ["watch"]);
     assert!(!talk.is_run(1) && talk.is_run(2));
@@ -163,7 +171,7 @@ fn a_timeout_counts_as_silence_only_if_nothing_arrived_during_the_call() {
 #[test]
 fn stored_reports_are_limited_and_dropped_ones_counted() {
     let mut talk = talk();
-    talk.ended(true, Instant::now(), 0.5);
+    talk.ended(None, Instant::now() + LASTING, 0.5);
     for slot in 0..=CLIENT_REPORTS_OWED_MAX as u64 {
         talk.store_report(free_of(slot));
     }
@@ -175,7 +183,7 @@ fn stored_reports_are_limited_and_dropped_ones_counted() {
 
 #[test]
 fn a_final_refusal_is_remembered_until_a_daemon_accepts_the_connection() {
-    let mut talk = Talk::new(BackOff::default());
+    let mut talk = Talk::new(&SteadyOptions::default());
     begin(&mut talk);
     let why = opening(&mut talk, &error(CorrelationId(0), Kind::NotPermitted)).unwrap_err();
     assert_eq!((why.error.kind(), why.is_final), (Kind::NotPermitted, true));
@@ -187,4 +195,60 @@ fn a_final_refusal_is_remembered_until_a_daemon_accepts_the_connection() {
     );
     connect(&mut talk, 1);
     assert_eq!(talk.refusal, None);
+}
+
+/// Connects with a lane, if one is asked for. Whether one was.
+fn connect_by_lane(talk: &mut Talk, at: Instant) -> bool {
+    begin(talk);
+    let hello = script::hello(PROTOCOL_VERSION, 1, features::SERVED);
+    let mut opened = opening(talk, &hello).expect("accepted");
+    let asked = script::said(&mut talk.conversation.unsent);
+    if let [(id, words)] = asked.as_slice() {
+        assert_eq!((words.as_str(), opened.is_none()), ("open_lane", true));
+        opened = opening(talk, &script::lane_opened(*id)).expect("accepted");
+    }
+    talk.opened(opened.expect("open"), at).is_some()
+}
+
+#[test]
+fn a_lane_that_breaks_soon_is_not_asked_for_on_the_next_connection() {
+    let mut talk = Talk::new(&SteadyOptions { lane: LaneUse::Try, fallback: false, ..SteadyOptions::default() });
+    let (start, fault) = (Instant::now(), Error::new(Kind::Connection, "the lane was closed", ""));
+    assert!(connect_by_lane(&mut talk, start));
+    talk.ended(Some(&fault), start + LASTING, 0.5);
+    assert!(connect_by_lane(&mut talk, start), "it had lasted");
+    talk.ended(Some(&fault), start, 0.5);
+    assert_eq!(
+        talk.lane_refusal.as_ref().map(|why| why.error().message().to_owned()),
+        Some(fault.message().to_owned())
+    );
+    assert!(!connect_by_lane(&mut talk, start));
+    talk.ended(None, start, 0.5);
+    assert!(connect_by_lane(&mut talk, start), "asked for anew");
+    assert_eq!(talk.lane_refusal, None);
+    talk.ended(None, start, 0.5);
+    assert!(connect_by_lane(&mut talk, start), "the lane was not at fault");
+    let counted = [ClientCounter::LanesOpened, ClientCounter::LanesRefused, ClientCounter::ConnectionsLost];
+    assert_eq!(counted.map(|counter| talk.counters[counter as usize]), [4, 1, 4]);
+}
+
+#[test]
+fn calls_wait_for_the_first_try_and_fail_during_pauses() {
+    let mut talk = Talk::new(&SteadyOptions::default());
+    let (start, mut is_tried) = (Instant::now(), false);
+    assert!(!talk.may_send(start, &mut is_tried).expect("the first try"));
+    talk.failed(&lost().into(), start, 0.5);
+    assert!(matches!(talk.may_send(start, &mut is_tried), Err(Failure::NotConnected(_))) && !is_tried);
+    let over = talk.silence.paused_until(start).expect("a pause");
+    let (mut late, mut later) = (false, false);
+    assert!(!talk.may_send(over, &mut late).expect("the next try") && late);
+    talk.resumed();
+    assert!(!talk.may_send(over, &mut late).expect("it waits for this try"));
+    assert!(talk.may_send(over, &mut later).is_err(), "a call that came during the try fails early");
+    connect_at(&mut talk, 1, over);
+    assert!(talk.may_send(over, &mut later).expect("open"));
+    // A daemon that answers no call is in a pause, though the connection is open.
+    talk.timed_out(over + LASTING, over + LASTING, 0.5);
+    assert!(matches!(talk.may_send(over + LASTING, &mut later), Err(Failure::Unreachable(_))));
+    assert!(talk.may_send(over + 2 * LASTING, &mut later).expect("the pause is over"));
 }

@@ -70,7 +70,7 @@ pub(super) fn fleet_page(id: CorrelationId, fleet_version: u64, next_cursor: u32
     })
 }
 
-/// A frame with a header that can be read and a kind that nobody knows.
+/// A frame with a header that can be read and an unknown kind.
 pub(super) fn unknown_kind(id: CorrelationId) -> Vec<u8> {
     FrameHeader { kind: 0xEE, ..FrameHeader::new(FrameKind::FreeReply, 0, id) }.encode().to_vec()
 }

@@ -233,7 +233,7 @@ fn pages_become_fleets_until_the_watch_ends() {
     let pages = [fleet_page(id, 3, 1), fleet_page(id, 3, 0), fleet_page(id, 4, 9), fleet_page(id, 5, 0)].concat();
     assert_eq!(heard(&mut talk, Channel::Socket, &pages), ["other", "fleet 3", "other", "fleet 5"]);
     assert_eq!(heard(&mut talk, Channel::Socket, &error(id, Kind::Overloaded)), ["watch ended"]);
-    assert_eq!(heard(&mut talk, Channel::Socket, &fleet_page(id, 6, 0)), ["other"], "nobody watches any more");
+    assert_eq!(heard(&mut talk, Channel::Socket, &fleet_page(id, 6, 0)), ["other"], "the watch is over");
 }
 
 #[test]

@@ -14,11 +14,11 @@
 //! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```text
-//! conversation/   one connection: hello, requests, replies, errors; no I/O. Both drivers below drive one
-//! connection/     Client: the driver for one thread that blocks
-//! steady/         AsyncClient, SteadyClient: the driver on tokio, and what a client keeps across connections
+//! conversation/        one connection: hello, requests, replies and errors, as bytes in and bytes out; no I/O
+//! blocking/            Client: drives a conversation on a thread that blocks
+//! steady/              AsyncClient, SteadyClient: drive one conversation after another on tokio
 //! socket.rs, lane.rs   the reads and writes of both drivers
-//! fallback.rs     decisions without the daemon; no I/O
+//! fallback.rs          decisions without the daemon; no I/O
 //! ```
 //!
 //! ```no_run
@@ -58,7 +58,7 @@ macro_rules! expect {
     };
 }
 
-mod connection;
+mod blocking;
 mod conversation;
 mod fallback;
 mod lane;
@@ -85,7 +85,7 @@ pub use crate::wire::{
     ResetDone, ResetOrder, RouteReply, ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange,
     WorkerInfo, WorkerOp, WorkerStatus, WorkersPage, features,
 };
-pub use connection::{Client, ClientOptions, LaneUse, Watch};
+pub use blocking::{Client, ClientOptions, LaneUse, Watch};
 
 pub use fallback::{Fallback, FallbackReason, Fleet};
 pub use steady::{Answer, AsyncClient, BackOff, Booking, ClientCounter, SteadyClient, SteadyOptions};

@@ -173,7 +173,8 @@ impl<T> Conversation<T> {
                     let lane = reply.and_then(|reply| expect!(reply, OpenLane, "open_lane")).and_then(map);
                     return opened(hello, wanted, lane).map(Some);
                 }
-                Stage::Open => {}
+                // A driver takes further frames by `next`.
+                Stage::Open => break,
             }
         }
         Ok(None)

@@ -3,7 +3,8 @@
 //! ```text
 //! async_client (the calls) ─▶ calls (deadlines, one retry) ─▶ state ◀─ driver (one task) ─▶ the socket, or shm
 //!
-//! blocking_client: the same calls, for a thread that blocks
+//! state            what a client keeps across connections: reports, pauses, spaces, the fleet; no I/O
+//! blocking_client  the same calls, for a thread that blocks
 //! ```
 
 mod async_client;

@@ -22,11 +22,11 @@ use backoff::Silence;
 
 pub use backoff::BackOff;
 pub use counters::ClientCounter;
-pub(in crate::client) use failure::{Failure, StoredError};
+pub(super) use failure::{Failure, StoredError};
 
 /// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::client) enum Phase {
+pub(super) enum Phase {
     /// It is being made. `is_first` = nothing has failed since the daemon last answered, so calls wait for it.
     Connecting { is_first: bool },
     /// Requests can be sent.
@@ -37,20 +37,20 @@ pub(in crate::client) enum Phase {
 
 /// A reply, and the daemon run that sent it. Booking handles are valid for that run only.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::client) struct RunReply {
-    pub(in crate::client) reply: Reply,
-    pub(in crate::client) instance_id: u64,
+pub(super) struct RunReply {
+    pub(super) reply: Reply,
+    pub(super) instance_id: u64,
 }
 
 /// A call that waits for a reply.
-pub(in crate::client) trait Waiter {
+pub(super) trait Waiter {
     /// Delivers a reply, or the reason why there is none. Returns a reply that no call waits for any more.
     fn deliver(self, reply: Result<RunReply>) -> Option<RunReply>;
 }
 
 /// What a request leaves to do if no call takes its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) enum Leftover {
+pub(super) enum Leftover {
     Nothing,
     /// The request may have booked a worker: free the booking.
     Booking {
@@ -62,19 +62,19 @@ pub(in crate::client) enum Leftover {
 }
 
 /// A request in flight.
-pub(in crate::client) struct InFlight<W> {
+pub(super) struct InFlight<W> {
     /// `None` = the request is the client's own, or its caller has given up.
     waiter: Option<W>,
     leftover: Leftover,
 }
 
 /// The state of one client.
-pub(in crate::client) struct ClientState<W> {
-    pub(in crate::client) conversation: Conversation<InFlight<W>>,
+pub(super) struct ClientState<W> {
+    pub(super) conversation: Conversation<InFlight<W>>,
     /// Reports for the next connection.
     stored_reports: VecDeque<Report>,
-    pub(in crate::client) phase: Phase,
-    pub(in crate::client) silence: Silence,
+    pub(super) phase: Phase,
+    pub(super) silence: Silence,
     back_off: BackOff,
     heard_at: Option<Instant>,
     /// When the last connection was made.
@@ -84,20 +84,20 @@ pub(in crate::client) struct ClientState<W> {
     /// The use of lanes by the client's options, and by the next connection.
     lane: LaneUse,
     next_lane: LaneUse,
-    pub(in crate::client) hello: Option<HelloReply>,
+    pub(super) hello: Option<HelloReply>,
     /// Why the daemon refused the last connection for good.
     refusal: Option<StoredError>,
     /// Why the last connection could not be made.
     last_failure: Option<StoredError>,
     /// Why the last connection has no lane, though one was requested.
-    pub(in crate::client) lane_refusal: Option<StoredError>,
-    pub(in crate::client) spaces: Spaces,
-    pub(in crate::client) fleet: Arc<Fleet>,
-    pub(in crate::client) counters: [u64; ClientCounter::ALL.len()],
+    pub(super) lane_refusal: Option<StoredError>,
+    pub(super) spaces: Spaces,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) counters: [u64; ClientCounter::ALL.len()],
 }
 
 impl<W: Waiter> ClientState<W> {
-    pub(in crate::client) fn new(options: &SteadyOptions) -> Self {
+    pub(super) fn new(options: &SteadyOptions) -> Self {
         Self {
             conversation: Conversation::default(),
             stored_reports: VecDeque::new(),
@@ -119,27 +119,27 @@ impl<W: Waiter> ClientState<W> {
         }
     }
 
-    pub(in crate::client) const fn count(&mut self, counter: ClientCounter) {
+    pub(super) const fn count(&mut self, counter: ClientCounter) {
         self.counters[counter as usize] += 1;
     }
 
     /// The daemon run of the last connection; 0 = none yet.
-    pub(in crate::client) fn instance_id(&self) -> u64 {
+    pub(super) fn instance_id(&self) -> u64 {
         self.hello.as_ref().map_or(0, |hello| hello.instance_id)
     }
 
     /// The number of the last connection that was made.
-    pub(in crate::client) const fn connection(&self) -> u64 {
+    pub(super) const fn connection(&self) -> u64 {
         self.counters[ClientCounter::Connected as usize]
     }
 
     /// Whether the last connection was to this daemon run.
-    pub(in crate::client) fn is_run(&self, instance_id: u64) -> bool {
+    pub(super) fn is_run(&self, instance_id: u64) -> bool {
         self.hello.as_ref().is_some_and(|hello| hello.instance_id == instance_id)
     }
 
     /// Whether every request and every report has been answered.
-    pub(in crate::client) fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         let (has_sent, is_waiting) = (self.conversation.unsent.is_empty(), self.conversation.is_waiting());
         has_sent && !is_waiting && self.stored_reports.is_empty()
     }
@@ -147,7 +147,7 @@ impl<W: Waiter> ClientState<W> {
     // Making and ending a connection.
 
     /// Begins a connection.
-    pub(in crate::client) fn begin(&mut self, name: &str, session: SessionToken) {
+    pub(super) fn begin(&mut self, name: &str, session: SessionToken) {
         self.conversation.begin(name, Some(session), self.next_lane);
     }
 
@@ -155,7 +155,7 @@ impl<W: Waiter> ClientState<W> {
     ///
     /// # Errors
     /// As there.
-    pub(in crate::client) fn opening<L>(
+    pub(super) fn opening<L>(
         &mut self,
         now: Instant,
         map: impl FnOnce(LaneOpened) -> Result<L>,
@@ -175,7 +175,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Opens the connection for requests. The stored reports are sent first, and the fleet is watched. Returns the lane.
-    pub(in crate::client) fn opened<L>(&mut self, opened: Opened<L>, now: Instant) -> Option<L> {
+    pub(super) fn opened<L>(&mut self, opened: Opened<L>, now: Instant) -> Option<L> {
         let Opened { hello, lane, lane_refusal } = opened;
         match lane_refusal {
             Some(error) => self.refuse_lane(&error),
@@ -206,7 +206,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// The connection could not be made.
-    pub(in crate::client) fn failed(&mut self, why: &Rejection, now: Instant, chance: f64) {
+    pub(super) fn failed(&mut self, why: &Rejection, now: Instant, chance: f64) {
         let stored = StoredError::of(&why.error);
         if why.is_final {
             self.refusal = Some(stored.clone());
@@ -219,7 +219,7 @@ impl<W: Waiter> ClientState<W> {
 
     /// Notes that the connection has ended, by a fault of its lane if there is one. After one that did not last, a pause precedes
     /// the next.
-    pub(in crate::client) fn ended(&mut self, lane_fault: Option<&Error>, now: Instant, chance: f64) {
+    pub(super) fn ended(&mut self, lane_fault: Option<&Error>, now: Instant, chance: f64) {
         self.count(ClientCounter::ConnectionsLost);
         let is_stable = self.opened_at.is_some_and(|opened| now.duration_since(opened) >= self.back_off.first);
         let tried = std::mem::replace(&mut self.next_lane, self.lane);
@@ -237,7 +237,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Notes that a pause is over: the next connection is being made.
-    pub(in crate::client) fn resumed(&mut self) {
+    pub(super) fn resumed(&mut self) {
         self.phase = Phase::Connecting { is_first: self.silence.since().is_none() };
     }
 
@@ -263,7 +263,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Notes that a call timed out. If the daemon sent nothing during the call, it counts as silent.
-    pub(in crate::client) fn timed_out(&mut self, since: Instant, now: Instant, chance: f64) {
+    pub(super) fn timed_out(&mut self, since: Instant, now: Instant, chance: f64) {
         if self.heard_at.is_none_or(|heard| heard < since) {
             self.silence.failed(self.back_off, now, chance);
         }
@@ -276,7 +276,7 @@ impl<W: Waiter> ClientState<W> {
     ///
     /// # Errors
     /// The daemon is in a pause: a call fails early.
-    pub(in crate::client) fn may_send(&self, now: Instant, is_tried: &mut bool) -> Result<bool, Failure> {
+    pub(super) fn may_send(&self, now: Instant, is_tried: &mut bool) -> Result<bool, Failure> {
         let is_paused = self.silence.paused_until(now).is_some();
         match self.phase {
             Phase::Open if !is_paused => Ok(true),
@@ -299,7 +299,7 @@ impl<W: Waiter> ClientState<W> {
     ///
     /// # Errors
     /// Those of the encoder; then nothing is sent.
-    pub(in crate::client) fn ask(
+    pub(super) fn ask(
         &mut self,
         encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>,
         leftover: Leftover,
@@ -309,7 +309,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Sends a report on this connection.
-    pub(in crate::client) fn send_report(&mut self, report: &Report, waiter: Option<W>) {
+    pub(super) fn send_report(&mut self, report: &Report, waiter: Option<W>) {
         let in_flight = InFlight { waiter, leftover: Leftover::Report(report.clone()) };
         let sent = self.conversation.ask(in_flight, |encoder, id, out| {
             report.encode(encoder, id, out);
@@ -319,7 +319,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Stores a report for the next connection, except counts of output tokens: the next count replaces them.
-    pub(in crate::client) fn store_report(&mut self, report: Report) {
+    pub(super) fn store_report(&mut self, report: Report) {
         if matches!(report.kind, ReportKind::OutputProgress { .. }) {
             return;
         }
@@ -337,7 +337,7 @@ impl<W: Waiter> ClientState<W> {
     ///
     /// # Errors
     /// [`Kind::Malformed`] for an invalid frame: the connection must be closed.
-    pub(in crate::client) fn receive(&mut self, channel: Channel, bytes: &[u8], now: Instant) -> Result<()> {
+    pub(super) fn receive(&mut self, channel: Channel, bytes: &[u8], now: Instant) -> Result<()> {
         self.conversation.room(channel).extend_from_slice(bytes);
         while let Some(incoming) = self.conversation.next()? {
             self.heard_at = Some(now);
@@ -371,7 +371,7 @@ impl<W: Waiter> ClientState<W> {
     }
 
     /// Frees the bookings of a reply that no call takes: nothing else would free them.
-    pub(in crate::client) fn free_unclaimed(&mut self, reply: &RunReply) {
+    pub(super) fn free_unclaimed(&mut self, reply: &RunReply) {
         let Reply::Route(route) = &reply.reply else { return };
         if !self.is_run(reply.instance_id) {
             return;
@@ -403,7 +403,7 @@ pub struct Booking {
 
 /// How a report names its booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) enum BookingName {
+pub(super) enum BookingName {
     Handle(BookingHandle),
     /// The booking that a route without a reply may have made.
     Request {
@@ -423,7 +423,7 @@ impl BookingName {
 
 /// What is reported about a booking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::client) enum ReportKind {
+pub(super) enum ReportKind {
     /// The prompt was computed, in `prefill_us` microseconds; 0 = not known.
     PrefillComplete { prefill_us: u64 },
     /// The request has generated `output_tokens` tokens.
@@ -436,14 +436,14 @@ pub(in crate::client) enum ReportKind {
 
 /// A report about a booking. The daemon ignores a report that arrives twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::client) struct Report {
-    pub(in crate::client) name: BookingName,
-    pub(in crate::client) kind: ReportKind,
+pub(super) struct Report {
+    pub(super) name: BookingName,
+    pub(super) kind: ReportKind,
 }
 
 impl Report {
     /// Appends the report as a frame.
-    pub(in crate::client) fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) {
+    pub(super) fn encode(&self, encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>) {
         let booking = self.name.as_ref();
         match self.kind {
             ReportKind::PrefillComplete { prefill_us } => encoder.prefill_complete(id, &booking, prefill_us, out),

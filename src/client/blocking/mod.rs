@@ -477,3 +477,6 @@ impl Iterator for Watch {
         Some(changed)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,10 +14,11 @@
 //! Connections that share a [`SessionToken`] share their bookings.
 //!
 //! ```text
-//! connection/     Client: frames on a socket or a shared-memory lane, for one thread that blocks
-//! conversation/   the state of a client across connections: requests in flight, reports to send, the fleet; no I/O
-//! steady/         AsyncClient, SteadyClient: connections, deadlines and calls around a conversation
-//! fallback.rs     decisions without the daemon; no I/O
+//! conversation/        one connection: hello, requests, replies and errors, as bytes in and bytes out; no I/O
+//! blocking/            Client: drives a conversation on a thread that blocks
+//! steady/              AsyncClient, SteadyClient: drive one conversation after another on tokio
+//! socket.rs, lane.rs   the reads and writes of both drivers
+//! fallback.rs          decisions without the daemon; no I/O
 //! ```
 //!
 //! ```no_run
@@ -47,11 +48,23 @@
 //! # }
 //! ```
 
-mod connection;
+/// The value of a reply that must be of the kind `$kind`.
+macro_rules! expect {
+    ($reply:expr, $kind:ident, $request:literal) => {
+        match $reply {
+            crate::wire::Reply::$kind(value) => Ok(value),
+            other => Err(crate::client::unexpected($request, &other)),
+        }
+    };
+}
+
+mod blocking;
 mod conversation;
 mod fallback;
-mod lane_opening;
-mod replies;
+mod lane;
+#[cfg(test)]
+mod script;
+mod socket;
 mod spaces;
 mod steady;
 
@@ -72,11 +85,12 @@ pub use crate::wire::{
     ResetDone, ResetOrder, RouteReply, ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange,
     WorkerInfo, WorkerOp, WorkerStatus, WorkersPage, features,
 };
-pub use connection::{Client, ClientOptions, LaneUse, Watch};
-pub use conversation::{BackOff, Booking, ClientCounter};
-pub use fallback::{Fallback, FallbackReason, Fleet};
-pub use steady::{Answer, AsyncClient, SteadyClient, SteadyOptions};
+pub use blocking::{Client, ClientOptions, LaneUse, Watch};
 
+pub use fallback::{Fallback, FallbackReason, Fleet};
+pub use steady::{Answer, AsyncClient, BackOff, Booking, ClientCounter, SteadyClient, SteadyOptions};
+
+/// The error for a reply of another kind: the daemon's own error, if the reply is one.
 fn unexpected(request: &str, reply: &Reply) -> Error {
     match reply {
         Reply::Error(error) => error.clone().into(),
@@ -86,10 +100,6 @@ fn unexpected(request: &str, reply: &Reply) -> Error {
             "use a client and a daemon of the same release",
         ),
     }
-}
-
-fn no_progress() -> Error {
-    Error::new(Kind::Malformed, "the daemon's pages do not advance", "use a client and a daemon of the same release")
 }
 
 /// The error for callers whose connection ended while they waited.

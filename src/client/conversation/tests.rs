@@ -1,210 +1,269 @@
-//! Requests in flight and stored reports, when connections end and callers give up.
-
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::time::Duration;
+//! A conversation with a scripted daemon, which may also be hostile. Only bytes pass.
 
 use super::*;
-use crate::error::Kind;
-use crate::ids::Worker;
+use crate::client::script::{self, error, fleet_page, free_reply, lane_opened, unknown_kind};
 use crate::limits::FRAME_HEADER_BYTES;
-use crate::protocol::{BookingHandle, BookingOutcome};
-use crate::wire::{FrameHeader, Request, RequestScratch, RouteReply, ServerLimits, decode_request};
 
-/// A caller that records its replies, unless it has given up.
-#[derive(Clone, Default)]
-struct RecordingWaiter {
-    heard: Rc<RefCell<Vec<String>>>,
-    has_left: bool,
-}
+/// Every waiter is a number.
+type Talk = Conversation<u32>;
 
-impl Waiter for RecordingWaiter {
-    fn deliver(self, reply: Result<RunReply>) -> Option<RunReply> {
-        if self.has_left {
-            return reply.ok();
-        }
-        let heard = reply.map_or_else(|error| error.kind().name().to_owned(), |_| "reply".to_owned());
-        self.heard.borrow_mut().push(heard);
-        None
-    }
-}
-
-type Talk = Conversation<RecordingWaiter>;
-
-fn hello(instance_id: u64) -> Reply {
-    Reply::Hello(HelloReply {
-        version: PROTOCOL_VERSION,
-        instance_id,
-        limits: ServerLimits::default(),
-        features: features::SERVED,
-        spaces: Vec::new(),
-        admin_socket: None,
-    })
-}
-
-/// The encoded requests, in words. They are removed.
-fn said(talk: &mut Talk) -> Vec<String> {
-    let (mut said, mut rest) = (Vec::new(), talk.unsent.as_slice());
-    while let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() {
-        let header = FrameHeader::parse(header).expect("a header");
-        let end = FRAME_HEADER_BYTES + header.body_bytes as usize;
-        let mut scratch = RequestScratch::default();
-        let request = decode_request(header.kind, &rest[FRAME_HEADER_BYTES..end], &mut scratch).expect("a request");
-        said.push(match request {
-            Request::Hello(_) => "hello".to_owned(),
-            Request::Watch { .. } => "watch".to_owned(),
-            Request::Free(booking) => format!("free {booking:?}"),
-            Request::Served { worker, .. } => format!("served {worker}"),
-            Request::Workers { .. } => "question".to_owned(),
-            other => format!("{other:?}"),
-        });
-        rest = &rest[end..];
-    }
-    talk.unsent.clear();
-    said
-}
-
-fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
-    talk.begin("test", SessionToken { hi: 1, lo: 2 });
-    assert_eq!(said(talk), ["hello"]);
-    let hello = talk.accepted(hello(instance_id)).expect("a hello");
-    talk.opened(hello, true, false);
-    said(talk)
-}
-
-fn talk() -> Talk {
-    let mut talk = Talk::new(BackOff::default());
-    assert_eq!(connect(&mut talk, 1), ["watch"]);
+fn begun(lane: LaneUse) -> Talk {
+    let mut talk = Talk::default();
+    talk.begin("test", Some(SessionToken { hi: 1, lo: 2 }), lane);
+    assert_eq!(said(&mut talk), ["hello"]);
     talk
 }
 
-/// Asks something; answers with its id.
-fn ask(talk: &mut Talk, leftover: Leftover, ear: &RecordingWaiter) -> CorrelationId {
-    let mut asked = CorrelationId(0);
-    let put = |encoder: &mut RequestEncoder, id, out: &mut Vec<u8>| {
-        asked = id;
+/// A conversation that is open, without a lane.
+fn open() -> Talk {
+    let mut talk = begun(LaneUse::Off);
+    let opened = opening(&mut talk, &hello()).expect("accepted").expect("open");
+    assert!(opened.lane.is_none() && opened.lane_refusal.is_none());
+    talk
+}
+
+fn hello() -> Vec<u8> {
+    script::hello(PROTOCOL_VERSION, 7, features::SERVED)
+}
+
+fn said(talk: &mut Talk) -> Vec<String> {
+    script::said(&mut talk.unsent).into_iter().map(|(_, words)| words).collect()
+}
+
+/// Receives bytes while the connection begins. A lane is mapped to its layout.
+fn opening(talk: &mut Talk, bytes: &[u8]) -> Result<Option<Opened<u16>>, Rejection> {
+    talk.room(Channel::Socket).extend_from_slice(bytes);
+    talk.opening(|opened| Ok(opened.layout))
+}
+
+fn ask(talk: &mut Talk, waiter: u32) -> CorrelationId {
+    let id = talk.ask(waiter, |encoder, id, out| {
         encoder.workers(id, None, 0, 0, out);
         Ok(())
-    };
-    talk.ask(put, leftover, ear.clone()).expect("encoded");
+    });
     assert_eq!(said(talk), ["question"]);
-    asked
+    id.expect("encoded")
 }
 
-fn booking() -> Leftover {
-    Leftover::Booking { request_id: "r".into(), attempt: 3 }
-}
-
-fn free_of(slot: u64) -> Report {
-    Report { name: BookingName::Handle(BookingHandle { slot, generation: 1 }), kind: ReportKind::Free }
-}
-
-const FREE_OF_R: &str = "free Request { request_id: \"r\", attempt: 3 }";
-
-fn free_words(slot: u64) -> String {
-    format!("free Handle(BookingHandle {{ slot: {slot}, generation: 1 }})")
-}
-
-fn booked(slot: u64, prefill: u64) -> Reply {
-    let handle = |slot| Some(BookingHandle { slot, generation: 1 });
-    Reply::Route(RouteReply { booking: handle(slot), prefill_booking: handle(prefill), ..RouteReply::default() })
-}
-
-#[test]
-fn replies_arrive_in_any_order_and_a_late_booking_is_freed() {
-    let mut talk = talk();
-    let (ear, left) = (RecordingWaiter::default(), RecordingWaiter { has_left: true, ..RecordingWaiter::default() });
-    let (one, other) = (ask(&mut talk, Leftover::Nothing, &ear), ask(&mut talk, booking(), &left));
-    talk.answered(other, Ok(booked(7, 8)));
-    assert_eq!(said(&mut talk), [free_words(7), free_words(8)], "both halves of a pair");
-    talk.answered(one, Ok(Reply::ReportLoad(true)));
-    assert_eq!(*ear.heard.borrow(), ["reply"]);
-    talk.answered(one, Ok(booked(9, 9)));
-    assert_eq!(said(&mut talk), [] as [&str; 0], "no request has this id any more");
-    assert_eq!(talk.counters[ClientCounter::BookingsGivenBack as usize], 2);
-
-    let unread = ask(&mut talk, booking(), &ear);
-    talk.answered(unread, Err(Error::new(Kind::Unsupported, "a newer daemon's", "")));
-    assert_eq!(said(&mut talk), [FREE_OF_R], "the booking is freed by its name");
-    assert_eq!(*ear.heard.borrow(), ["reply", "unsupported"]);
-}
-
-#[test]
-fn reports_in_flight_when_a_connection_ends_are_sent_on_the_next() {
-    let mut talk = talk();
-    let ear = RecordingWaiter::default();
-    ask(&mut talk, booking(), &ear);
-    ask(&mut talk, Leftover::Nothing, &ear);
-    talk.send_report(free_of(1), Some(ear.clone()));
-    talk.send_report(Report { kind: ReportKind::OutputProgress { output_tokens: 5 }, ..free_of(2) }, None);
-    talk.send_report(Report { kind: ReportKind::Served { worker: Worker::new(4, 0) }, ..free_of(2) }, None);
-    let now = Instant::now();
-    talk.ended(true, now, 0.5);
-    assert_eq!(*ear.heard.borrow(), ["connection"; 3], "every waiting call gets an error");
-    assert_eq!((talk.phase, talk.silence.since()), (Phase::Connecting { is_first: true }, None));
-    talk.store_report(free_of(3));
-    let owed = connect(&mut talk, 1);
-    let expected = [FREE_OF_R.to_owned(), free_words(1), "served 4/0".into(), free_words(3), "watch".into()];
-    assert_eq!(owed, expected, "without the count, which the next one replaces");
-
-    // They are still in flight; the next daemon is another run, which knows nothing of them.
-    talk.ended(false, now, 0.5);
-    assert_eq!((talk.phase, talk.silence.since()), (Phase::BackingOff, Some(now)), "it did not last");
-    assert_eq!(connect(&mut talk, 2), ["watch"]);
-    assert!(!talk.is_run(1) && talk.is_run(2));
-    talk.free_unclaimed(&RunReply { reply: booked(5, 6), instance_id: 1 });
-    assert_eq!(said(&mut talk), [] as [&str; 0], "its handles may name other bookings of this run");
-    talk.free_unclaimed(&RunReply { reply: booked(5, 6), instance_id: 2 });
-    assert_eq!(said(&mut talk), [free_words(5), free_words(6)]);
-}
-
-#[test]
-fn a_timeout_counts_as_silence_only_if_nothing_arrived_during_the_call() {
-    let mut talk = talk();
-    let (ear, start) = (RecordingWaiter::default(), Instant::now());
-    let id = ask(&mut talk, Leftover::Nothing, &ear);
-    talk.answered(id, Ok(Reply::Free(BookingOutcome::Applied)));
-    talk.heard_at = Some(start + Duration::from_millis(10));
-    let later = start + Duration::from_millis(100);
-    talk.timed_out(start, later, 0.5);
-    assert_eq!(talk.silence.since(), None, "another reply arrived meanwhile");
-    talk.timed_out(start + Duration::from_millis(20), later, 0.5);
-    assert_eq!(talk.silence.since(), Some(later));
-}
-
-#[test]
-fn stored_reports_are_limited_and_dropped_ones_counted() {
-    let mut talk = talk();
-    talk.ended(true, Instant::now(), 0.5);
-    for slot in 0..=CLIENT_REPORTS_OWED_MAX as u64 {
-        talk.store_report(free_of(slot));
+/// Receives bytes, and returns all frames in words.
+fn heard(talk: &mut Talk, channel: Channel, bytes: &[u8]) -> Vec<String> {
+    talk.room(channel).extend_from_slice(bytes);
+    let mut heard = Vec::new();
+    while let Some(incoming) = talk.next().expect("valid frames") {
+        heard.push(match incoming {
+            Incoming::Reply { waiter, reply: Ok(Reply::Error(error)), .. } => format!("{waiter}: {:?}", error.kind),
+            Incoming::Reply { waiter, reply: Ok(_), .. } => format!("{waiter}: reply"),
+            Incoming::Reply { waiter, reply: Err(error), .. } => format!("{waiter}: {}", error.kind().name()),
+            Incoming::Closing(error) => format!("closing: {:?}", error.kind),
+            Incoming::Fleet(fleet) => format!("fleet {}", fleet.fleet_version),
+            Incoming::WatchEnded(_) => "watch ended".to_owned(),
+            Incoming::Other => "other".to_owned(),
+        });
     }
-    assert_eq!(talk.counters[ClientCounter::ReportsForgotten as usize], 1);
-    let owed = connect(&mut talk, 1);
-    assert_eq!((owed.len(), &owed[0]), (CLIENT_REPORTS_OWED_MAX + 1, &free_words(1)), "the oldest is dropped");
-    assert!(!talk.is_settled());
+    heard
 }
 
 #[test]
-fn a_final_refusal_is_remembered_until_a_daemon_accepts_the_connection() {
-    let mut talk = Talk::new(BackOff::default());
-    let refused = crate::wire::RemoteError {
-        code: Kind::NotPermitted as u16,
-        kind: Some(Kind::NotPermitted),
-        side: crate::error::Side::Gateway,
-        retryable: false,
-        retry_after_us: 0,
-        message: "no".into(),
-        remedy: "ask".into(),
-    };
-    talk.begin("test", SessionToken { hi: 1, lo: 2 });
-    assert_eq!(talk.accepted(Reply::Error(refused)).unwrap_err().kind(), Kind::NotPermitted);
-    talk.failed(&crate::client::lost(), Instant::now(), 0.5);
+fn hello_may_arrive_byte_by_byte_and_what_follows_it_is_not_lost() {
+    let mut talk = begun(LaneUse::Off);
+    let frame = hello();
+    let (last, first) = frame.split_last().expect("bytes");
+    for byte in first {
+        assert!(opening(&mut talk, &[*byte]).expect("no fault").is_none() && !talk.is_greeted());
+    }
+    let id = ask(&mut talk, 5);
+    let opened = opening(&mut talk, &[&[*last], free_reply(id).as_slice()].concat()).expect("accepted").expect("open");
+    assert_eq!((opened.hello.instance_id, opened.hello.version), (7, PROTOCOL_VERSION));
+    assert!(talk.is_greeted());
+    assert_eq!(heard(&mut talk, Channel::Socket, &[]), ["5: reply"]);
+}
+
+#[test]
+fn a_daemon_of_another_version_or_with_another_protocol_is_left() {
+    let mut other_frame = hello();
+    other_frame[6..8].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
+    let mut other_protocol = hello();
+    other_protocol[..FRAME_HEADER_BYTES].copy_from_slice(b"HTTP/1.1 400 Bad");
+    let other_reply = script::hello(PROTOCOL_VERSION + 1, 7, features::SERVED);
+    for bytes in
+        [other_frame, other_protocol, other_reply, free_reply(CorrelationId(1)), unknown_kind(CorrelationId(1))]
+    {
+        let mut talk = begun(LaneUse::Try);
+        let why = opening(&mut talk, &bytes).expect_err("refused");
+        assert!(!why.is_final && !talk.is_greeted(), "another daemon may listen there soon: {why:?}");
+        assert!(matches!(why.error.kind(), Kind::Malformed | Kind::Unsupported), "{why:?}");
+        assert_eq!(said(&mut talk), [] as [&str; 0], "nothing more is sent");
+    }
+}
+
+#[test]
+fn a_refused_hello_is_final_unless_a_retry_may_succeed() {
+    for (kind, is_final) in [(Kind::NotPermitted, true), (Kind::Draining, false)] {
+        let why = opening(&mut begun(LaneUse::Require), &error(CorrelationId(0), kind)).expect_err("refused");
+        assert_eq!((why.error.kind(), why.error.remedy(), why.is_final), (kind, "ask", is_final));
+    }
+}
+
+#[test]
+fn a_lane_is_asked_for_only_if_wanted_and_offered() {
+    let without = script::hello(PROTOCOL_VERSION, 7, features::SERVED & !features::LANES);
+    let mut talk = begun(LaneUse::Try);
+    let opened = opening(&mut talk, &without).expect("accepted").expect("open");
+    assert_eq!((opened.lane, opened.lane_refusal.map(|error| error.kind())), (None, Some(Kind::Unsupported)));
+    let why = opening(&mut begun(LaneUse::Require), &without).expect_err("refused");
+    assert!(why.is_final && why.error.kind() == Kind::Unsupported, "{why:?}");
+
+    for wanted in [LaneUse::Try, LaneUse::Require] {
+        let mut talk = begun(wanted);
+        assert!(opening(&mut talk, &hello()).expect("accepted").is_none() && talk.is_greeted());
+        let asked = script::said(&mut talk.unsent);
+        assert_eq!(asked[0].1, "open_lane");
+        let opened = opening(&mut talk, &lane_opened(asked[0].0)).expect("accepted").expect("open");
+        assert_eq!((opened.hello.instance_id, opened.lane), (7, Some(1)));
+    }
+}
+
+/// The end of an opening whose request for a lane gets this reply, by its id.
+fn lane_reply(wanted: LaneUse, reply: impl FnOnce(CorrelationId) -> Vec<u8>) -> Result<Opened<u16>, Rejection> {
+    let mut talk = begun(wanted);
+    assert!(opening(&mut talk, &hello()).expect("accepted").is_none());
+    let id = script::said(&mut talk.unsent)[0].0;
+    opening(&mut talk, &reply(id)).map(|opened| opened.expect("open"))
+}
+
+/// A reply to the request for a lane, by its id.
+type LaneReply = fn(CorrelationId) -> Vec<u8>;
+
+#[test]
+fn a_refused_lane_is_final_only_for_a_client_that_requires_one() {
+    let hostile = |id: CorrelationId| lane_opened(CorrelationId(id.0 + 1));
+    let replies: [(LaneReply, Kind); 4] = [
+        (|id| error(id, Kind::NotPermitted), Kind::NotPermitted),
+        (|_| error(CorrelationId(0), Kind::Overloaded), Kind::Overloaded),
+        (hostile, Kind::Malformed),
+        (free_reply, Kind::Malformed),
+    ];
+    for (reply, kind) in replies {
+        let opened = lane_reply(LaneUse::Try, reply).expect("it goes on without");
+        assert_eq!((opened.lane, opened.lane_refusal.map(|error| error.kind())), (None, Some(kind)));
+        let why = lane_reply(LaneUse::Require, reply).expect_err("refused");
+        assert_eq!((why.error.kind(), why.is_final), (kind, !kind.is_retryable()));
+    }
+}
+
+#[test]
+fn a_lane_that_cannot_be_mapped_is_one_refused_and_a_lost_connection_is_lost() {
+    for (kind, goes_on) in [(Kind::System, true), (Kind::Connection, false)] {
+        let mut talk = begun(LaneUse::Try);
+        assert!(opening(&mut talk, &hello()).expect("accepted").is_none());
+        let id = script::said(&mut talk.unsent)[0].0;
+        talk.room(Channel::Socket).extend_from_slice(&lane_opened(id));
+        match talk.opening(|_| Err::<u16, _>(Error::new(kind, "no", ""))) {
+            Ok(opened) => assert!(goes_on && opened.expect("open").lane_refusal.expect("why").kind() == kind),
+            Err(why) => assert!(!goes_on && !why.is_final && why.error.kind() == kind),
+        }
+    }
+}
+
+#[test]
+fn replies_find_their_requests_in_any_order_and_in_pieces_of_any_length() {
+    for piece in 1..=64 {
+        let mut talk = open();
+        let ids = [1, 2, 3].map(|waiter| ask(&mut talk, waiter));
+        let bytes = [free_reply(ids[2]), error(ids[0], Kind::Draining), unknown_kind(ids[1])].concat();
+        let mut all = Vec::new();
+        for piece in bytes.chunks(piece) {
+            all.extend(heard(&mut talk, Channel::Socket, piece));
+        }
+        assert_eq!(all, ["3: reply", "1: Some(Draining)", "2: unsupported"], "pieces of {piece} bytes");
+        assert!(!talk.is_waiting());
+    }
+}
+
+#[test]
+fn stray_frames_reach_no_call_and_are_not_kept() {
+    let mut talk = open();
+    let id = ask(&mut talk, 1);
+    let strays: Vec<u8> = (0..10_000).flat_map(|stray| free_reply(CorrelationId(id.0 + 1 + stray))).collect();
+    assert!(heard(&mut talk, Channel::Socket, &strays).iter().all(|words| words == "other"));
+    assert!(talk.room(Channel::Socket).is_empty(), "taken frames are dropped");
+    let strays = [free_reply(CorrelationId(0)), unknown_kind(CorrelationId(0)), fleet_page(CorrelationId(0), 1, 0)];
+    assert_eq!(heard(&mut talk, Channel::Socket, &strays.concat()), ["other"; 3]);
+    assert_eq!(heard(&mut talk, Channel::Socket, &free_reply(id).repeat(2)), ["1: reply", "other"], "one reply each");
     assert_eq!(
-        (talk.phase, talk.refusal.as_ref().map(|refusal| refusal.error().kind())),
-        (Phase::BackingOff, Some(Kind::NotPermitted))
+        heard(&mut talk, Channel::Socket, &error(CorrelationId(0), Kind::Draining)),
+        ["closing: Some(Draining)"]
     );
-    talk.unsent.clear();
-    connect(&mut talk, 1);
-    assert_eq!(talk.refusal, None);
+}
+
+#[test]
+fn a_frame_without_a_valid_header_ends_the_conversation() {
+    let with = |at: usize, byte: u8| {
+        let mut frame = free_reply(CorrelationId(3));
+        frame[at] = byte;
+        frame
+    };
+    // A body that is too long, a kind of zero, unknown flags, another version.
+    for bytes in [with(3, 0xFF), with(4, 0), with(5, 1), with(6, 0xFF)] {
+        let mut talk = open();
+        talk.room(Channel::Socket).extend_from_slice(&bytes[..FRAME_HEADER_BYTES]);
+        for _ in 0..2 {
+            assert_eq!(talk.next().expect_err("invalid").kind(), Kind::Malformed);
+        }
+    }
+}
+
+#[test]
+fn cut_frames_of_the_lane_and_of_the_socket_are_not_mixed() {
+    let mut talk = open();
+    let ids = [1, 2].map(|waiter| ask(&mut talk, waiter));
+    let (over_lane, over_socket) = (free_reply(ids[0]), free_reply(ids[1]));
+    assert_eq!(heard(&mut talk, Channel::Lane, &over_lane[..20]), [] as [&str; 0]);
+    assert_eq!(heard(&mut talk, Channel::Socket, &over_socket[..9]), [] as [&str; 0]);
+    talk.room(Channel::Socket).extend_from_slice(&over_socket[9..]);
+    assert_eq!(heard(&mut talk, Channel::Lane, &over_lane[20..]), ["1: reply", "2: reply"], "the lane's come first");
+}
+
+#[test]
+fn pages_become_fleets_until_the_watch_ends() {
+    let mut talk = open();
+    talk.watch(None);
+    let id = script::said(&mut talk.unsent)[0].0;
+    assert!(!talk.is_waiting(), "a fleet may never change");
+    let pages = [fleet_page(id, 3, 1), fleet_page(id, 3, 0), fleet_page(id, 4, 9), fleet_page(id, 5, 0)].concat();
+    assert_eq!(heard(&mut talk, Channel::Socket, &pages), ["other", "fleet 3", "other", "fleet 5"]);
+    assert_eq!(heard(&mut talk, Channel::Socket, &error(id, Kind::Overloaded)), ["watch ended"]);
+    assert_eq!(heard(&mut talk, Channel::Socket, &fleet_page(id, 6, 0)), ["other"], "the watch is over");
+}
+
+#[test]
+fn pages_that_do_not_advance_are_not_asked_for_without_end() {
+    assert_eq!((next_page(0, Some(256)).unwrap(), next_page(256, None).unwrap()), (Some(256), None));
+    for next in [0, 255, 256] {
+        assert_eq!(next_page(256, Some(next)).expect_err("no progress").kind(), Kind::Malformed);
+    }
+}
+
+#[test]
+fn an_ended_conversation_returns_its_requests_and_begins_anew() {
+    let mut talk = open();
+    let ids = [4, 5, 6].map(|waiter| ask(&mut talk, waiter));
+    talk.watch(None);
+    assert_eq!(heard(&mut talk, Channel::Socket, &free_reply(ids[1])), ["5: reply"]);
+    talk.room(Channel::Lane).extend_from_slice(&free_reply(ids[0])[..9]);
+    assert_eq!(talk.end(), [4, 6], "in their order");
+    assert!(talk.unsent.is_empty() && !talk.is_waiting());
+    talk.begin("test", None, LaneUse::Off);
+    assert_eq!(said(&mut talk), ["hello"]);
+    assert!(opening(&mut talk, &hello()).expect("accepted").is_some(), "half a frame of the last one is gone");
+    let late = [free_reply(ids[0]), free_reply(ids[2])].concat();
+    assert_eq!(heard(&mut talk, Channel::Lane, &late), ["other"; 2], "the last connection's ids are not used again");
+}
+
+#[test]
+fn a_request_that_fits_in_no_frame_is_not_sent_and_waits_for_nothing() {
+    let mut talk = open();
+    let refused = talk.ask(1, |_, _, _| Err(Error::new(Kind::InvalidArgument, "too long", "")));
+    assert_eq!(refused.expect_err("refused").kind(), Kind::InvalidArgument);
+    assert!(talk.unsent.is_empty() && !talk.is_waiting());
 }

@@ -8,20 +8,22 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
-use super::SteadyOptions;
-use super::calls::{self, Ask, Failure};
+use super::calls::{self, Ask};
 use super::driver::{self, Shared};
-use super::{Answer, no_progress, spaces, unexpected};
-use crate::client::conversation::{
-    Booking, BookingName, ClientCounter, Conversation, Leftover, Phase, Report, ReportKind, RunReply, StoredError,
-};
+use super::{Answer, SteadyOptions};
+use crate::client::conversation::next_page;
 use crate::client::fallback::{Fallback, FallbackReason, Fleet, rank};
+use crate::client::steady::state::{
+    Booking, BookingName, ClientCounter, ClientState, Failure, Leftover, Phase, Report, ReportKind, RunReply,
+    StoredError,
+};
+use crate::client::{spaces, unexpected};
 use crate::error::{Error, Kind, Result};
 use crate::hash;
 use crate::ids::{CorrelationId, Scheme, SpaceId, Worker};
 use crate::limits::CLIENT_QUEUE_SHARE_PERCENT;
 use crate::protocol::{BookingOutcome, EngineLoad, PoolRole, PotentialLoads, Prompt, RouteRequest, SessionToken};
-use crate::wire::{OverlapReply, Reply, RequestEncoder, SpaceInfo, WorkerInfo, WorkersPage, features};
+use crate::wire::{OverlapReply, Reply, RequestEncoder, SpaceInfo, WorkerInfo, features};
 
 /// Aborts the task with the last handle.
 struct Task(AbortHandle);
@@ -89,7 +91,7 @@ impl AsyncClient {
         let shared = Arc::new(Shared {
             path: path.into(),
             session,
-            conversation: Mutex::new(Conversation::new(options.back_off)),
+            state: Mutex::new(ClientState::new(&options)),
             lane: Mutex::new(None),
             wake: Notify::new(),
             permits: Arc::new(Semaphore::new(options.in_flight_max.clamp(1, Semaphore::MAX_PERMITS))),
@@ -108,11 +110,11 @@ impl AsyncClient {
     pub async fn connected(&self) -> Result<()> {
         let deadline = self.deadline();
         calls::connected(&self.shared, deadline).await?;
-        let has_fleet = |conversation: &Conversation<_>| {
-            let watches = conversation.hello.as_ref().is_some_and(|hello| hello.features & features::WATCH != 0);
-            !watches || conversation.fleet.version > 0
+        let has_fleet = |state: &ClientState<_>| {
+            let watches = state.hello.as_ref().is_some_and(|hello| hello.features & features::WATCH != 0);
+            !watches || state.fleet.version > 0
         };
-        if !self.shared.options.fallback || has_fleet(&self.shared.conversation.lock()) {
+        if !self.shared.options.fallback || has_fleet(&self.shared.state.lock()) {
             return Ok(());
         }
         let mut fleets = self.fleet();
@@ -144,19 +146,19 @@ impl AsyncClient {
     /// Why the connection has no lane, though one was requested.
     #[must_use]
     pub fn lane_refusal(&self) -> Option<Error> {
-        self.shared.conversation.lock().lane_refusal.as_ref().map(StoredError::error)
+        self.shared.state.lock().lane_refusal.as_ref().map(StoredError::error)
     }
 
     /// A count since the client was made.
     #[must_use]
     pub fn counter(&self, counter: ClientCounter) -> u64 {
-        self.shared.conversation.lock().counters[counter as usize]
+        self.shared.state.lock().counters[counter as usize]
     }
 
     /// The spaces of the present or the last connection's daemon.
     #[must_use]
     pub fn spaces(&self) -> Vec<SpaceInfo> {
-        self.shared.conversation.lock().spaces.infos().cloned().collect()
+        self.shared.state.lock().spaces.infos().cloned().collect()
     }
 
     /// Finds the space of `model`, of `namespace` and `role` if they are given. Wait for [`AsyncClient::connected`] first.
@@ -164,7 +166,7 @@ impl AsyncClient {
     /// # Errors
     /// [`Kind::UnknownSpace`] if no space fits, with the models of the daemon, or if several fit.
     pub fn space(&self, model: &str, namespace: Option<&str>, role: Option<PoolRole>) -> Result<SpaceInfo> {
-        spaces::find(self.shared.conversation.lock().spaces.infos(), model, namespace, role).cloned()
+        spaces::find(self.shared.state.lock().spaces.infos(), model, namespace, role).cloned()
     }
 
     /// Asks which worker should run a prompt, and books it if the request says so. If the daemon does not answer in time, the
@@ -184,40 +186,38 @@ impl AsyncClient {
             Failure::Refused(_) => return Err(failure.into()),
         };
         let options = &self.shared.options;
-        let mut conversation = self.shared.conversation.lock();
+        let mut state = self.shared.state.lock();
         let (workers, all_down) = match options.fallback {
-            true => rank(&conversation.fleet, request, options.fallback_prefix_tokens),
+            true => rank(&state.fleet, request, options.fallback_prefix_tokens),
             false => (Vec::new(), false),
         };
         if workers.is_empty() {
             return Err(failure.into());
         }
-        conversation.count(match why {
+        state.count(match why {
             FallbackReason::Unreachable => ClientCounter::FallbackUnreachable,
             FallbackReason::ConnectionLost => ClientCounter::FallbackConnectionLost,
             FallbackReason::Silent => ClientCounter::FallbackSilent,
             FallbackReason::Draining => ClientCounter::FallbackDraining,
         });
-        let since = conversation.silence.since().unwrap_or_else(Instant::now);
+        let since = state.silence.since().unwrap_or_else(Instant::now);
         Ok(Answer::Fallback(Fallback { workers, all_down, why, since }))
     }
 
     async fn ask_route(&self, request: &RouteRequest<'_>) -> Result<Answer, Failure> {
         let RunReply { reply, instance_id } = self.ask_prompt(Question::Route, request).await?;
-        match reply {
-            Reply::Route(reply) => Ok(Answer::Daemon { reply: Box::new(reply), instance_id }),
-            other => Err(unexpected("route", &other).into()),
-        }
+        let reply = Box::new(expect!(reply, Route, "route")?);
+        Ok(Answer::Daemon { reply, instance_id })
     }
 
     /// Asks about a prompt: as hashes if the options say so, and as tokens if the daemon refuses the hashes.
-    pub(super) async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<RunReply, Failure> {
+    async fn ask_prompt(&self, question: Question, request: &RouteRequest<'_>) -> Result<RunReply, Failure> {
         let deadline = self.deadline();
         let put = || {
             let (space, scheme, waits) = {
-                let conversation = self.shared.conversation.lock();
-                let spaces = &conversation.spaces;
-                let waits = conversation.hello.as_ref().is_some_and(|hello| hello.features & features::QUEUE != 0);
+                let state = self.shared.state.lock();
+                let spaces = &state.spaces;
+                let waits = state.hello.as_ref().is_some_and(|hello| hello.features & features::QUEUE != 0);
                 (spaces.theirs(request.space)?, spaces.scheme_to_hash_by(request.space), waits)
             };
             let scheme = scheme.filter(|_| self.shared.options.hash_locally);
@@ -241,11 +241,11 @@ impl AsyncClient {
         if error.kind() != Kind::SchemeMismatch || !matches!(request.prompt, Prompt::Tokens(_)) {
             return false;
         }
-        let mut conversation = self.shared.conversation.lock();
-        let was_hashed = conversation.spaces.scheme_to_hash_by(request.space).is_some();
+        let mut state = self.shared.state.lock();
+        let was_hashed = state.spaces.scheme_to_hash_by(request.space).is_some();
         if was_hashed {
-            conversation.spaces.hashes_were_refused(request.space);
-            conversation.count(ClientCounter::HashesRefused);
+            state.spaces.hashes_were_refused(request.space);
+            state.count(ClientCounter::HashesRefused);
         }
         was_hashed
     }
@@ -295,7 +295,7 @@ impl AsyncClient {
 
     async fn report(&self, booking: Booking, kind: ReportKind) -> Result<Option<BookingOutcome>> {
         let other_run = |id: u64| id != 0 && id != booking.instance_id;
-        if other_run(self.shared.conversation.lock().instance_id()) {
+        if other_run(self.shared.state.lock().instance_id()) {
             // The handle may name another booking of this run.
             return Ok(Some(BookingOutcome::Unknown));
         }
@@ -312,12 +312,8 @@ impl AsyncClient {
         }
     }
 
-    pub(super) fn deadline(&self) -> Instant {
+    fn deadline(&self) -> Instant {
         Instant::now() + self.shared.options.timeout
-    }
-
-    pub(super) const fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 
     /// Asks how much of a prompt each worker holds. Only the request's prompt and space matter.
@@ -325,10 +321,7 @@ impl AsyncClient {
     /// # Errors
     /// The daemon's refusals; [`Kind::Connection`](crate::error::Kind::Connection) if it does not answer.
     pub async fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        match self.ask_prompt(Question::Overlap, request).await?.reply {
-            Reply::Overlap(reply) => Ok(reply),
-            other => Err(unexpected("overlap", &other)),
-        }
+        expect!(self.ask_prompt(Question::Overlap, request).await?.reply, Overlap, "overlap")
     }
 
     /// Asks for the work of every worker if it took a prompt, for a gateway that chooses by itself.
@@ -337,10 +330,8 @@ impl AsyncClient {
     /// As [`AsyncClient::overlap`]; [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without
     /// [`features::POTENTIAL_LOADS`](crate::wire::features::POTENTIAL_LOADS).
     pub async fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        match self.ask_prompt(Question::PotentialLoads, request).await?.reply {
-            Reply::PotentialLoads(loads) => Ok(loads),
-            other => Err(unexpected("potential_loads", &other)),
-        }
+        let reply = self.ask_prompt(Question::PotentialLoads, request).await?.reply;
+        expect!(reply, PotentialLoads, "potential_loads")
     }
 
     /// The record of every worker, of one space or of all, as the daemon has it now.
@@ -348,31 +339,20 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::overlap`].
     pub async fn workers(&self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
-        let (mut all, mut cursor) = (Vec::new(), 0);
-        let deadline = self.deadline();
-        loop {
+        let (mut all, mut cursor, deadline) = (Vec::new(), Some(0), self.deadline());
+        while let Some(at) = cursor {
             let put = || {
                 let theirs = space.map(|space| self.theirs(space)).transpose()?;
                 Ok(move |encoder: &mut RequestEncoder, id: CorrelationId, out: &mut Vec<u8>| {
-                    encoder.workers(id, theirs, cursor, 0, out);
+                    encoder.workers(id, theirs, at, 0, out);
                     Ok(())
                 })
             };
-            let WorkersPage { workers, next_cursor, .. } = match calls::ask(self.shared(), deadline, put).await?.reply {
-                Reply::Workers(page) => page,
-                other => return Err(unexpected("workers", &other)),
-            };
-            let conversation = self.shared().conversation.lock();
-            all.extend(workers.into_iter().filter_map(|info| {
-                let space = conversation.spaces.ours(info.space)?;
-                Some(WorkerInfo { space, ..info })
-            }));
-            match next_cursor {
-                Some(next) if next > cursor => cursor = next,
-                Some(_) => return Err(no_progress()),
-                None => return Ok(all),
-            }
+            let page = expect!(calls::ask(&self.shared, deadline, put).await?.reply, Workers, "workers")?;
+            all.extend(self.shared.state.lock().spaces.ours_of(page.workers));
+            cursor = next_page(at, page.next_cursor)?;
         }
+        Ok(all)
     }
 
     /// Passes on an engine's own report of its load. `false` = the worker has just left, or reports of this user are in force
@@ -388,10 +368,7 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match calls::ask(self.shared(), self.deadline(), put).await?.reply {
-            Reply::ReportLoad(accepted) => Ok(accepted),
-            other => Err(unexpected("report_load", &other)),
-        }
+        expect!(calls::ask(&self.shared, self.deadline(), put).await?.reply, ReportLoad, "report_load")
     }
 
     /// Reports that a worker failed a request; rank 2³² - 1 = every rank of it. Answers with how long requests avoid the worker
@@ -408,15 +385,12 @@ impl AsyncClient {
                 Ok(())
             })
         };
-        match calls::ask(self.shared(), self.deadline(), put).await?.reply {
-            Reply::ReportFailure(back_off_ms) => Ok(back_off_ms),
-            other => Err(unexpected("report_failure", &other)),
-        }
+        expect!(calls::ask(&self.shared, self.deadline(), put).await?.reply, ReportFailure, "report_failure")
     }
 
     /// The daemon's id of a space.
     fn theirs(&self, space: SpaceId) -> Result<SpaceId> {
-        self.shared().conversation.lock().spaces.theirs(space)
+        self.shared.state.lock().spaces.theirs(space)
     }
 }
 
@@ -428,7 +402,7 @@ fn queue_us(deadline: Instant) -> u32 {
 
 /// The requests about a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+enum Question {
     Route,
     Overlap,
     PotentialLoads,
@@ -436,7 +410,7 @@ pub(super) enum Question {
 
 /// The hashes of a prompt whose caller gave tokens.
 #[derive(Debug)]
-pub(super) struct Hashed {
+struct Hashed {
     /// Little-endian.
     bytes: Vec<u8>,
     scheme: Scheme,
@@ -445,7 +419,7 @@ pub(super) struct Hashed {
 
 impl Hashed {
     /// Hashes a request's tokens; `None` = the request has hashes already.
-    pub(super) fn of(request: &RouteRequest<'_>, scheme: Scheme) -> Option<Self> {
+    fn of(request: &RouteRequest<'_>, scheme: Scheme) -> Option<Self> {
         let Prompt::Tokens(tokens) = request.prompt else { return None };
         let token_count = u32::try_from(request.prompt.token_count()).ok()?;
         let mut locals = Vec::new();
@@ -457,11 +431,11 @@ impl Hashed {
 }
 
 /// A request about a prompt, with the daemon's id of the space.
-pub(super) struct AskPrompt<'a> {
-    pub(super) question: Question,
-    pub(super) request: RouteRequest<'a>,
-    pub(super) space: SpaceId,
-    pub(super) hashed: Option<Hashed>,
+struct AskPrompt<'a> {
+    question: Question,
+    request: RouteRequest<'a>,
+    space: SpaceId,
+    hashed: Option<Hashed>,
 }
 
 impl Ask for AskPrompt<'_> {

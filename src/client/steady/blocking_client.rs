@@ -63,14 +63,6 @@ impl SteadyClient {
         })
     }
 
-    /// See [`AsyncClient::connected`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn connected(&self) -> Result<()> {
-        self.call(self.client.connected())
-    }
-
     /// See [`AsyncClient::session`].
     #[must_use]
     pub fn session(&self) -> SessionToken {
@@ -109,88 +101,34 @@ impl SteadyClient {
         self.client.space(model, namespace, role)
     }
 
-    /// See [`AsyncClient::route`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn route(&self, request: &RouteRequest<'_>) -> Result<Answer> {
-        self.call(self.client.route(request))
-    }
-
-    /// See [`AsyncClient::overlap`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn overlap(&self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        self.call(self.client.overlap(request))
-    }
-
-    /// See [`AsyncClient::potential_loads`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn potential_loads(&self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        self.call(self.client.potential_loads(request))
-    }
-
-    /// See [`AsyncClient::workers`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn workers(&self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
-        self.call(self.client.workers(space))
-    }
-
-    /// See [`AsyncClient::prefill_complete`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn prefill_complete(&self, booking: Booking, prefill_us: u64) -> Result<Option<BookingOutcome>> {
-        self.call(self.client.prefill_complete(booking, prefill_us))
-    }
-
-    /// See [`AsyncClient::output_progress`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn output_progress(&self, booking: Booking, output_tokens: u32) -> Result<Option<BookingOutcome>> {
-        self.call(self.client.output_progress(booking, output_tokens))
-    }
-
-    /// See [`AsyncClient::served`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn served(&self, booking: Booking, worker: Worker) -> Result<Option<BookingOutcome>> {
-        self.call(self.client.served(booking, worker))
-    }
-
-    /// See [`AsyncClient::free`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn free(&self, booking: Booking) -> Result<Option<BookingOutcome>> {
-        self.call(self.client.free(booking))
-    }
-
-    /// See [`AsyncClient::report_load`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn report_load(&self, space: SpaceId, worker: Worker, load: &EngineLoad) -> Result<bool> {
-        self.call(self.client.report_load(space, worker, load))
-    }
-
-    /// See [`AsyncClient::report_failure`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn report_failure(&self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
-        self.call(self.client.report_failure(space, worker, reason))
-    }
-
     /// See [`AsyncClient::close`].
     pub fn close(self) -> bool {
         self.runtime.block_on(self.client.close())
     }
+}
+
+/// Calls of the async client, each made by [`SteadyClient::call`].
+macro_rules! calls {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
+        impl SteadyClient {$(
+            #[doc = concat!("See [`AsyncClient::", stringify!($name), "`].\n\n# Errors\nAs there.")]
+            pub fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+                self.call(self.client.$name($($argument),*))
+            }
+        )*}
+    };
+}
+
+calls! {
+    connected() -> ();
+    route(request: &RouteRequest<'_>) -> Answer;
+    overlap(request: &RouteRequest<'_>) -> OverlapReply;
+    potential_loads(request: &RouteRequest<'_>) -> PotentialLoads;
+    workers(space: Option<SpaceId>) -> Vec<WorkerInfo>;
+    prefill_complete(booking: Booking, prefill_us: u64) -> Option<BookingOutcome>;
+    output_progress(booking: Booking, output_tokens: u32) -> Option<BookingOutcome>;
+    served(booking: Booking, worker: Worker) -> Option<BookingOutcome>;
+    free(booking: Booking) -> Option<BookingOutcome>;
+    report_load(space: SpaceId, worker: Worker, load: &EngineLoad) -> bool;
+    report_failure(space: SpaceId, worker: Worker, reason: &str) -> u32;
 }

@@ -7,45 +7,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout_at;
 
 use super::driver::{Caller, Shared};
-use crate::client::conversation::{ClientCounter, Leftover, Phase, Report, ReportKind, RunReply, StoredError};
+use super::state::{ClientCounter, Failure, Leftover, Phase, Report, ReportKind, RunReply};
 use crate::client::fallback::FallbackReason;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::ids::CorrelationId;
 use crate::wire::{Reply, RequestEncoder};
-
-/// Why a call has no reply.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// The daemon could not be reached, or did not answer.
-    Unreachable(FallbackReason),
-    /// There is no connection; the error is that of the last try.
-    NotConnected(StoredError),
-    /// The daemon or the client refused the request.
-    Refused(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let reason = match failure {
-            Failure::Refused(error) => return error,
-            Failure::NotConnected(why) => return why.unreachable(),
-            Failure::Unreachable(reason) => reason,
-        };
-        let what = match reason {
-            FallbackReason::Unreachable => "the daemon cannot be reached",
-            FallbackReason::ConnectionLost => "the connection to the daemon ended",
-            FallbackReason::Silent => "the daemon did not answer in time",
-            FallbackReason::Draining => "the daemon is draining",
-        };
-        Self::new(Kind::Connection, what, "check the daemon, or raise the timeout")
-    }
-}
 
 /// A reply that a call waits for. If the call ends first, the booking of the reply is freed.
 struct Awaited {
@@ -53,14 +19,29 @@ struct Awaited {
     reply: oneshot::Receiver<Result<RunReply>>,
 }
 
+impl Awaited {
+    /// Waits for the reply; `None` = the connection ended first. The daemon's errors are failures.
+    async fn wait(&mut self, deadline: Instant) -> Result<Option<RunReply>, Failure> {
+        let asked_at = Instant::now();
+        match timeout_at(deadline.into(), &mut self.reply).await {
+            Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
+            Ok(Ok(Ok(reply))) => Ok(Some(reply)),
+            // The reply cannot be read, but the connection continues.
+            Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
+            Ok(Ok(Err(_)) | Err(_)) => Ok(None),
+            Err(_) => Err(silent(&self.shared, asked_at)),
+        }
+    }
+}
+
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.reply.close();
         // It may have arrived just now.
         if let Ok(Ok(reply)) = self.reply.try_recv() {
-            let mut conversation = self.shared.conversation.lock();
-            conversation.free_unclaimed(&reply);
-            self.shared.send_encoded(conversation);
+            let mut state = self.shared.state.lock();
+            state.free_unclaimed(&reply);
+            self.shared.send_encoded(state);
         }
     }
 }
@@ -97,25 +78,18 @@ pub(super) async fn ask<P: Ask>(
             // The connection ended during the wait for a permit.
             continue;
         };
-        let asked_at = Instant::now();
-        match timeout_at(deadline.into(), &mut awaited.reply).await {
-            Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => return Err(Failure::Refused(error.into())),
-            Ok(Ok(Ok(reply))) => return Ok(reply),
-            // The reply cannot be read, but the connection continues.
-            Ok(Ok(Err(error))) if error.kind() != Kind::Connection => return Err(Failure::Refused(error)),
-            Ok(Ok(Err(_)) | Err(_)) if lost_before => {
-                return Err(Failure::Unreachable(FallbackReason::ConnectionLost));
-            }
-            Ok(Ok(Err(_)) | Err(_)) => lost_before = true,
-            Err(_) => return Err(silent(shared, asked_at)),
+        match awaited.wait(deadline).await? {
+            Some(reply) => return Ok(reply),
+            None if lost_before => return Err(Failure::Unreachable(FallbackReason::ConnectionLost)),
+            None => lost_before = true,
         }
     }
 }
 
 fn silent(shared: &Shared, since: Instant) -> Failure {
-    let mut conversation = shared.conversation.lock();
-    conversation.count(ClientCounter::DeadlinesPassed);
-    conversation.timed_out(since, Instant::now(), Shared::chance());
+    let mut state = shared.state.lock();
+    state.count(ClientCounter::DeadlinesPassed);
+    state.timed_out(since, Instant::now(), Shared::chance());
     Failure::Unreachable(FallbackReason::Silent)
 }
 
@@ -136,18 +110,18 @@ fn send<P: Ask>(
     permit: OwnedSemaphorePermit,
     put: impl Fn() -> Result<P>,
 ) -> Result<Option<Awaited>, Failure> {
-    let connection = shared.conversation.lock().connection();
+    let connection = shared.state.lock().connection();
     let put = put()?;
     let (sender, reply) = oneshot::channel();
-    let mut conversation = shared.conversation.lock();
+    let mut state = shared.state.lock();
     // The ids in the request are valid for the connection that it was made for.
-    if conversation.phase != Phase::Open || conversation.connection() != connection {
+    if state.phase != Phase::Open || state.connection() != connection {
         return Ok(None);
     }
     let caller = Caller { reply: sender, _permit: permit };
     let leftover = put.leftover();
-    conversation.ask(|encoder, id, out| put.encode(encoder, id, out), leftover, caller)?;
-    shared.send_encoded(conversation);
+    state.ask(|encoder, id, out| put.encode(encoder, id, out), leftover, caller)?;
+    shared.send_encoded(state);
     Ok(Some(Awaited { shared: Arc::clone(shared), reply }))
 }
 
@@ -165,18 +139,12 @@ pub(super) async fn report(
     }
     let Ok(permit) = permit(shared, deadline).await else { return Ok(None) };
     let Some(mut awaited) = guard.send(permit) else { return Ok(None) };
-    let asked_at = Instant::now();
-    match timeout_at(deadline.into(), &mut awaited.reply).await {
-        Ok(Ok(Ok(RunReply { reply: Reply::Error(error), .. }))) => Err(Failure::Refused(error.into())),
-        Ok(Ok(Ok(reply))) => Ok(Some(reply.reply)),
-        Ok(Ok(Err(error))) if error.kind() != Kind::Connection => Err(Failure::Refused(error)),
-        // The connection ended while it was in flight: the next connection sends it again.
-        Ok(Ok(Err(_)) | Err(_)) => Ok(None),
-        Err(_) => {
-            // It is still in flight: it is answered later, or the next connection sends it again.
-            silent(shared, asked_at);
-            Ok(None)
-        }
+    match awaited.wait(deadline).await {
+        // If the connection ended while the report was in flight, the next connection sends it again. If the deadline passed, it
+        // is still in flight: it is answered later, or the next connection sends it again.
+        Ok(reply) => Ok(reply.map(|reply| reply.reply)),
+        Err(Failure::Unreachable(_)) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -190,15 +158,15 @@ struct PendingReport<'a> {
 impl PendingReport<'_> {
     fn send(mut self, permit: OwnedSemaphorePermit) -> Option<Awaited> {
         let (sender, reply) = oneshot::channel();
-        let mut conversation = self.shared.conversation.lock();
-        if conversation.phase != Phase::Open || !conversation.is_run(self.instance_id) {
+        let mut state = self.shared.state.lock();
+        if state.phase != Phase::Open || !state.is_run(self.instance_id) {
             return None;
         }
         let caller = Caller { reply: sender, _permit: permit };
         if let Some(report) = self.report.take() {
-            conversation.send_report(report, Some(caller));
+            state.send_report(&report, Some(caller));
         }
-        self.shared.send_encoded(conversation);
+        self.shared.send_encoded(state);
         Some(Awaited { shared: Arc::clone(self.shared), reply })
     }
 }
@@ -206,18 +174,18 @@ impl PendingReport<'_> {
 impl Drop for PendingReport<'_> {
     fn drop(&mut self) {
         let Some(report) = self.report.take() else { return };
-        let mut conversation = self.shared.conversation.lock();
-        if !conversation.is_run(self.instance_id) {
+        let mut state = self.shared.state.lock();
+        if !state.is_run(self.instance_id) {
             return;
         }
-        match conversation.phase {
+        match state.phase {
             // The next count replaces this one. Without this rule, counts for a daemon that hangs would have no limit.
             Phase::Open if matches!(report.kind, ReportKind::OutputProgress { .. }) => return,
             // The daemon is in a pause, or has too many requests in flight. Bytes in the socket's buffer are not lost.
-            Phase::Open => conversation.send_report(report, None),
-            _ => conversation.store_report(report),
+            Phase::Open => state.send_report(&report, None),
+            _ => state.store_report(report),
         }
-        self.shared.send_encoded(conversation);
+        self.shared.send_encoded(state);
     }
 }
 
@@ -226,23 +194,8 @@ pub(super) async fn connected(shared: &Shared, deadline: Instant) -> Result<(), 
     let mut phases = shared.phases.subscribe();
     let mut is_tried = false;
     loop {
-        {
-            let conversation = shared.conversation.lock();
-            let is_paused = conversation.silence.paused_until(Instant::now()).is_some();
-            match conversation.phase {
-                Phase::Open if !is_paused => return Ok(()),
-                Phase::Connecting { is_first: true } => {}
-                // The pause is over: this call waits for the outcome of the next try.
-                Phase::BackingOff if !is_paused => is_tried = true,
-                Phase::Connecting { is_first: false } if is_tried => {}
-                _ => {
-                    return Err(match (&conversation.refusal, &conversation.last_failure) {
-                        (Some(refusal), _) => Failure::Refused(refusal.error()),
-                        (None, Some(why)) => Failure::NotConnected(why.clone()),
-                        (None, None) => Failure::Unreachable(FallbackReason::Unreachable),
-                    });
-                }
-            }
+        if shared.state.lock().may_send(Instant::now(), &mut is_tried)? {
+            return Ok(());
         }
         match timeout_at(deadline.into(), phases.changed()).await {
             Ok(Ok(())) => {}

@@ -3,31 +3,27 @@
 use std::convert::Infallible;
 use std::hint::spin_loop;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::buffer::spare_capacity;
-use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
 use super::SteadyOptions;
-use super::shm::{Lane, rung};
-use super::unexpected;
-use crate::client::connection::LaneUse;
-use crate::client::conversation::{Channel, Conversation, Phase, RunReply, Waiter};
+use super::state::{ClientState, Phase, RunReply, Waiter};
+use crate::client::conversation::{Channel, Rejection};
 use crate::client::fallback::Fleet;
-use crate::client::lane_opening::broken_lane;
-use crate::client::{lane_opening, lost};
+use crate::client::lane::{Lane, broken_lane};
+use crate::client::{lost, socket};
 use crate::error::{Error, Kind, Result};
-use crate::lane::{Awaited, LaneFault};
+use crate::lane::{Awaited, Heard, LaneFault, hear};
 use crate::limits::POLLS_PER_ROUND;
 use crate::protocol::SessionToken;
-use crate::wire::{HelloReply, Reply};
 
 /// A call that waits for its reply, with its permit to have a request in flight. The reply frees the permit.
 pub(super) struct Caller {
@@ -41,14 +37,17 @@ impl Waiter for Caller {
     }
 }
 
+/// A lane whose bell the client's runtime watches.
+type AsyncLane = Lane<Arc<UnixStream>>;
+
 /// The state that the handles of an async client share with its task.
 pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) options: SteadyOptions,
     pub(super) session: SessionToken,
-    pub(super) conversation: Mutex<Conversation<Caller>>,
-    /// The lane of the connection, if it has one. Code that locks both locks the conversation first.
-    pub(super) lane: Mutex<Option<Lane>>,
+    pub(super) state: Mutex<ClientState<Caller>>,
+    /// The lane of the connection, if it has one. Code that locks both locks the state first.
+    pub(super) lane: Mutex<Option<AsyncLane>>,
     /// Wakes the task: there are bytes to send, or a reply to busy-poll for.
     pub(super) wake: Notify,
     /// Permits for requests in flight.
@@ -64,27 +63,27 @@ impl Shared {
     }
 
     /// Sends the encoded requests: over a lane at once, as far as there is room, and otherwise by the task.
-    pub(super) fn send_encoded(&self, mut conversation: MutexGuard<'_, Conversation<Caller>>) {
+    pub(super) fn send_encoded(&self, mut state: MutexGuard<'_, ClientState<Caller>>) {
         let mut lane = self.lane.lock();
         let busy_polls = !self.options.spin.is_zero();
         if let Some(lane) = &mut *lane {
             // If it fails, the task meets the same fault, and ends the connection.
-            let sent = lane.send(&mut conversation.unsent);
-            if sent.is_ok() && conversation.unsent.is_empty() && !busy_polls {
+            let sent = send_over(lane, &mut state.conversation.unsent);
+            if sent.is_ok() && state.conversation.unsent.is_empty() && !busy_polls {
                 return;
             }
             // This wakes the task, so the daemon need not.
             lane.settle();
         }
-        drop((conversation, lane));
+        drop((state, lane));
         self.wake.notify_one();
     }
 
     /// Publishes the phase and the fleet to the calls that wait for them.
     pub(super) fn publish(&self) {
-        let conversation = self.conversation.lock();
-        let (phase, fleet) = (conversation.phase, Arc::clone(&conversation.fleet));
-        drop(conversation);
+        let state = self.state.lock();
+        let (phase, fleet) = (state.phase, Arc::clone(&state.fleet));
+        drop(state);
         self.phases.send_if_modified(|last| std::mem::replace(last, phase) != phase);
         self.fleets.send_if_modified(|last| {
             let is_new = !Arc::ptr_eq(last, &fleet);
@@ -96,43 +95,30 @@ impl Shared {
 
 /// Connects and carries bytes, again and again, until the task is aborted.
 pub(super) async fn drive(shared: Arc<Shared>) {
-    let mut wanted = shared.options.lane;
     loop {
-        match timeout(shared.options.timeout, connect(&shared, wanted)).await {
+        match timeout(shared.options.timeout, connect(&shared)).await {
             Ok(Ok(channels)) => {
                 shared.publish();
-                let began = Instant::now();
                 // The waiting calls get an error without this reason.
-                let ended = carry(&shared, &channels).await;
-                let is_stable = began.elapsed() >= shared.options.back_off.first;
-                drop(shared.lane.lock().take());
-                let mut conversation = shared.conversation.lock();
-                conversation.ended(is_stable, Instant::now(), Shared::chance());
-                wanted = match ended {
-                    // The next connection goes without a lane, because another lane may break too. The one after it requests
-                    // one again.
-                    Ended::Lane(fault) if wanted == LaneUse::Try && !is_stable => {
-                        conversation.refuse_lane(&broken_lane(&fault));
-                        LaneUse::Off
-                    }
-                    _ => shared.options.lane,
+                let lane_fault = match carry(&shared, &channels).await {
+                    Ended::Connection => None,
+                    Ended::Lane(fault) => Some(broken_lane(&fault)),
                 };
+                drop(shared.lane.lock().take());
+                shared.state.lock().ended(lane_fault.as_ref(), Instant::now(), Shared::chance());
             }
-            Ok(Err(error)) => shared.conversation.lock().failed(&error, Instant::now(), Shared::chance()),
+            Ok(Err(why)) => shared.state.lock().failed(&why, Instant::now(), Shared::chance()),
             Err(_) => {
                 let what = format!("no connection to {} within the timeout", shared.path.display());
                 let error = Error::new(Kind::Connection, what, "check the daemon, or raise the timeout");
-                shared.conversation.lock().failed(&error, Instant::now(), Shared::chance());
+                shared.state.lock().failed(&error.into(), Instant::now(), Shared::chance());
             }
         }
         shared.publish();
-        let resting = shared.conversation.lock().silence.paused_until(Instant::now());
+        let resting = shared.state.lock().silence.paused_until(Instant::now());
         if let Some(until) = resting {
             tokio::time::sleep_until(until.into()).await;
-            let mut conversation = shared.conversation.lock();
-            let is_first = conversation.silence.since().is_none();
-            conversation.phase = Phase::Connecting { is_first };
-            drop(conversation);
+            shared.state.lock().resumed();
             // Calls that found the pause over wait for the next phase, which may be another pause.
             shared.publish();
         }
@@ -143,106 +129,59 @@ pub(super) async fn drive(shared: Arc<Shared>) {
 pub(super) async fn settle(shared: &Shared, limit: Duration) -> bool {
     const CHECK_EVERY: Duration = Duration::from_millis(1);
     let settled = async {
-        while !shared.conversation.lock().is_settled() {
+        while !shared.state.lock().is_settled() {
             tokio::time::sleep(CHECK_EVERY).await;
         }
     };
     timeout(limit, settled).await.is_ok()
 }
 
-/// Connects, sends hello, and requests a lane if one is `wanted`.
-async fn connect(shared: &Shared, wanted: LaneUse) -> Result<Channels> {
+/// Connects, and carries bytes until the connection is open.
+async fn connect(shared: &Shared) -> Result<Channels, Rejection> {
     let cannot = |error: io::Error| {
         Error::new(Kind::Connection, format!("cannot connect to {}", shared.path.display()), "start the daemon")
             .caused_by(error)
     };
     let socket = UnixStream::connect(&shared.path).await.map_err(cannot)?;
-    shared.conversation.lock().begin(&shared.options.name, shared.session);
-    let reply = beginning(shared, &socket, |bytes| read(&socket, bytes)).await.map_err(|error| match error {
-        Broken::Stream(error) => cannot(error),
-        Broken::Frame(error) => error,
-    })?;
-    let hello = shared.conversation.lock().accepted(reply)?;
-    let lane = match wanted {
-        LaneUse::Off => None,
-        LaneUse::Try | LaneUse::Require => match open_lane(shared, &socket, &hello).await {
-            Ok(lane) => Some(lane),
-            Err(error) if wanted == LaneUse::Try && error.kind() != Kind::Connection => {
-                shared.conversation.lock().refuse_lane(&error);
-                None
-            }
-            Err(error) => {
-                shared.conversation.lock().refuse(&error);
-                return Err(error);
-            }
-        },
-    };
-    let bell = lane.as_ref().map(Lane::bell);
-    let has_lane = lane.is_some();
-    *shared.lane.lock() = lane;
-    shared.conversation.lock().opened(hello, shared.options.fallback, has_lane);
-    Ok(Channels { socket, bell })
-}
-
-/// Requests a lane. Its descriptors come with the reply.
-async fn open_lane(shared: &Shared, socket: &UnixStream, hello: &HelloReply) -> Result<Lane> {
-    lane_opening::has_lanes(hello.features)?;
-    shared.conversation.lock().ask_lane();
+    shared.state.lock().begin(&shared.options.name, shared.session);
     let mut descriptors = Vec::new();
-    let receive = |bytes: &mut Vec<u8>| {
-        socket.try_io(Interest::READABLE, || match lane_opening::receive(socket, bytes, &mut descriptors) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            other => other.map(drop),
-        })
-    };
-    match beginning(shared, socket, receive).await {
-        Ok(Reply::OpenLane(opened)) => Lane::map(opened, descriptors),
-        Ok(other) => Err(unexpected("open_lane", &other)),
-        Err(Broken::Stream(error)) => Err(lost().caused_by(error)),
-        Err(Broken::Frame(error)) => Err(error),
+    loop {
+        let carried = carry_opening(shared, &socket, &mut descriptors).await;
+        let mut state = shared.state.lock();
+        carried.map_err(|error| match state.conversation.is_greeted() {
+            true => lost().caused_by(error),
+            false => cannot(error),
+        })?;
+        let map = |opened| Lane::map(opened, std::mem::take(&mut descriptors), watched);
+        if let Some(opened) = state.opening(Instant::now(), map)? {
+            let lane = state.opened(opened, Instant::now());
+            let bell = lane.as_ref().map(|lane| Arc::clone(lane.bell()));
+            *shared.lane.lock() = lane;
+            return Ok(Channels { socket, bell });
+        }
     }
 }
 
-/// Why a connection could not begin.
-enum Broken {
-    /// The stream ended.
-    Stream(io::Error),
-    /// A frame cannot be read.
-    Frame(Error),
-}
-
-/// Sends a frame that begins a connection and waits for its reply. `receive` reads from a readable socket.
-async fn beginning(
-    shared: &Shared,
-    socket: &UnixStream,
-    mut receive: impl FnMut(&mut Vec<u8>) -> io::Result<()>,
-) -> Result<Reply, Broken> {
-    let mut bytes = Vec::new();
+/// Sends what begins the connection, and receives the next bytes and descriptors.
+async fn carry_opening(shared: &Shared, socket: &UnixStream, descriptors: &mut Vec<OwnedFd>) -> io::Result<()> {
     loop {
         let interest = {
-            let unsent = &mut shared.conversation.lock().unsent;
-            write(socket, unsent).map_err(Broken::Stream)?;
+            let unsent = &mut shared.state.lock().conversation.unsent;
+            write(socket, unsent)?;
             interest(unsent)
         };
-        let ready = socket.ready(interest).await.map_err(Broken::Stream)?;
-        if !ready.is_readable() {
+        if !socket.ready(interest).await?.is_readable() {
             continue;
         }
-        bytes.clear();
-        match receive(&mut bytes) {
-            Ok(()) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(Broken::Stream(error)),
-        }
-        let reply = shared.conversation.lock().receive_beginning(&bytes, Instant::now());
-        if let Some(reply) = reply.map_err(Broken::Frame)? {
-            return Ok(reply);
+        let mut state = shared.state.lock();
+        let received = state.conversation.room(Channel::Socket);
+        let read = || socket::read_with_descriptors(socket, received, descriptors);
+        match socket.try_io(Interest::READABLE, read) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            read => return read.map(drop),
         }
     }
 }
-
-/// Bytes of one read.
-const READ_BYTES: usize = 64 << 10;
 
 /// The channels of a connection.
 struct Channels {
@@ -279,8 +218,8 @@ impl From<LaneFault> for Ended {
 
 /// Carries bytes both ways until the connection ends. Returns why it ended.
 async fn carry(shared: &Shared, channels: &Channels) -> Ended {
-    let fleet = Arc::clone(&shared.conversation.lock().fleet);
-    let mut carrier = Carrier { shared, received: Vec::with_capacity(READ_BYTES), fleet };
+    let fleet = Arc::clone(&shared.state.lock().fleet);
+    let mut carrier = Carrier { shared, received: Vec::new(), fleet };
     let Err(ended) = carrier.carry(channels).await;
     if matches!(ended, Ended::Connection) {
         // The bytes that the daemon wrote to the lane before it ended the connection are there by now.
@@ -289,7 +228,7 @@ async fn carry(shared: &Shared, channels: &Channels) -> Ended {
     ended
 }
 
-/// Moves bytes between the channels and the conversation.
+/// Moves bytes between the channels and the state.
 struct Carrier<'a> {
     shared: &'a Shared,
     received: Vec<u8>,
@@ -318,10 +257,10 @@ impl Carrier<'_> {
 
     /// Sends as many encoded bytes as there is room for.
     fn send(&self, channels: &Channels) -> Result<(), Ended> {
-        let mut conversation = self.shared.conversation.lock();
+        let mut state = self.shared.state.lock();
         match &mut *self.shared.lane.lock() {
-            Some(lane) => Ok(lane.send(&mut conversation.unsent)?),
-            None => Ok(write(&channels.socket, &mut conversation.unsent)?),
+            Some(lane) => Ok(send_over(lane, &mut state.conversation.unsent)?),
+            None => Ok(write(&channels.socket, &mut state.conversation.unsent)?),
         }
     }
 
@@ -345,15 +284,15 @@ impl Carrier<'_> {
         self.take_received(Channel::Socket)
     }
 
-    /// Passes received bytes to the conversation.
+    /// Passes received bytes to the state.
     fn take_received(&mut self, channel: Channel) -> Result<(), Ended> {
-        let mut conversation = self.shared.conversation.lock();
-        let outcome = conversation.receive(channel, &self.received, Instant::now());
+        let mut state = self.shared.state.lock();
+        let outcome = state.receive(channel, &self.received, Instant::now());
         self.received.clear();
         outcome?;
-        if !Arc::ptr_eq(&self.fleet, &conversation.fleet) {
-            self.fleet = Arc::clone(&conversation.fleet);
-            drop(conversation);
+        if !Arc::ptr_eq(&self.fleet, &state.fleet) {
+            self.fleet = Arc::clone(&state.fleet);
+            drop(state);
             self.shared.publish();
         }
         Ok(())
@@ -362,7 +301,7 @@ impl Carrier<'_> {
 
 /// What the task waits for in a lane.
 fn awaited(shared: &Shared) -> Awaited {
-    match shared.conversation.lock().unsent.is_empty() {
+    match shared.state.lock().conversation.unsent.is_empty() {
         true => Awaited::DATA,
         false => Awaited::BOTH,
     }
@@ -372,7 +311,7 @@ fn awaited(shared: &Shared) -> Awaited {
 /// socket is readable.
 async fn busy_poll(shared: &Shared, channels: &Channels) -> Result<Option<bool>, Ended> {
     let spin = shared.options.spin;
-    if spin.is_zero() || !shared.conversation.lock().is_waiting() {
+    if spin.is_zero() || !shared.state.lock().conversation.is_waiting() {
         return Ok(None);
     }
     let (awaited, until) = (awaited(shared), Instant::now() + spin);
@@ -407,7 +346,7 @@ fn is_ready(shared: &Shared, awaited: Awaited) -> Result<bool, LaneFault> {
 /// Sleeps until there is something to do. Whether the socket is readable.
 async fn sleep(shared: &Shared, channels: &Channels) -> Result<bool, Ended> {
     let Some(bell) = &channels.bell else {
-        let interest = interest(&shared.conversation.lock().unsent);
+        let interest = interest(&shared.state.lock().conversation.unsent);
         return tokio::select! {
             ready = channels.socket.ready(interest) => Ok(ready?.is_readable()),
             () = shared.wake.notified() => Ok(false),
@@ -464,24 +403,23 @@ fn interest(unsent: &[u8]) -> Interest {
 
 /// Writes as much of `unsent` as the socket takes, and removes it from there.
 fn write(socket: &UnixStream, unsent: &mut Vec<u8>) -> io::Result<()> {
-    let mut sent = 0;
-    let ended = loop {
-        match unsent.get(sent..) {
-            None | Some([]) => break Ok(()),
-            Some(rest) => match socket.try_write(rest) {
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
-                // The daemon reads no more, but may have sent a reason: the next reads find it, and then the end.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    sent = unsent.len();
-                    break Ok(());
-                }
-                Err(error) => break Err(error),
-            },
+    while !unsent.is_empty() {
+        match socket.try_io(Interest::WRITABLE, || socket::write(socket, unsent)) {
+            Ok(sent) => drop(unsent.drain(..sent)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
         }
-    };
-    unsent.drain(..sent);
-    ended
+    }
+    Ok(())
+}
+
+/// Sends as much of `unsent` as the lane has room for, and removes it from there.
+fn send_over(lane: &mut AsyncLane, unsent: &mut Vec<u8>) -> Result<(), LaneFault> {
+    if !unsent.is_empty() {
+        let sent = lane.send(unsent)?;
+        unsent.drain(..sent);
+    }
+    Ok(())
 }
 
 /// Appends what the socket has to `received`.
@@ -489,24 +427,43 @@ fn write(socket: &UnixStream, unsent: &mut Vec<u8>) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] if the socket has nothing; the end of the stream.
 fn read(socket: &UnixStream, received: &mut Vec<u8>) -> io::Result<()> {
-    received.reserve(READ_BYTES);
-    let room = received.spare_capacity_mut().len();
     let mut read = Err(io::ErrorKind::WouldBlock.into());
     // A read that leaves room has emptied the socket. Reporting WouldBlock then saves another system call.
     let all = socket.try_io(Interest::READABLE, || {
-        read = recv(socket, spare_capacity(received), RecvFlags::DONTWAIT)
-            .map(|(_, bytes)| bytes)
-            .map_err(io::Error::from);
+        read = socket::read(socket, received);
         match &read {
-            Ok(bytes) if *bytes == room => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Ok((_, true)) => Ok(()),
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
     });
     drop(all);
-    match read {
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(io::ErrorKind::WouldBlock.into()),
-        read => read.map(drop),
+    read.map(drop)
+}
+
+/// Registers the bell of a lane with this runtime.
+fn watched(bell: std::os::unix::net::UnixStream) -> Result<Arc<UnixStream>> {
+    let watched = bell.set_nonblocking(true).and_then(|()| UnixStream::from_std(bell));
+    watched.map(Arc::new).map_err(|error| {
+        let remedy = "raise the limit of open files, or go without a lane";
+        Error::new(Kind::System, "the bell of a lane cannot be watched", remedy).caused_by(error)
+    })
+}
+
+/// Waits until a bell rings.
+///
+/// # Errors
+/// The daemon has closed its end.
+async fn rung(bell: &UnixStream) -> io::Result<()> {
+    bell.readable().await?;
+    let mut heard = Heard::Quiet;
+    // Reports WouldBlock, so that the next wait is for the next ring.
+    let emptied = bell.try_io(Interest::READABLE, || {
+        heard = hear(bell);
+        Err::<(), _>(io::ErrorKind::WouldBlock.into())
+    });
+    drop(emptied);
+    match heard {
+        Heard::Quiet => Ok(()),
+        Heard::Gone => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }

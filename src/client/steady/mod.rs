@@ -1,22 +1,21 @@
 //! Clients that outlive their daemon.
 //!
 //! ```text
-//! async_client (the calls) ─▶ calls (deadlines, one retry) ─▶ the conversation ◀─ driver (one task) ─▶ the socket, or shm
+//! async_client (the calls) ─▶ calls (deadlines, one retry) ─▶ state ◀─ driver (one task) ─▶ the socket, or shm
 //!
-//! blocking_client: the same calls, for a thread that blocks
+//! state            what a client keeps across connections: reports, pauses, spaces, the fleet; no I/O
+//! blocking_client  the same calls, for a thread that blocks
 //! ```
 
 mod async_client;
 mod blocking_client;
 mod calls;
 mod driver;
-mod shm;
+mod state;
 
 use std::time::Duration;
 
-use super::{no_progress, spaces, unexpected};
-use crate::client::connection::LaneUse;
-use crate::client::conversation::{BackOff, Booking};
+use crate::client::LaneUse;
 use crate::client::fallback::Fallback;
 use crate::ids::Worker;
 use crate::limits::{CLIENT_IN_FLIGHT_MAX_DEFAULT, CLIENT_TIMEOUT_MS_DEFAULT, FALLBACK_PREFIX_TOKENS_DEFAULT};
@@ -25,6 +24,7 @@ use crate::wire::RouteReply;
 
 pub use async_client::AsyncClient;
 pub use blocking_client::SteadyClient;
+pub use state::{BackOff, Booking, ClientCounter};
 
 /// The options of an [`AsyncClient`] or a [`SteadyClient`]. The defaults suit a gateway on the daemon's host.
 #[derive(Clone, Debug, PartialEq, Eq)]

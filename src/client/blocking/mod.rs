@@ -1,26 +1,19 @@
-//! A blocking connection: it writes requests to a socket or a shm lane, and reads the replies.
-//!
-//! ```text
-//! Client ─▶ transport (the socket, its waits, bytes into replies)
-//!               └▶ shm (a lane in place of the socket)
-//! ```
+//! A blocking connection: the driver of a conversation for one thread.
 
-mod shm;
 mod transport;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{no_progress, spaces, unexpected};
-use crate::client::replies::FleetPages;
+use super::conversation::{Conversation, Incoming, next_page};
+use super::{spaces, unexpected};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::limits::WORKERS_PAGE_MAX;
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
-    HelloReply, OverlapReply, PROTOCOL_VERSION, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder,
-    RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
+    HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder, RouteReply,
+    SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
 };
 use transport::Transport;
 
@@ -31,12 +24,9 @@ const SEND_BUFFER_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Client {
     transport: Transport,
-    encoder: RequestEncoder,
-    /// Encoded requests that are not sent yet.
-    unsent: Vec<u8>,
+    conversation: Conversation<()>,
     /// Replies that arrived while a call waited for another.
-    early: VecDeque<(CorrelationId, Reply)>,
-    next_id: u64,
+    early: VecDeque<(CorrelationId, Result<Reply>)>,
     hello: HelloReply,
     lane_refusal: Option<Error>,
 }
@@ -47,28 +37,11 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`] if no daemon answers there, or the daemon's own error.
     pub fn connect(path: &Path, options: &ClientOptions) -> Result<Self> {
-        let transport = Transport::connect(path, options.timeout, options.spin)?;
-        let hello = HelloReply {
-            version: 0,
-            instance_id: 0,
-            limits: crate::wire::ServerLimits::default(),
-            features: 0,
-            spaces: Vec::new(),
-            admin_socket: None,
-        };
-        let (encoder, unsent, early) = (RequestEncoder::default(), Vec::new(), VecDeque::new());
-        let mut client = Self { transport, encoder, unsent, early, next_id: 1, hello, lane_refusal: None };
-        let id = client.take_id();
-        client.encoder.hello(id, &options.name, options.session, &mut client.unsent);
-        client.flush()?;
-        // The first reply answers hello, or refuses the connection (then with id 0).
-        client.hello = match client.recv()?.1 {
-            Reply::Hello(hello) if hello.version == PROTOCOL_VERSION => hello,
-            Reply::Error(error) => return Err(error.into()),
-            other => return Err(unexpected("hello", &other)),
-        };
-        client.begin_lane(options.lane, options.spin)?;
-        Ok(client)
+        let mut transport = Transport::connect(path, options.timeout, options.spin)?;
+        let mut conversation = Conversation::default();
+        conversation.begin(&options.name, options.session, options.lane);
+        let (hello, lane_refusal) = transport.open(&mut conversation)?;
+        Ok(Self { transport, conversation, early: VecDeque::new(), hello, lane_refusal })
     }
 
     /// Connects to the admin socket. `path` may be the admin socket, or the routing socket, whose hello names it.
@@ -110,17 +83,24 @@ impl Client {
         spaces::find(self.hello.spaces.iter(), model, namespace, role)
     }
 
+    /// Whether the connection uses a shm lane.
+    #[must_use]
+    pub const fn has_lane(&self) -> bool {
+        self.transport.has_lane()
+    }
+
+    /// Why the connection has no lane, though one was requested.
+    #[must_use]
+    pub const fn lane_refusal(&self) -> Option<&Error> {
+        self.lane_refusal.as_ref()
+    }
+
     /// Queues a route. [`Client::recv`] returns its reply.
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`] if the request fits in no frame; [`Kind::Connection`].
     pub fn send_route(&mut self, request: &RouteRequest<'_>) -> Result<CorrelationId> {
-        let id = self.take_id();
-        self.encoder.route(id, request, &mut self.unsent)?;
-        if self.unsent.len() >= SEND_BUFFER_BYTES {
-            self.flush()?;
-        }
-        Ok(id)
+        self.queue(|encoder, id, out| encoder.route(id, request, out))
     }
 
     /// Sends the queued requests.
@@ -128,9 +108,7 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`].
     pub fn flush(&mut self) -> Result<()> {
-        let sent = self.transport.send(&self.unsent);
-        self.unsent.clear();
-        sent
+        self.transport.send(&mut self.conversation)
     }
 
     /// Sends the queued requests and waits for the next reply. An error of the daemon is a reply.
@@ -138,11 +116,18 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`] if the connection ended or the timeout passed; [`Kind::Malformed`] if the reply cannot be read.
     pub fn recv(&mut self) -> Result<(CorrelationId, Reply)> {
-        if let Some(reply) = self.early.pop_front() {
-            return Ok(reply);
+        if let Some((id, reply)) = self.early.pop_front() {
+            return Ok((id, reply?));
         }
         self.flush()?;
-        self.transport.recv()
+        loop {
+            match self.next()? {
+                Incoming::Reply { id, reply, .. } => return Ok((id, reply?)),
+                Incoming::Closing(error) => return Ok((CorrelationId(0), Reply::Error(error))),
+                // Only a `Watch` watches.
+                Incoming::Fleet(_) | Incoming::WatchEnded(_) | Incoming::Other => {}
+            }
+        }
     }
 
     /// Asks which worker should run a prompt, and books it if the request says so.
@@ -151,10 +136,7 @@ impl Client {
     /// The daemon's, or the connection's.
     pub fn route(&mut self, request: &RouteRequest<'_>) -> Result<RouteReply> {
         let id = self.send_route(request)?;
-        match self.reply_to(id)? {
-            Reply::Route(reply) => Ok(reply),
-            other => Err(unexpected("route", &other)),
-        }
+        expect!(self.reply_to(id)?, Route, "route")
     }
 
     /// Asks how much of a prompt each worker holds. Only the request's prompt and space matter.
@@ -162,12 +144,8 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn overlap(&mut self, request: &RouteRequest<'_>) -> Result<OverlapReply> {
-        let id = self.take_id();
-        self.encoder.overlap(id, request, &mut self.unsent)?;
-        match self.reply_to(id)? {
-            Reply::Overlap(reply) => Ok(reply),
-            other => Err(unexpected("overlap", &other)),
-        }
+        let id = self.queue(|encoder, id, out| encoder.overlap(id, request, out))?;
+        expect!(self.reply_to(id)?, Overlap, "overlap")
     }
 
     /// Reports that the prefill of a booked request is complete.
@@ -175,12 +153,11 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn prefill_complete(&mut self, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        let id = self.take_id();
-        self.encoder.prefill_complete(id, booking, 0, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::PrefillComplete(outcome) => Ok(outcome),
-            other => Err(unexpected("prefill_complete", &other)),
-        }
+        expect!(
+            self.ask(|encoder, id, out| encoder.prefill_complete(id, booking, 0, out))?,
+            PrefillComplete,
+            "prefill_complete"
+        )
     }
 
     /// Frees a booking: its request has ended, however it ended.
@@ -188,11 +165,7 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn free(&mut self, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        let id = self.send_free(booking)?;
-        match self.reply_to(id)? {
-            Reply::Free(outcome) => Ok(outcome),
-            other => Err(unexpected("free", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.free(id, booking, out))?, Free, "free")
     }
 
     /// Queues a prefill-complete. [`Client::recv`] returns its reply.
@@ -200,12 +173,10 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`].
     pub fn send_prefill_complete(&mut self, booking: &BookingRef<'_>) -> Result<CorrelationId> {
-        let id = self.take_id();
-        self.encoder.prefill_complete(id, booking, 0, &mut self.unsent);
-        if self.unsent.len() >= SEND_BUFFER_BYTES {
-            self.flush()?;
-        }
-        Ok(id)
+        self.queue(|encoder, id, out| {
+            encoder.prefill_complete(id, booking, 0, out);
+            Ok(())
+        })
     }
 
     /// Queues a free. [`Client::recv`] returns its reply.
@@ -213,12 +184,10 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`].
     pub fn send_free(&mut self, booking: &BookingRef<'_>) -> Result<CorrelationId> {
-        let id = self.take_id();
-        self.encoder.free(id, booking, &mut self.unsent);
-        if self.unsent.len() >= SEND_BUFFER_BYTES {
-            self.flush()?;
-        }
-        Ok(id)
+        self.queue(|encoder, id, out| {
+            encoder.free(id, booking, out);
+            Ok(())
+        })
     }
 
     /// The record of every worker, of one space or of all.
@@ -226,46 +195,60 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn workers(&mut self, space: Option<SpaceId>) -> Result<Vec<WorkerInfo>> {
-        let (mut all, mut cursor) = (Vec::new(), 0);
-        loop {
-            let id = self.take_id();
-            self.encoder.workers(id, space, cursor, 0, &mut self.unsent);
-            let WorkersPage { workers, next_cursor, .. } = match self.reply_to(id)? {
-                Reply::Workers(page) => page,
-                other => return Err(unexpected("workers", &other)),
-            };
-            all.extend(workers);
-            match next_cursor {
-                Some(next) if next > cursor => cursor = next,
-                Some(_) => return Err(no_progress()),
-                None => return Ok(all),
-            }
+        let (mut all, mut cursor) = (Vec::new(), Some(0));
+        while let Some(at) = cursor {
+            let reply = self.ask(|encoder, id, out| encoder.workers(id, space, at, 0, out))?;
+            let page = expect!(reply, Workers, "workers")?;
+            all.extend(page.workers);
+            cursor = next_page(at, page.next_cursor)?;
         }
+        Ok(all)
     }
 
-    fn take_id(&mut self) -> CorrelationId {
-        let id = CorrelationId(self.next_id);
-        self.next_id += 1;
-        id
+    /// Queues a request that `encode` appends.
+    fn queue(
+        &mut self,
+        encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>,
+    ) -> Result<CorrelationId> {
+        let id = self.conversation.ask((), encode)?;
+        if self.conversation.unsent.len() >= SEND_BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(id)
+    }
+
+    /// Sends a request that `encode` appends, and waits for its reply.
+    fn ask(&mut self, encode: impl FnOnce(&mut RequestEncoder, CorrelationId, &mut Vec<u8>)) -> Result<Reply> {
+        let id = self.queue(|encoder, id, out| {
+            encode(encoder, id, out);
+            Ok(())
+        })?;
+        self.reply_to(id)
     }
 
     /// Waits for the reply with this id, and stores others for [`Client::recv`].
     fn reply_to(&mut self, wanted: CorrelationId) -> Result<Reply> {
         self.flush()?;
         loop {
-            let (id, reply) = self.transport.recv()?;
-            if id != wanted {
-                if let (CorrelationId(0), Reply::Error(error)) = (id, &reply) {
-                    // It answers no request: the daemon says why it is about to close the connection.
-                    return Err(error.clone().into());
-                }
-                self.early.push_back((id, reply));
-                continue;
+            match self.next()? {
+                Incoming::Reply { id, reply, .. } if id == wanted => return reply,
+                Incoming::Reply { id, reply, .. } => self.early.push_back((id, reply)),
+                Incoming::Closing(error) => return Err(error.into()),
+                Incoming::Fleet(_) | Incoming::WatchEnded(_) | Incoming::Other => {}
             }
-            return match reply {
-                Reply::Error(error) => Err(error.into()),
-                reply => Ok(reply),
-            };
+        }
+    }
+
+    /// Waits for the next frame.
+    fn next(&mut self) -> Result<Incoming<()>> {
+        loop {
+            if let Some(incoming) = self.conversation.next()? {
+                return Ok(incoming);
+            }
+            if let Err(ended) = self.transport.receive(&mut self.conversation) {
+                // The daemon may have sent a reason before the end.
+                return self.conversation.next()?.ok_or(ended);
+            }
         }
     }
 
@@ -276,12 +259,8 @@ impl Client {
     /// The daemon's, or the connection's. [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without
     /// [`features::POTENTIAL_LOADS`](crate::wire::features::POTENTIAL_LOADS).
     pub fn potential_loads(&mut self, request: &RouteRequest<'_>) -> Result<PotentialLoads> {
-        let id = self.take_id();
-        self.encoder.potential_loads(id, request, &mut self.unsent)?;
-        match self.reply_to(id)? {
-            Reply::PotentialLoads(loads) => Ok(loads),
-            other => Err(unexpected("potential_loads", &other)),
-        }
+        let id = self.queue(|encoder, id, out| encoder.potential_loads(id, request, out))?;
+        expect!(self.reply_to(id)?, PotentialLoads, "potential_loads")
     }
 
     /// Reports how many tokens a booked request has generated since its start.
@@ -289,12 +268,11 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn output_progress(&mut self, booking: &BookingRef<'_>, output_tokens: u32) -> Result<BookingOutcome> {
-        let id = self.take_id();
-        self.encoder.output_progress(id, booking, output_tokens, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::OutputProgress(outcome) => Ok(outcome),
-            other => Err(unexpected("output_progress", &other)),
-        }
+        expect!(
+            self.ask(|encoder, id, out| encoder.output_progress(id, booking, output_tokens, out))?,
+            OutputProgress,
+            "output_progress"
+        )
     }
 
     /// Reports that another worker of the space runs a booked request than the booked one.
@@ -302,12 +280,7 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn served(&mut self, booking: &BookingRef<'_>, worker: Worker) -> Result<BookingOutcome> {
-        let id = self.take_id();
-        self.encoder.served(id, booking, worker, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::Served(outcome) => Ok(outcome),
-            other => Err(unexpected("served", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.served(id, booking, worker, out))?, Served, "served")
     }
 
     /// Passes on an engine's own report of its load. `false` = the worker has just left, or reports of this user are in force
@@ -316,12 +289,11 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn report_load(&mut self, space: SpaceId, worker: Worker, load: &EngineLoad) -> Result<bool> {
-        let id = self.take_id();
-        self.encoder.report_load(id, (space, worker), load, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::ReportLoad(accepted) => Ok(accepted),
-            other => Err(unexpected("report_load", &other)),
-        }
+        expect!(
+            self.ask(|encoder, id, out| encoder.report_load(id, (space, worker), load, out))?,
+            ReportLoad,
+            "report_load"
+        )
     }
 
     /// Reports that a worker failed a request; rank 2³² - 1 = every rank of it. Answers with how long requests avoid the worker
@@ -331,12 +303,11 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn report_failure(&mut self, space: SpaceId, worker: Worker, reason: &str) -> Result<u32> {
-        let id = self.take_id();
-        self.encoder.report_failure(id, (space, worker), reason, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::ReportFailure(back_off_ms) => Ok(back_off_ms),
-            other => Err(unexpected("report_failure", &other)),
-        }
+        expect!(
+            self.ask(|encoder, id, out| encoder.report_failure(id, (space, worker), reason, out))?,
+            ReportFailure,
+            "report_failure"
+        )
     }
 
     /// The status of every worker. Only on the admin socket: see [`Client::connect_admin`].
@@ -352,17 +323,16 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn status_all(&mut self) -> Result<StatusPage> {
-        let (mut workers, mut sources, mut cursor) = (Vec::new(), Vec::new(), 0);
-        loop {
+        let mut all = self.status_page(0, 0)?;
+        let mut at = 0;
+        while let Some(cursor) = next_page(at, all.next_cursor)? {
             let mut page = self.status_page(cursor, 0)?;
-            workers.append(&mut page.workers);
-            sources.append(&mut page.sources);
-            match page.next_cursor {
-                Some(next) if next > cursor => cursor = next,
-                Some(_) => return Err(no_progress()),
-                None => return Ok(StatusPage { workers, sources, ..page }),
-            }
+            all.workers.append(&mut page.workers);
+            all.sources.append(&mut page.sources);
+            all = StatusPage { workers: all.workers, sources: all.sources, ..page };
+            at = cursor;
         }
+        Ok(all)
     }
 
     /// One page of the status; `limit` 0 = as many workers as the daemon sends.
@@ -370,12 +340,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn status_page(&mut self, cursor: u32, limit: u32) -> Result<StatusPage> {
-        let id = self.take_id();
-        self.encoder.status(id, cursor, limit, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::Status(page) => Ok(page),
-            other => Err(unexpected("status", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.status(id, cursor, limit, out))?, Status, "status")
     }
 
     /// Adds, removes or changes workers. Answers with how many. Only on the admin socket.
@@ -383,12 +348,7 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn change_worker(&mut self, change: &WorkerChange<'_>) -> Result<u32> {
-        let id = self.take_id();
-        self.encoder.change_worker(id, change, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::ChangeWorker(workers) => Ok(workers),
-            other => Err(unexpected("change_worker", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.change_worker(id, change, out))?, ChangeWorker, "change_worker")
     }
 
     /// Makes the daemon forget the blocks of a worker, or of every worker. Only on the admin socket.
@@ -396,12 +356,7 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn reset(&mut self, order: ResetOrder) -> Result<ResetDone> {
-        let id = self.take_id();
-        self.encoder.reset(id, order, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::Reset(done) => Ok(done),
-            other => Err(unexpected("reset", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.reset(id, order, out))?, Reset, "reset")
     }
 
     /// Sets, promotes or ends a shadow policy. Only on the admin socket.
@@ -409,12 +364,7 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn set_policy(&mut self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
-        let id = self.take_id();
-        self.encoder.set_policy(id, order, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::SetPolicy(done) => Ok(done),
-            other => Err(unexpected("set_policy", &other)),
-        }
+        expect!(self.ask(|encoder, id, out| encoder.set_policy(id, order, out))?, SetPolicy, "set_policy")
     }
 
     /// Watches a space, or the whole fleet. The watch takes over the connection. Its timeout applies only to the first reply,
@@ -424,22 +374,20 @@ impl Client {
     /// The daemon's, or the connection's. [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without
     /// [`features::WATCH`](crate::wire::features::WATCH).
     pub fn watch(mut self, space: Option<SpaceId>) -> Result<Watch> {
-        let id = self.take_id();
-        self.encoder.watch(id, space, (0, WORKERS_PAGE_MAX as u32), &mut self.unsent);
-        let mut pages = FleetPages::default();
+        self.conversation.watch(space);
+        self.flush()?;
         let first = loop {
-            match self.reply_to(id)? {
-                Reply::Watch(page) => {
-                    if let Some(first) = pages.take(page) {
-                        break first;
-                    }
-                }
-                other => return Err(unexpected("watch", &other)),
+            match self.next()? {
+                Incoming::Fleet(fleet) => break fleet,
+                Incoming::WatchEnded(reply) => return Err(unexpected("watch", &reply?)),
+                Incoming::Closing(error) => return Err(error.into()),
+                // A reply to a request before the watch.
+                Incoming::Reply { .. } | Incoming::Other => {}
             }
         };
         self.transport.wait_for_ever();
         let fleet_version = first.fleet_version;
-        Ok(Watch { client: self, id, first: Some(first), pages, fleet_version, is_over: false })
+        Ok(Watch { client: self, first: Some(first), fleet_version, is_over: false })
     }
 }
 
@@ -492,10 +440,8 @@ pub enum LaneUse {
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
-    id: CorrelationId,
     /// The fleet at the beginning.
     first: Option<WatchReply>,
-    pages: FleetPages,
     fleet_version: u64,
     is_over: bool,
 }
@@ -503,16 +449,10 @@ pub struct Watch {
 impl Watch {
     fn changed(&mut self) -> Result<WatchReply> {
         loop {
-            match self.client.transport.recv()? {
-                // A newer fleet has overtaken this one.
-                (id, Reply::Watch(reply)) if id == self.id && reply.fleet_version <= self.fleet_version => {}
-                (id, Reply::Watch(page)) if id == self.id => {
-                    if let Some(fleet) = self.pages.take(page) {
-                        return Ok(fleet);
-                    }
-                }
-                (id, other) if id == self.id => return Err(unexpected("watch", &other)),
-                // A reply to a request before the watch.
+            match self.client.next()? {
+                Incoming::Fleet(fleet) if fleet.fleet_version > self.fleet_version => return Ok(fleet),
+                Incoming::WatchEnded(reply) => return Err(unexpected("watch", &reply?)),
+                // A fleet that a newer one has overtaken, or a reply to a request before the watch.
                 _ => {}
             }
         }
@@ -537,3 +477,6 @@ impl Iterator for Watch {
         Some(changed)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,23 +13,40 @@ pub(super) struct ReplyFrame {
     pub(super) id: CorrelationId,
     /// The reply, if it can be read.
     pub(super) reply: Result<Reply>,
-    /// The length of the frame, with its header.
-    pub(super) bytes: usize,
 }
 
-/// The first frame of the received bytes; `None` = it is not whole yet.
-///
-/// # Errors
-/// [`Kind::Malformed`] for an invalid header: the beginning of the next frame is then unknown.
-pub(super) fn next_frame(received: &[u8]) -> Result<Option<ReplyFrame>> {
-    let Some(header) = received.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
-    let header = FrameHeader::parse(header).map_err(|fault| untrusted(&format!("a frame header with {fault}")))?;
-    if header.version != PROTOCOL_VERSION {
-        return Err(untrusted(&format!("a frame of protocol version {}", header.version)));
+/// The received bytes of one channel, and the frames in them.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    received: Vec<u8>,
+    /// Bytes of `received` that are decoded already.
+    consumed: usize,
+}
+
+impl Inbox {
+    /// The buffer to append received bytes to. Decoded bytes are dropped from it.
+    pub(super) fn room(&mut self) -> &mut Vec<u8> {
+        self.received.drain(..self.consumed);
+        self.consumed = 0;
+        &mut self.received
     }
-    let bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
-    let Some(body) = received.get(FRAME_HEADER_BYTES..bytes) else { return Ok(None) };
-    Ok(Some(ReplyFrame { id: header.correlation_id, reply: decode_reply(header.kind, body), bytes }))
+
+    /// The next frame; `None` = it is not whole yet.
+    ///
+    /// # Errors
+    /// [`Kind::Malformed`] for an invalid header: the beginning of the next frame is then unknown.
+    pub(super) fn next_frame(&mut self) -> Result<Option<ReplyFrame>> {
+        let rest = self.received.get(self.consumed..).unwrap_or_default();
+        let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
+        let header = FrameHeader::parse(header).map_err(|fault| untrusted(&format!("a frame header with {fault}")))?;
+        if header.version != PROTOCOL_VERSION {
+            return Err(untrusted(&format!("a frame of protocol version {}", header.version)));
+        }
+        let bytes = FRAME_HEADER_BYTES + header.body_bytes as usize;
+        let Some(body) = rest.get(FRAME_HEADER_BYTES..bytes) else { return Ok(None) };
+        self.consumed += bytes;
+        Ok(Some(ReplyFrame { id: header.correlation_id, reply: decode_reply(header.kind, body) }))
+    }
 }
 
 pub(super) fn untrusted(what: &str) -> Error {

@@ -1,7 +1,7 @@
 //! Conversions between the schema's enums and structs and the crate's own.
 
+use super::admin::WorkerOp;
 use super::compose::{Layout, PADDING, Table};
-use super::message::WorkerOp;
 use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
 use crate::protocol::{BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, WorkerState};

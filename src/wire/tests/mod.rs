@@ -58,6 +58,37 @@ fn route_error(body: &[u8]) -> Error {
     decode_request(FrameKind::Route as u8, body, &mut RequestScratch::default()).unwrap_err()
 }
 
+/// A value of a plain field that frames do not leave out.
+trait Example {
+    const EXAMPLE: Self;
+}
+
+impl Example for bool {
+    const EXAMPLE: Self = true;
+}
+
+impl Example for u32 {
+    const EXAMPLE: Self = 70;
+}
+
+impl Example for i32 {
+    const EXAMPLE: Self = -3;
+}
+
+impl Example for f64 {
+    const EXAMPLE: Self = 1.5;
+}
+
+macro_rules! define_example {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $default:expr, $slot:ident;)*) => {
+        fn with_every_plain_field(request: RouteRequest<'_>) -> RouteRequest<'_> {
+            RouteRequest { $($field: <$type>::EXAMPLE,)* ..request }
+        }
+    };
+}
+
+crate::protocol::plain_request_fields!(define_example);
+
 #[test]
 fn requests_round_trip() {
     let (mut encoder, mut scratch) = (RequestEncoder::default(), RequestScratch::default());
@@ -68,7 +99,6 @@ fn requests_round_trip() {
         salt: Some("salt"),
         media: &media,
         book: Some(BookingRequest { request_id: "r-1", attempt: 2 }),
-        explain: true,
         candidates_max: 3,
         allow: Some(&allow),
         pin: Some(Worker::new(7, u32::MAX)),
@@ -84,13 +114,8 @@ fn requests_round_trip() {
             assume_kv_reuse: Some(false),
             track_prefill_tokens: Some(true),
         },
-        expected_output_tokens: 99,
         affinity_session: Some("conversation"),
-        disaggregate: true,
-        priority: -3,
-        priority_jump: 1.5,
-        deadline_us: 70,
-        ..question(Prompt::Tokens(&tokens))
+        ..with_every_plain_field(question(Prompt::Tokens(&tokens)))
     };
     let hashes = [5_u64.to_le_bytes(), 6_u64.to_le_bytes()].concat();
     let hashed = question(Prompt::LocalHashes { hashes: &hashes, scheme: PLAIN_4, token_count: 11 });

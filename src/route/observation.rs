@@ -661,7 +661,7 @@ impl PlainFacts<'_> {
             weight: 1.0,
             trust: Trust::default(),
             taint_weight: 0.0,
-            // No cost in blocks depends on these.
+            // No plain cost depends on these: see `is_plain` in cost.rs.
             index: WorkerIndex::default(),
             worker: Worker::default(),
             state: WorkerState::Ready,

@@ -126,6 +126,21 @@ fn the_c_clients_numbers_are_those_of_the_schema_compiler() {
     }
 }
 
+/// A field that a client does not know would be lost without a word.
+#[test]
+fn the_c_client_sends_every_field_of_a_route() {
+    let client = read("clients/c/kvrouted_types.h") + &read("clients/c/kvrouted.h");
+    let constants = c_constants();
+    let fields = constants.iter().filter_map(|(name, _)| name.strip_prefix("ROUTE_"));
+    let fields: Vec<_> = fields.filter(|field| !field.starts_with("REPLY_") && *field != "FIELD_COUNT").collect();
+    assert!(fields.len() > 20, "{fields:?}");
+    for field in fields {
+        let name = format!("KVR__ROUTE_{field}");
+        let is_name = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        assert!(client.match_indices(&name).any(|(at, _)| is_name(&client[at + name.len()..])), "{name} is never used");
+    }
+}
+
 /// The rows of the table under `## title` of schemas/README.md, cell by cell, without backticks.
 fn table(title: &str) -> Vec<Vec<String>> {
     let text = read("schemas/README.md");

@@ -19,8 +19,9 @@ use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::WORKERS_PAGE_MAX;
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
-    HelloReply, OverlapReply, PROTOCOL_VERSION, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder,
-    RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus, WorkersPage,
+    AdminReply, AdminRequest, HelloReply, OverlapReply, PROTOCOL_VERSION, PolicyDone, PolicyOrder, Reply,
+    RequestEncoder, ResetDone, ResetOrder, RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo,
+    WorkerStatus, WorkersPage,
 };
 use transport::Transport;
 
@@ -370,11 +371,19 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn status_page(&mut self, cursor: u32, limit: u32) -> Result<StatusPage> {
+        match self.administer(&AdminRequest::Status { cursor, limit })? {
+            AdminReply::Status(page) => Ok(page),
+            other => Err(unexpected("status", &Reply::Admin(other))),
+        }
+    }
+
+    /// The reply to a request of administration.
+    fn administer(&mut self, request: &AdminRequest<'_>) -> Result<AdminReply> {
         let id = self.take_id();
-        self.encoder.status(id, cursor, limit, &mut self.unsent);
+        self.encoder.admin(id, request, &mut self.unsent);
         match self.reply_to(id)? {
-            Reply::Status(page) => Ok(page),
-            other => Err(unexpected("status", &other)),
+            Reply::Admin(reply) => Ok(reply),
+            other => Err(unexpected(request.kind().name(), &other)),
         }
     }
 
@@ -383,11 +392,9 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn change_worker(&mut self, change: &WorkerChange<'_>) -> Result<u32> {
-        let id = self.take_id();
-        self.encoder.change_worker(id, change, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::ChangeWorker(workers) => Ok(workers),
-            other => Err(unexpected("change_worker", &other)),
+        match self.administer(&AdminRequest::ChangeWorker(*change))? {
+            AdminReply::ChangeWorker(workers) => Ok(workers),
+            other => Err(unexpected("change_worker", &Reply::Admin(other))),
         }
     }
 
@@ -396,11 +403,9 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn reset(&mut self, order: ResetOrder) -> Result<ResetDone> {
-        let id = self.take_id();
-        self.encoder.reset(id, order, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::Reset(done) => Ok(done),
-            other => Err(unexpected("reset", &other)),
+        match self.administer(&AdminRequest::Reset(order))? {
+            AdminReply::Reset(done) => Ok(done),
+            other => Err(unexpected("reset", &Reply::Admin(other))),
         }
     }
 
@@ -409,11 +414,9 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn set_policy(&mut self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
-        let id = self.take_id();
-        self.encoder.set_policy(id, order, &mut self.unsent);
-        match self.reply_to(id)? {
-            Reply::SetPolicy(done) => Ok(done),
-            other => Err(unexpected("set_policy", &other)),
+        match self.administer(&AdminRequest::SetPolicy(*order))? {
+            AdminReply::SetPolicy(done) => Ok(done),
+            other => Err(unexpected("set_policy", &Reply::Admin(other))),
         }
     }
 

@@ -37,6 +37,8 @@ pub mod client;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
+mod columns;
+#[cfg(feature = "daemon")]
 pub mod endpoint;
 #[cfg(feature = "daemon")]
 mod framed_file;

@@ -334,14 +334,14 @@ static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_r
         deadline_us = (uint64_t)client->timeout_ms * 800;
     if (deadline_us > UINT32_MAX) deadline_us = UINT32_MAX;
     kvr__write_u32(out, &table, KVR__ROUTE_SPACE_ID, request->space_id);
-    if (request->must_understand != 0)
-        kvr__write_u64(out, &table, KVR__ROUTE_MUST_UNDERSTAND, request->must_understand);
-    kvr__write_u32(out, &table, KVR__ROUTE_ATTEMPT, request->attempt);
+#define KVR__WRITE_NUMBER(field, number) \
+    if (request->field != 0) \
+        kvr__write_number(out, &table, number, (uint64_t)request->field, sizeof request->field);
+    KVR__EACH_NUMBER_OF_ROUTE(KVR__WRITE_NUMBER)
+#undef KVR__WRITE_NUMBER
     kvr__write_u8(out, &table, KVR__ROUTE_BOOK, request->request_id != NULL);
     if (request->explain) kvr__write_u8(out, &table, KVR__ROUTE_EXPLAIN, 1);
     kvr__write_u32(out, &table, KVR__ROUTE_CANDIDATES_MAX, request->candidates_max);
-    kvr__write_u32(out, &table, KVR__ROUTE_EXPECTED_OUTPUT_TOKENS, request->expected_output_tokens);
-    if (request->priority != 0) kvr__write_u32(out, &table, KVR__ROUTE_PRIORITY, (uint32_t)request->priority);
     if (request->priority_jump < 0 || request->priority_jump > 0)
         kvr__write_double(out, &table, KVR__ROUTE_PRIORITY_JUMP, request->priority_jump);
     if (deadline_us != 0) kvr__write_u32(out, &table, KVR__ROUTE_DEADLINE_US, (uint32_t)deadline_us);

@@ -107,28 +107,10 @@ static inline kvr__tiers kvr__read_tiers(kvr__view *view, kvr__row row, size_t f
 }
 
 static inline void kvr__read_terms(kvr__view *view, kvr__row row, kvr_terms *to) {
-    to->request_blocks = kvr__read_double(view, row, KVR__COST_TERMS_REQUEST_BLOCKS);
-    to->cached_tokens = kvr__read_double(view, row, KVR__COST_TERMS_CACHED_TOKENS);
-    to->effective_overlap = kvr__read_double(view, row, KVR__COST_TERMS_EFFECTIVE_OVERLAP);
-    to->active_prefill_tokens = kvr__read_double(view, row, KVR__COST_TERMS_ACTIVE_PREFILL_TOKENS);
-    to->decay = kvr__read_double(view, row, KVR__COST_TERMS_DECAY);
-    to->device_credit = kvr__read_double(view, row, KVR__COST_TERMS_DEVICE_CREDIT);
-    to->host_credit = kvr__read_double(view, row, KVR__COST_TERMS_HOST_CREDIT);
-    to->disk_credit = kvr__read_double(view, row, KVR__COST_TERMS_DISK_CREDIT);
-    to->shared_credit = kvr__read_double(view, row, KVR__COST_TERMS_SHARED_CREDIT);
-    to->prefill = kvr__read_double(view, row, KVR__COST_TERMS_PREFILL);
-    to->active_decode_blocks = kvr__read_double(view, row, KVR__COST_TERMS_ACTIVE_DECODE_BLOCKS);
-    to->additional_decode_blocks = kvr__read_double(view, row, KVR__COST_TERMS_ADDITIONAL_DECODE_BLOCKS);
-    to->decode = kvr__read_double(view, row, KVR__COST_TERMS_DECODE);
-    to->active_requests = kvr__read_double(view, row, KVR__COST_TERMS_ACTIVE_REQUESTS);
-    to->active_requests_cost = kvr__read_double(view, row, KVR__COST_TERMS_ACTIVE_REQUESTS_COST);
-    to->capability_weight = kvr__read_double(view, row, KVR__COST_TERMS_CAPABILITY_WEIGHT);
-    to->taint_factor = kvr__read_double(view, row, KVR__COST_TERMS_TAINT_FACTOR);
-    to->cost = kvr__read_double(view, row, KVR__COST_TERMS_COST);
-    /* The schema's default of this one is 1. */
-    to->affinity_factor = 1;
-    if (kvr__find(view, row, KVR__COST_TERMS_AFFINITY_FACTOR, 8) != 0)
-        to->affinity_factor = kvr__read_double(view, row, KVR__COST_TERMS_AFFINITY_FACTOR);
+#define KVR__READ_TERM(name, number, absent) \
+    to->name = kvr__find(view, row, number, 8) == 0 ? absent : kvr__read_double(view, row, number);
+    KVR__EACH_OF_COST_TERMS(KVR__READ_TERM)
+#undef KVR__READ_TERM
 }
 
 static inline void kvr__read_candidate(kvr__view *view, kvr__row row, kvr_candidate *to) {

@@ -664,4 +664,48 @@ enum {
     KVR__ERROR_FIELD_COUNT = 6
 };
 
+/* The terms of a cost, in the order of the computation. Blocks, unless noted. */
+typedef struct kvr_terms {
+    double request_blocks;
+    double cached_tokens; /* tokens */
+    double effective_overlap;
+    double active_prefill_tokens; /* tokens */
+    double decay; /* factor in (0, 1] */
+    double device_credit;
+    double host_credit;
+    double disk_credit;
+    double shared_credit;
+    double prefill;
+    double active_decode_blocks;
+    double additional_decode_blocks;
+    double decode;
+    double active_requests; /* requests */
+    double active_requests_cost;
+    double capability_weight; /* factor */
+    double taint_factor; /* factor */
+    double cost;
+    double affinity_factor; /* factor: below 1 if the request's session is bound to the worker */
+} kvr_terms;
+/* F(field, its number, its value if it is absent) for each field of CostTerms. */
+#define KVR__EACH_OF_COST_TERMS(F) \
+    F(request_blocks, KVR__COST_TERMS_REQUEST_BLOCKS, 0) \
+    F(cached_tokens, KVR__COST_TERMS_CACHED_TOKENS, 0) \
+    F(effective_overlap, KVR__COST_TERMS_EFFECTIVE_OVERLAP, 0) \
+    F(active_prefill_tokens, KVR__COST_TERMS_ACTIVE_PREFILL_TOKENS, 0) \
+    F(decay, KVR__COST_TERMS_DECAY, 0) \
+    F(device_credit, KVR__COST_TERMS_DEVICE_CREDIT, 0) \
+    F(host_credit, KVR__COST_TERMS_HOST_CREDIT, 0) \
+    F(disk_credit, KVR__COST_TERMS_DISK_CREDIT, 0) \
+    F(shared_credit, KVR__COST_TERMS_SHARED_CREDIT, 0) \
+    F(prefill, KVR__COST_TERMS_PREFILL, 0) \
+    F(active_decode_blocks, KVR__COST_TERMS_ACTIVE_DECODE_BLOCKS, 0) \
+    F(additional_decode_blocks, KVR__COST_TERMS_ADDITIONAL_DECODE_BLOCKS, 0) \
+    F(decode, KVR__COST_TERMS_DECODE, 0) \
+    F(active_requests, KVR__COST_TERMS_ACTIVE_REQUESTS, 0) \
+    F(active_requests_cost, KVR__COST_TERMS_ACTIVE_REQUESTS_COST, 0) \
+    F(capability_weight, KVR__COST_TERMS_CAPABILITY_WEIGHT, 0) \
+    F(taint_factor, KVR__COST_TERMS_TAINT_FACTOR, 0) \
+    F(cost, KVR__COST_TERMS_COST, 0) \
+    F(affinity_factor, KVR__COST_TERMS_AFFINITY_FACTOR, 1)
+
 #endif

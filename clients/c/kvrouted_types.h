@@ -135,6 +135,14 @@ typedef struct kvr_route_request {
     const char *fallback_key;
 } kvr_route_request;
 
+/* The plain numbers of a route: F(field, its number). Each has the size that it has on the
+ * wire. One that is 0 is not sent. A new one is added here, to the struct above and to its initial values below. */
+#define KVR__EACH_NUMBER_OF_ROUTE(F) \
+    F(attempt, KVR__ROUTE_ATTEMPT) \
+    F(expected_output_tokens, KVR__ROUTE_EXPECTED_OUTPUT_TOKENS) \
+    F(priority, KVR__ROUTE_PRIORITY) \
+    F(must_understand, KVR__ROUTE_MUST_UNDERSTAND)
+
 /* Any pool of a model, in place of one. */
 #define KVR_ANY_POOL 255
 
@@ -148,13 +156,7 @@ typedef struct kvr_trust {
     uint64_t reasons; /* why the level is not higher: bits of schemas/README.md */
 } kvr_trust;
 
-/* The terms of a cost, in the order of the computation. In blocks, unless the name says otherwise. */
-typedef struct kvr_terms {
-    double request_blocks, cached_tokens, effective_overlap, active_prefill_tokens, decay;
-    double device_credit, host_credit, disk_credit, shared_credit, prefill;
-    double active_decode_blocks, additional_decode_blocks, decode;
-    double active_requests, active_requests_cost, capability_weight, taint_factor, cost, affinity_factor;
-} kvr_terms;
+/* kvr_terms, the terms of a cost, is in kvrouted_fields.h. */
 
 typedef struct kvr_candidate {
     uint64_t worker_id;

@@ -26,33 +26,14 @@ pub(super) fn unavailable(socket: &Path, error: &Error) -> Failure {
     Failure::new(exit, if message.contains(&path) { message } else { format!("{path}: {message}") })
 }
 
-/// Asks a daemon about every worker and its source. `socket` is its admin socket, or its routing socket, whose hello reply
-/// names the admin socket.
-pub(super) fn status(socket: &Path) -> Result<wire::StatusPage, Failure> {
-    examination(socket).map(|(_, page)| page)
+/// A connection to a daemon's admin socket. `socket` is that socket, or the routing socket, whose hello reply names it.
+pub(super) fn connect(socket: &Path) -> Result<Client, Failure> {
+    Client::connect_admin(socket, &client_options()).map_err(|error| unavailable(socket, &error))
 }
 
-/// As [`status`], with the daemon's spaces.
+/// A daemon's spaces and its whole status. For `socket` see [`connect`].
 pub(super) fn examination(socket: &Path) -> Result<(Vec<wire::SpaceInfo>, wire::StatusPage), Failure> {
-    let mut client = Client::connect_admin(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
+    let mut client = connect(socket)?;
     let page = client.status_all()?;
     Ok((client.hello().spaces.clone(), page))
-}
-
-/// Adds, removes or changes a worker of a daemon. For `socket` see [`status`].
-pub(super) fn change_worker(socket: &Path, change: &wire::WorkerChange<'_>) -> Result<u32, Failure> {
-    let mut client = Client::connect_admin(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
-    Ok(client.change_worker(change)?)
-}
-
-/// Makes a daemon forget the blocks of one worker or of all. For `socket` see [`status`].
-pub(super) fn reset(socket: &Path, order: wire::ResetOrder) -> Result<wire::ResetDone, Failure> {
-    let mut client = Client::connect_admin(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
-    Ok(client.reset(order)?)
-}
-
-/// Sets, promotes or ends a daemon's shadow policy. For `socket` see [`status`].
-pub(super) fn set_policy(socket: &Path, order: &wire::PolicyOrder<'_>) -> Result<wire::PolicyDone, Failure> {
-    let mut client = Client::connect_admin(socket, &client_options()).map_err(|error| unavailable(socket, &error))?;
-    Ok(client.set_policy(order)?)
 }

@@ -1,4 +1,4 @@
-//! The command line: arguments of all commands, and the commands that ask a running daemon or read a journal.
+//! The command line: the arguments of every command and what it runs.
 //!
 //! Data goes to standard output, everything else to standard error. [`Exit`] lists the exit codes.
 
@@ -30,6 +30,8 @@ use self::tune::TuneArgs;
 use self::what_if::WhatIfArgs;
 use self::worker::WorkerArgs;
 use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
+use crate::error::Error;
+use crate::{daemon, demo};
 
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
@@ -79,6 +81,50 @@ pub enum Command {
     /// Run the daemon of the demo.
     #[command(hide = true)]
     DemoDaemon(DaemonArgs),
+}
+
+impl Command {
+    /// Runs the command to its end.
+    ///
+    /// # Errors
+    /// The reason why it failed, with its exit code.
+    pub fn run(&self) -> Result<Exit, Failure> {
+        match self {
+            Self::Serve(args) => serve(args),
+            Self::Relay(args) => relayed(args),
+            Self::Query(args) => args.run(),
+            Self::Status(args) => args.run(),
+            Self::Doctor(args) => args.run(),
+            Self::Worker(args) => args.run(),
+            Self::Replay(args) => args.run(),
+            Self::WhatIf(args) => args.run(),
+            Self::Tune(args) => args.run(),
+            Self::Reset(args) => args.run(),
+            Self::Demo(args) => done(demo::run(args)),
+            Self::DemoEngine(args) => done(demo::engine::run(args)),
+            Self::DemoGateway(args) => done(demo::gateway::run(args)),
+            Self::DemoDaemon(args) => Err(demo::run_daemon(args).into()),
+        }
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
+    let config = match args.prepare()? {
+        Prepared::Run(config) => config,
+        Prepared::Done(exit) => return Ok(exit),
+    };
+    init_logging(&config.log);
+    done(daemon::run(&config, &|| args.read_again()))
+}
+
+fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {
+    let (plan, log) = args.prepare()?;
+    init_logging(&log);
+    done(crate::relay::run(&plan))
+}
+
+fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {
+    Ok(outcome.map(|()| Exit::Done)?)
 }
 
 /// Reads the command line. Prints help and version on standard output, and mistakes on standard error.

@@ -36,7 +36,7 @@ impl ResetArgs {
     /// A daemon that does not answer, an unknown worker, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
         let order = ResetOrder { worker: self.worker, engine_cleared: self.engine_cleared };
-        let done = admin::reset(self.admin_socket.as_ref().unwrap_or(&self.socket), order)?;
+        let done = admin::connect(self.admin_socket.as_ref().unwrap_or(&self.socket))?.reset(order)?;
         let (workers, snapshots) =
             (counted(done.workers as usize, "worker"), counted(done.snapshots as usize, "snapshot"));
         let mut stdout = std::io::stdout().lock();

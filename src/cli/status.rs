@@ -35,7 +35,7 @@ impl StatusArgs {
     /// # Errors
     /// A daemon that does not answer, a closed standard output.
     pub fn run(&self) -> Result<Exit, Failure> {
-        let page = admin::status(self.admin_socket.as_ref().unwrap_or(&self.socket))?;
+        let page = admin::connect(self.admin_socket.as_ref().unwrap_or(&self.socket))?.status_all()?;
         let text = if self.json {
             json(&page).map_err(|error| Failure::new(Exit::Internal, error.to_string()))?
         } else {

@@ -117,7 +117,7 @@ impl TuneArgs {
     }
 
     fn order(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone, Failure> {
-        admin::set_policy(self.admin_socket.as_ref().unwrap_or(&self.socket), order)
+        Ok(admin::connect(self.admin_socket.as_ref().unwrap_or(&self.socket))?.set_policy(order)?)
     }
 
     /// Loads the decisions to judge: all, or every n-th.

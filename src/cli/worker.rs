@@ -76,13 +76,13 @@ impl WorkerArgs {
     pub fn run(&self) -> Result<Exit, Failure> {
         let socket = self.admin_socket.as_ref().unwrap_or(&self.socket);
         let (op, worker, fields_text) = match &self.action {
-            WorkerAction::List { json } => return list(&admin::status(socket)?, *json),
+            WorkerAction::List { json } => return list(&admin::connect(socket)?.status_all()?, *json),
             WorkerAction::Add { fields } => (WorkerOp::Add, None, fields.as_slice()),
             WorkerAction::Remove { worker } => (WorkerOp::Remove, Some(*worker), &[][..]),
             WorkerAction::Set { worker, fields } => (WorkerOp::Set, Some(*worker), fields.as_slice()),
         };
         let fields = pairs(fields_text).map_err(|message| Failure::new(Exit::Usage, message))?;
-        let workers = admin::change_worker(socket, &WorkerChange { op, worker, fields: &fields })?;
+        let workers = admin::connect(socket)?.change_worker(&WorkerChange { op, worker, fields: &fields })?;
         let done = match op {
             WorkerOp::Add => "added",
             WorkerOp::Remove => "removed",

@@ -80,10 +80,11 @@ pub use crate::protocol::{
 #[doc(inline)]
 pub use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
 #[doc(inline)]
+pub use crate::wire::admin::*;
+#[doc(inline)]
 pub use crate::wire::{
-    Candidate, HelloReply, LaneOpened, OverlapEntry, OverlapReply, PolicyDone, PolicyOrder, RemoteError, Reply,
-    ResetDone, ResetOrder, RouteReply, ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchReply, WorkerChange,
-    WorkerInfo, WorkerOp, WorkerStatus, WorkersPage, features,
+    Candidate, HelloReply, LaneOpened, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits,
+    SpaceInfo, WatchReply, WorkerInfo, WorkersPage, features,
 };
 pub use blocking::{Client, ClientOptions, LaneUse, Watch};
 

@@ -20,7 +20,7 @@ use crate::limits::FINDING_WORKERS_MAX;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
 use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
 use crate::serve::AdminService;
-use crate::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
+use crate::wire::{AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus};
 
 /// Answers administration from the daemon's tables.
 pub(super) struct Administration {
@@ -42,6 +42,17 @@ impl AdminService for Administration {
         self.tables.fleet.load()
     }
 
+    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply> {
+        Ok(match *request {
+            AdminRequest::Status { cursor, limit } => AdminReply::Status(self.status_page(cursor, limit as usize)),
+            AdminRequest::ChangeWorker(change) => AdminReply::ChangeWorker(self.desired.change(&change)?),
+            AdminRequest::Reset(order) => AdminReply::Reset(self.reset(order)?),
+            AdminRequest::SetPolicy(order) => AdminReply::SetPolicy(self.set_policy(&order)?),
+        })
+    }
+}
+
+impl Administration {
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
         let table = self.tables.fleet.load();
         let mut rest = self.statistics.views.of(&table);
@@ -66,10 +77,6 @@ impl AdminService for Administration {
             uptime_ms: self.tables.now_ms(),
             counters: self.counters(),
         }
-    }
-
-    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
-        self.desired.change(change)
     }
 
     fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
@@ -120,31 +127,7 @@ impl AdminService for Administration {
         let (policy_version, shadow_share) = (self.tables.policies.load().version(), recording.shadow_share());
         Ok(PolicyDone { policy_version, shadow_share })
     }
-}
 
-fn no_shadow() -> Error {
-    let remedy = "set one first: [shadow], or kvrouted tune JOURNAL --shadow";
-    Error::new(Kind::InvalidArgument, "there is no shadow policy to promote", remedy)
-}
-
-/// For each worker the remedy of its worst finding.
-fn remedies(findings: &[Finding]) -> HashMap<Worker, &str> {
-    let mut remedies = HashMap::new();
-    for finding in findings {
-        for worker in &finding.workers {
-            remedies.entry(*worker).or_insert(finding.remedy.as_str());
-        }
-    }
-    remedies
-}
-
-/// Findings for a reply: each names a bounded number of workers.
-fn shortened(mut findings: Vec<Finding>) -> Vec<Finding> {
-    findings.iter_mut().for_each(|finding| finding.workers.truncate(FINDING_WORKERS_MAX));
-    findings
-}
-
-impl Administration {
     /// Administers the daemon with these tables; `metrics_port` 0 = there is no metrics port.
     pub(super) fn new(
         tables: &RequestTables,
@@ -215,6 +198,28 @@ impl Administration {
             .chain(named(&statistics.pages))
             .collect()
     }
+}
+
+fn no_shadow() -> Error {
+    let remedy = "set one first: [shadow], or kvrouted tune JOURNAL --shadow";
+    Error::new(Kind::InvalidArgument, "there is no shadow policy to promote", remedy)
+}
+
+/// For each worker the remedy of its worst finding.
+fn remedies(findings: &[Finding]) -> HashMap<Worker, &str> {
+    let mut remedies = HashMap::new();
+    for finding in findings {
+        for worker in &finding.workers {
+            remedies.entry(*worker).or_insert(finding.remedy.as_str());
+        }
+    }
+    remedies
+}
+
+/// Findings for a reply: each names a bounded number of workers.
+fn shortened(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.iter_mut().for_each(|finding| finding.workers.truncate(FINDING_WORKERS_MAX));
+    findings
 }
 
 /// Every counter of a list, by its name.

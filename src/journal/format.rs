@@ -13,8 +13,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::columns::{self, Column, names, put, take};
+use super::columns::{self, names, put, take};
 use super::decision_record::{DecisionRecord, ListedCandidate, Outcome, RemovedWorker};
+use crate::columns::Column;
 use crate::error::{Error, Kind, Result};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::ids::SpaceId;
@@ -98,10 +99,10 @@ impl Columns {
     /// The columns of this release.
     pub(super) fn ours() -> Self {
         Self {
-            policy: names(columns::POLICY),
+            policy: names(Policy::COLUMNS),
             record: names(columns::RECORD),
-            request: names(columns::REQUEST),
-            worker: names(columns::WORKER),
+            request: names(RequestFacts::COLUMNS),
+            worker: names(WorkerFacts::COLUMNS),
             listed: names(columns::LISTED),
             removed: names(columns::REMOVED),
             rules: Rule::ALL.iter().map(|rule| rule.name().to_owned()).collect(),
@@ -154,8 +155,8 @@ impl Encoder {
             put(u64::from(core), out);
             put(u64::from(record.space.0), out);
             row(columns::RECORD, record, out);
-            row(columns::REQUEST, &record.observation.request, out);
-            rows(columns::WORKER, record.observation.workers.iter(), out);
+            row(RequestFacts::COLUMNS, &record.observation.request, out);
+            rows(WorkerFacts::COLUMNS, record.observation.workers.iter(), out);
             rows(columns::LISTED, record.outcome.listed.iter().copied(), out);
             rows(columns::REMOVED, record.outcome.removed.iter().copied(), out);
         });
@@ -164,7 +165,7 @@ impl Encoder {
     fn policy(&mut self, space: SpaceId, policy: &Policy, out: &mut Vec<u8>) {
         self.record(RecordKind::Policy, out, |out| {
             put(u64::from(space.0), out);
-            row(columns::POLICY, policy, out);
+            row(Policy::COLUMNS, policy, out);
         });
     }
 
@@ -286,10 +287,10 @@ impl<'a> Reader<'a> {
         let theirs = &head.columns;
         let mut notes = (&mut unknown, &mut missing);
         let layout = Layout {
-            policy: order("policy", columns::POLICY, &theirs.policy, &mut notes),
+            policy: order("policy", Policy::COLUMNS, &theirs.policy, &mut notes),
             record: order("record", columns::RECORD, &theirs.record, &mut notes),
-            request: order("asked", columns::REQUEST, &theirs.request, &mut notes),
-            worker: order("worker", columns::WORKER, &theirs.worker, &mut notes),
+            request: order("asked", RequestFacts::COLUMNS, &theirs.request, &mut notes),
+            worker: order("worker", WorkerFacts::COLUMNS, &theirs.worker, &mut notes),
             listed: order("listed", columns::LISTED, &theirs.listed, &mut notes),
             removed: order("removed", columns::REMOVED, &theirs.removed, &mut notes),
             rules: rules(&theirs.rules)?,

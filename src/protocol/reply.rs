@@ -80,45 +80,72 @@ pub struct PotentialLoads {
     pub notes: ReplyNotes,
 }
 
-/// The terms of a cost, in the order of their computation. The unit is blocks unless a term says otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CostTerms {
-    /// Blocks of the prompt, including a partial last block.
-    pub request_blocks: f64,
-    /// Tokens of the prompt that need no computation, each tier at its weight.
-    pub cached_tokens: f64,
-    /// The same in blocks.
-    pub effective_overlap: f64,
-    /// Tokens in the worker's prefill backlog.
-    pub active_prefill_tokens: f64,
-    /// Factor in (0, 1] by which a backlog reduces the device credit.
-    pub decay: f64,
-    /// Credit for blocks in device memory.
-    pub device_credit: f64,
-    /// Credit for blocks in host memory.
-    pub host_credit: f64,
-    /// Credit for blocks on disk or in an external store.
-    pub disk_credit: f64,
-    /// Credit for blocks in a cache that all workers share.
-    pub shared_credit: f64,
-    /// The prefill term: blocks to compute, minus all credits, times the scale.
-    pub prefill: f64,
-    /// Active decode blocks of the worker.
-    pub active_decode_blocks: f64,
-    /// Decode blocks that the prompt would add.
-    pub additional_decode_blocks: f64,
-    /// The decode term: the sum of both.
-    pub decode: f64,
-    /// Requests in flight on the worker.
-    pub active_requests: f64,
-    /// The cost of these requests.
-    pub active_requests_cost: f64,
-    /// The worker's weight, which divides the sum; 1 = not applied.
-    pub capability_weight: f64,
-    /// Factor of the preferred labels; 1 = none.
-    pub taint_factor: f64,
-    /// Factor of a session that is bound to the worker; 1 = none.
-    pub affinity_factor: f64,
-    /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
-    pub cost: f64,
+/// The terms of a cost, listed once: documentation, name, unit, and field of the schema's table `CostTerms`.
+///
+/// The struct below, its codec in `wire` and the table of `kvrouted query --explain` are made from this list. The types of
+/// the Python and C clients are made from the schema.
+macro_rules! cost_terms {
+    ($make:ident) => {
+        $make! {
+            /// Blocks of the prompt, including a partial last block.
+            request_blocks: "blocks" = VT_REQUEST_BLOCKS;
+            /// Tokens of the prompt that need no computation, each tier at its weight.
+            cached_tokens: "tokens" = VT_CACHED_TOKENS;
+            /// The same in blocks.
+            effective_overlap: "blocks" = VT_EFFECTIVE_OVERLAP;
+            /// Tokens in the worker's prefill backlog.
+            active_prefill_tokens: "tokens" = VT_ACTIVE_PREFILL_TOKENS;
+            /// Factor in (0, 1] by which a backlog reduces the device credit.
+            decay: "factor" = VT_DECAY;
+            /// Credit for blocks in device memory.
+            device_credit: "blocks" = VT_DEVICE_CREDIT;
+            /// Credit for blocks in host memory.
+            host_credit: "blocks" = VT_HOST_CREDIT;
+            /// Credit for blocks on disk or in an external store.
+            disk_credit: "blocks" = VT_DISK_CREDIT;
+            /// Credit for blocks in a cache that all workers share.
+            shared_credit: "blocks" = VT_SHARED_CREDIT;
+            /// The prefill term: blocks to compute, minus all credits, times the scale.
+            prefill: "blocks" = VT_PREFILL;
+            /// Active decode blocks of the worker.
+            active_decode_blocks: "blocks" = VT_ACTIVE_DECODE_BLOCKS;
+            /// Decode blocks that the prompt would add.
+            additional_decode_blocks: "blocks" = VT_ADDITIONAL_DECODE_BLOCKS;
+            /// The decode term: the sum of both.
+            decode: "blocks" = VT_DECODE;
+            /// Requests in flight on the worker.
+            active_requests: "requests" = VT_ACTIVE_REQUESTS;
+            /// The cost of these requests.
+            active_requests_cost: "blocks" = VT_ACTIVE_REQUESTS_COST;
+            /// The worker's weight, which divides the sum; 1 = not applied.
+            capability_weight: "divisor" = VT_CAPABILITY_WEIGHT;
+            /// Factor of the preferred labels; 1 = none.
+            taint_factor: "factor" = VT_TAINT_FACTOR;
+            /// Factor of a session that is bound to the worker; 1 = none.
+            affinity_factor: "factor" = VT_AFFINITY_FACTOR;
+            /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
+            cost: "" = VT_COST;
+        }
+    };
 }
+
+pub(crate) use cost_terms;
+
+macro_rules! define_terms {
+    ($($(#[$doc:meta])* $term:ident: $unit:literal = $slot:ident;)*) => {
+        /// The terms of a cost, in the order of their computation. The unit is blocks unless a term says otherwise.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct CostTerms {
+            $($(#[$doc])* pub $term: f64,)*
+        }
+
+        impl CostTerms {
+            /// Every term in this order: its name, its unit, and its value.
+            #[cfg(feature = "daemon")]
+            pub(crate) const ALL: &'static [(&'static str, &'static str, fn(&Self) -> f64)] =
+                &[$((stringify!($term), $unit, |terms| terms.$term),)*];
+        }
+    };
+}
+
+cost_terms!(define_terms);

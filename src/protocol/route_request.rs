@@ -49,82 +49,99 @@ pub struct BookingRequest<'a> {
 /// Candidates that [`RouteRequest::new`] asks for: the best one, and some to retry on.
 const CANDIDATES_DEFAULT: usize = 8;
 
-/// One question: which worker should run this prompt?
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RouteRequest<'a> {
-    /// The space of the workers.
-    pub space: SpaceId,
-    /// The prompt to run.
-    pub prompt: Prompt<'a>,
-    /// LoRA adapter; `None` or empty = none.
-    pub lora: Option<&'a str>,
-    /// Cache salt; `None` or empty = none.
-    pub salt: Option<&'a str>,
-    /// Multimodal objects as (block index, hash).
-    pub media: &'a [(u32, u64)],
-    /// The booking to make; `None` = make none.
-    pub book: Option<BookingRequest<'a>>,
-    /// Whether the reply lists cost terms and removed workers.
-    pub explain: bool,
-    /// Candidates to list, at least 1. A request for one candidate advances the round-robin counter even if it explains
-    /// and books nothing, because its gateway will send the prompt there. The daemon refuses 0 and lists at most
-    /// `limits::CANDIDATES_MAX`.
-    pub candidates_max: usize,
-    /// The allowed workers, rank `u32::MAX` = every rank; `None` = all.
-    pub allow: Option<&'a [Worker]>,
-    /// The only worker that may be chosen, rank `u32::MAX` = any rank of it; `None` = any worker.
-    pub pin: Option<Worker>,
-    /// Labels that the worker must have.
-    pub required_taints: Names<'a>,
-    /// Labels that the request prefers or avoids.
-    pub preferred_taints: Preferences<'a>,
-    /// Blocks of the prompt in a cache that all workers share, as ranges `[start, end)`.
-    pub shared_hits: &'a [(u32, u32)],
-    /// Policy values that the request overrides.
-    pub overrides: Overrides,
-    /// The session whose requests should go to one worker; `None` or empty = none.
-    pub affinity_session: Option<&'a str>,
-    /// Whether a worker of the model's prefill pool is chosen too, so that the worker here only decodes.
-    pub disaggregate: bool,
-    /// Output tokens that the gateway expects; 0 = unknown.
-    pub expected_output_tokens: u32,
-    /// Queue priority: requests of a higher priority leave the queue first.
-    pub priority: i32,
-    /// How far the request jumps ahead within its priority: see the queue's discipline. Finite.
-    pub priority_jump: f64,
-    /// The longest wait in the queue, microseconds; 0 = that of the policy.
-    pub deadline_us: u32,
+/// The fields of a request that are one number or one flag, listed once: documentation, name, type, default, and field of the
+/// schema's table `Route`. The default is 0 or `false`, which frames leave out.
+///
+/// [`RouteRequest`] and its codec in `wire` are made from this list.
+macro_rules! plain_request_fields {
+    ($make:ident) => {
+        $make! {
+            /// Whether the reply lists cost terms and removed workers.
+            explain: bool = false, VT_EXPLAIN;
+            /// Whether a worker of the model's prefill pool is chosen too, so that the worker here only decodes.
+            disaggregate: bool = false, VT_DISAGGREGATE;
+            /// Output tokens that the gateway expects; 0 = unknown.
+            expected_output_tokens: u32 = 0, VT_EXPECTED_OUTPUT_TOKENS;
+            /// Queue priority: requests of a higher priority leave the queue first.
+            priority: i32 = 0, VT_PRIORITY;
+            /// How far the request jumps ahead within its priority: see the queue's discipline. Finite.
+            priority_jump: f64 = 0.0, VT_PRIORITY_JUMP;
+            /// The longest wait in the queue, microseconds; 0 = that of the policy.
+            deadline_us: u32 = 0, VT_DEADLINE_US;
+        }
+    };
 }
 
-impl<'a> RouteRequest<'a> {
-    /// A plain question: no adapter, salt or media, no booking or explanation, any worker, 8 candidates. Set what
-    /// differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
-    #[must_use]
-    pub const fn new(space: SpaceId, prompt: Prompt<'a>) -> Self {
-        Self {
-            space,
-            prompt,
-            lora: None,
-            salt: None,
-            media: &[],
-            book: None,
-            explain: false,
-            candidates_max: CANDIDATES_DEFAULT,
-            allow: None,
-            pin: None,
-            required_taints: Names::NONE,
-            preferred_taints: Preferences { names: Names::NONE, weights: &[] },
-            shared_hits: &[],
-            overrides: Overrides::NONE,
-            affinity_session: None,
-            disaggregate: false,
-            expected_output_tokens: 0,
-            priority: 0,
-            priority_jump: 0.0,
-            deadline_us: 0,
-        }
-    }
+pub(crate) use plain_request_fields;
 
+macro_rules! define_request {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $default:expr, $slot:ident;)*) => {
+        /// One question: which worker should run this prompt?
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct RouteRequest<'a> {
+            /// The space of the workers.
+            pub space: SpaceId,
+            /// The prompt to run.
+            pub prompt: Prompt<'a>,
+            /// LoRA adapter; `None` or empty = none.
+            pub lora: Option<&'a str>,
+            /// Cache salt; `None` or empty = none.
+            pub salt: Option<&'a str>,
+            /// Multimodal objects as (block index, hash).
+            pub media: &'a [(u32, u64)],
+            /// The booking to make; `None` = make none.
+            pub book: Option<BookingRequest<'a>>,
+            /// Candidates to list, at least 1. A request for one candidate advances the round-robin counter even if it explains
+            /// and books nothing, because its gateway will send the prompt there. The daemon refuses 0 and lists at most
+            /// `limits::CANDIDATES_MAX`.
+            pub candidates_max: usize,
+            /// The allowed workers, rank `u32::MAX` = every rank; `None` = all.
+            pub allow: Option<&'a [Worker]>,
+            /// The only worker that may be chosen, rank `u32::MAX` = any rank of it; `None` = any worker.
+            pub pin: Option<Worker>,
+            /// Labels that the worker must have.
+            pub required_taints: Names<'a>,
+            /// Labels that the request prefers or avoids.
+            pub preferred_taints: Preferences<'a>,
+            /// Blocks of the prompt in a cache that all workers share, as ranges `[start, end)`.
+            pub shared_hits: &'a [(u32, u32)],
+            /// Policy values that the request overrides.
+            pub overrides: Overrides,
+            /// The session whose requests should go to one worker; `None` or empty = none.
+            pub affinity_session: Option<&'a str>,
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl<'a> RouteRequest<'a> {
+            /// A plain question: no adapter, salt or media, no booking or explanation, any worker, 8 candidates. Set what
+            /// differs: `RouteRequest { salt: Some("s"), ..RouteRequest::new(space, prompt) }`.
+            #[must_use]
+            pub const fn new(space: SpaceId, prompt: Prompt<'a>) -> Self {
+                Self {
+                    space,
+                    prompt,
+                    lora: None,
+                    salt: None,
+                    media: &[],
+                    book: None,
+                    candidates_max: CANDIDATES_DEFAULT,
+                    allow: None,
+                    pin: None,
+                    required_taints: Names::NONE,
+                    preferred_taints: Preferences { names: Names::NONE, weights: &[] },
+                    shared_hits: &[],
+                    overrides: Overrides::NONE,
+                    affinity_session: None,
+                    $($field: $default,)*
+                }
+            }
+        }
+    };
+}
+
+plain_request_fields!(define_request);
+
+impl RouteRequest<'_> {
     /// The same request as a question: it books nothing and does not advance the round-robin counter.
     #[must_use]
     pub const fn as_question(&self) -> Self {

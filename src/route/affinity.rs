@@ -15,6 +15,7 @@ use super::decision::Decision;
 use super::observation::Observation;
 use super::policy::Policy;
 use super::rules::Rule;
+use crate::columns::numbered;
 use crate::ids::{DpRank, SpaceId, Worker, WorkerId};
 use crate::protocol::{CostTerms, Mode};
 use crate::shares::share;
@@ -37,6 +38,10 @@ impl AffinityMode {
     pub const NAMES: [&'static str; 3] = ["off", "soft", "hard"];
     /// Every mode, in the order of [`AffinityMode::NAMES`].
     pub const ALL: [Self; 3] = [Self::Off, Self::Soft, Self::Hard];
+}
+
+numbered! {
+    AffinityMode { Off = 0, Soft = 1, Hard = 2 }
 }
 
 /// The affinity part of a policy.

@@ -1,7 +1,8 @@
 //! The cost of a worker, as one record of named terms.
 
-use super::observation::{PlainFacts, RequestFacts, WorkerFacts};
+use super::observation::{PlainFacts, WorkerFacts};
 use super::policy::{CostModel, Policy};
+use super::request_facts::RequestFacts;
 use crate::ids::TierBlocks;
 use crate::protocol::{CostTerms, Mode, PoolRole};
 use crate::trust::TrustLevel;

@@ -3,9 +3,10 @@
 use super::affinity::{AffinityEffect, factor};
 use super::cost::{PoolFacts, cost, is_plain, plain_costs};
 use super::decision::{Decision, Scored};
-use super::observation::{Observation, PlainFacts, RequestFacts, WorkerFacts};
+use super::observation::{Observation, PlainFacts, WorkerFacts};
 use super::observe::{self, ObservationBuffers, View, observe};
 use super::policy::Policy;
+use super::request_facts::RequestFacts;
 use super::rules::{apply_rules, no_worker_kind};
 use super::select::{Draws, choose};
 use super::space_cache::SpaceCache;

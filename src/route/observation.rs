@@ -3,65 +3,13 @@
 //! [`WorkerColumns`] is the only representation of the workers. Rules, costs, explanations and the journal read the
 //! same columns, so no copy of a fact can be stale.
 
-use super::affinity::AffinitySession;
 use super::policy::Policy;
+use super::request_facts::RequestFacts;
+use crate::columns::{Column, Word, column};
 use crate::ids::{EventSeq, TierBlocks, Worker, WorkerIndex};
 use crate::load::Load;
-use crate::protocol::{DeviceClass, EngineLoad, MatchStatus, Overrides, PoolRole, ReplyNotes, WorkerState};
+use crate::protocol::{DeviceClass, EngineLoad, MatchStatus, ReplyNotes, WorkerState};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
-
-/// The facts of a request that a decision depends on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RequestFacts {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u64,
-    /// Tokens per block, at least 1.
-    pub block_size: u32,
-    /// Whole blocks of the prompt, which it adds to the decode load. A partial block counts once it is full.
-    pub whole_blocks: u32,
-    /// The part of a request that the pool serves.
-    pub role: PoolRole,
-    /// Candidates to list, at least 1.
-    pub candidates_max: u32,
-    /// The only worker that may be chosen; rank `u32::MAX` = any rank of that worker.
-    pub pin: Option<Worker>,
-    /// Whether the request prefers or avoids labels.
-    pub prefers_taints: bool,
-    /// Blocks of the prompt in a cache that all workers share.
-    pub shared_blocks: u32,
-    /// Policy values that the request overrides.
-    pub overrides: Overrides,
-    /// The space's round-robin counter when the request was observed.
-    pub round_robin_counter: u64,
-    /// The worker that the request's session is bound to.
-    pub session: AffinitySession,
-}
-
-impl Default for RequestFacts {
-    fn default() -> Self {
-        Self {
-            prompt_tokens: 0,
-            block_size: 1,
-            whole_blocks: 0,
-            role: PoolRole::Both,
-            candidates_max: 1,
-            pin: None,
-            prefers_taints: false,
-            shared_blocks: 0,
-            overrides: Overrides::default(),
-            round_robin_counter: 0,
-            session: AffinitySession::None,
-        }
-    }
-}
-
-impl RequestFacts {
-    /// Blocks of the prompt, including a partial last block.
-    #[must_use]
-    pub fn request_blocks(&self) -> u64 {
-        self.prompt_tokens.div_ceil(u64::from(self.block_size))
-    }
-}
 
 /// The facts of one worker: one row of [`WorkerColumns`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,6 +76,63 @@ impl Default for WorkerFacts {
             taint_weight: 0.0,
         }
     }
+}
+
+impl WorkerFacts {
+    /// The values that a journal records. No decision depends on when a worker's trust changed, or on how many requests its
+    /// engine reports: both are left out.
+    pub(crate) const COLUMNS: &'static [Column<Self>] = &[
+        column!("index": index),
+        column!("worker_id": worker.id),
+        column!("dp_rank": worker.rank),
+        column!("device": overlap.device),
+        column!("host": overlap.host),
+        column!("disk": overlap.disk),
+        column!("external": overlap.external),
+        column!("active_depth_blocks": active_depth_blocks),
+        column!("shared_blocks": shared_blocks),
+        column!("prefill_tokens": load.prefill_tokens),
+        column!("decode_blocks": load.decode_blocks),
+        column!("requests": load.requests),
+        column!("load_version": load.version),
+        Column {
+            name: "engine_prefill_tokens",
+            get: |facts| facts.load.engine.map(|report| report.prefill_tokens).to_word(),
+            set: |facts, word| set_reported(facts, word, |report, tokens| report.prefill_tokens = tokens),
+        },
+        Column {
+            name: "engine_decode_blocks",
+            get: |facts| facts.load.engine.map(|report| report.decode_blocks).to_word(),
+            set: |facts, word| set_reported(facts, word, |report, blocks| report.decode_blocks = blocks),
+        },
+        Column {
+            name: "engine_kv_usage_millionths",
+            get: |facts| facts.load.engine.map(|report| report.kv_usage_millionths).to_word(),
+            set: |facts, word| set_reported(facts, word, |report, usage| report.kv_usage_millionths = usage),
+        },
+        column!("trust": trust.level),
+        column!("reasons": trust.reasons),
+        column!("as_of_seq": trust.as_of_seq),
+        column!("state": state),
+        column!("device_class": device_class),
+        column!("weight": weight),
+        column!("capacity_blocks": capacity_blocks),
+        column!("batched_tokens_max": batched_tokens_max),
+        column!("allowed": allowed),
+        column!("backing_off": backing_off),
+        column!("is_pinned": is_pinned),
+        column!("has_adapter": has_adapter),
+        column!("has_required_taints": has_required_taints),
+        column!("taint_weight": taint_weight),
+    ];
+}
+
+/// Sets one number of an engine's own load report, if the engine reported it.
+fn set_reported<T: Word>(facts: &mut WorkerFacts, word: u64, set: fn(&mut EngineLoad, T)) -> Option<()> {
+    if let Some(value) = Option::from_word(word)? {
+        set(facts.load.engine.get_or_insert_default(), value);
+    }
+    Some(())
 }
 
 /// Facts of a worker that come from its record in the fleet table.
@@ -656,7 +661,7 @@ impl PlainFacts<'_> {
             weight: 1.0,
             trust: Trust::default(),
             taint_weight: 0.0,
-            // No cost in blocks depends on these.
+            // No plain cost depends on these: see `is_plain` in cost.rs.
             index: WorkerIndex::default(),
             worker: Worker::default(),
             state: WorkerState::Ready,

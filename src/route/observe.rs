@@ -4,15 +4,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::affinity::{AffinityMode, AffinitySession, AffinityTable};
-use super::observation::{ConstraintFacts, RequestFacts};
+use super::observation::ConstraintFacts;
 use super::policy::Policy;
+use super::request_facts::RequestFacts;
 use super::space_cache::SpaceCache;
 use crate::error::{Error, Kind, Result, counted};
-use crate::fleet::{FleetTable, Space, WorkerRecord};
+use crate::fleet::{FleetTable, WorkerRecord};
 use crate::hash;
-use crate::ids::{LocalHash, RankSelection, Scheme, Window, Worker};
+use crate::ids::{LocalHash, RankSelection, Scheme, Worker};
 use crate::index::{Depths, IndexReader};
-use crate::limits::{CANDIDATES_MAX, NOMINAL_BLOCK_SIZE_TOKENS, PROMPT_TOKENS_MAX};
+use crate::limits::PROMPT_TOKENS_MAX;
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
 use crate::protocol::{Mode, Prompt, ReplyNotes, RouteRequest};
@@ -68,7 +69,7 @@ pub(super) fn observe(
     let mode = request.overrides.mode.unwrap_or(view.policy.mode);
     check(view, request, mode)?;
     let scheme = space.scheme.get();
-    let mut facts = request_facts(request, space, scheme);
+    let mut facts = RequestFacts::of(request, space.role, scheme);
     let mut notes = ReplyNotes::default();
     facts.session = session(view, request, &mut notes);
     cache.begin(facts, notes, view.fleet.version);
@@ -149,23 +150,6 @@ fn check(view: &View<'_>, request: &RouteRequest<'_>, mode: Mode) -> Result<()> 
         ));
     }
     Ok(())
-}
-
-fn request_facts(request: &RouteRequest<'_>, space: &Space, scheme: Option<Scheme>) -> RequestFacts {
-    let counted_by = scheme.unwrap_or(Scheme { block_size: NOMINAL_BLOCK_SIZE_TOKENS, window: Window::Plain });
-    RequestFacts {
-        prompt_tokens: request.prompt.token_count() as u64,
-        block_size: counted_by.block_size,
-        whole_blocks: hash::block_count(request.prompt.token_count(), counted_by) as u32,
-        role: space.role,
-        candidates_max: request.candidates_max.min(CANDIDATES_MAX) as u32,
-        pin: request.pin,
-        prefers_taints: !request.preferred_taints.names.is_empty(),
-        shared_blocks: 0,
-        overrides: request.overrides,
-        round_robin_counter: 0,
-        session: AffinitySession::None,
-    }
 }
 
 /// Notes how every worker meets the request's constraints, if it has any.

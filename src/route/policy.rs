@@ -2,6 +2,7 @@
 
 use super::affinity::AffinityPolicy;
 use super::disaggregate::DisaggregationPolicy;
+use crate::columns::{Column, columns};
 use crate::ids::SpaceId;
 use crate::protocol::{Mode, Overrides};
 use crate::queue::Discipline;
@@ -118,6 +119,33 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// The values that a journal records. No recorded decision depends on the others.
+    pub(crate) const COLUMNS: &'static [Column<Self>] = columns! {
+        "version": version;
+        "mode": mode;
+        "device_credit": device_credit;
+        "credit_decay": credit_decay;
+        "prefill_load_scale": prefill_load_scale;
+        "active_request_weight": active_request_weight;
+        "host_hit_weight": host_hit_weight;
+        "disk_hit_weight": disk_hit_weight;
+        "shared_multiplier": shared_multiplier;
+        "temperature": temperature;
+        "track_prefill_tokens": track_prefill_tokens;
+        "track_active_blocks": track_active_blocks;
+        "assume_kv_reuse": assume_kv_reuse;
+        "capability": capability;
+        "trust_min": trust_min;
+        "credit_trust_min": credit_trust_min;
+        "busy_decode_blocks_share": busy.decode_blocks_share;
+        "busy_prefill_tokens": busy.prefill_tokens;
+        "busy_prefill_steps": busy.prefill_steps;
+        "affinity": affinity.mode;
+        "affinity_ttl_s": affinity.ttl_s;
+        "affinity_factor": affinity.factor;
+        "affinity_load_max": affinity.load_max;
+    };
+
     /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
     pub fn under(&self, overrides: &Overrides) -> Self {

@@ -14,8 +14,9 @@
 
 use std::sync::Arc;
 
-use super::observation::{ConstraintFacts, Observation, RequestFacts, WorkerFacts};
+use super::observation::{ConstraintFacts, Observation, WorkerFacts};
 use super::observe::View;
+use super::request_facts::RequestFacts;
 use crate::fleet::{TrustCell, WorkerRecord, trust_changes};
 use crate::ids::{ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};
 use crate::index::Depths;

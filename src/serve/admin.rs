@@ -23,10 +23,7 @@ use crate::limits::{ACCEPT_PAUSE_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYT
 use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::HelloInfo;
-use crate::wire::{
-    FrameHeader, PolicyDone, PolicyOrder, ReplyEncoder, Request, RequestScratch, ResetDone, ResetOrder, StatusPage,
-    WorkerChange, decode_request,
-};
+use crate::wire::{AdminReply, AdminRequest, FrameHeader, ReplyEncoder, Request, RequestScratch, decode_request};
 
 /// Answers the requests of the admin socket.
 pub trait AdminService {
@@ -36,30 +33,17 @@ pub trait AdminService {
     /// The current fleet table, for the hello reply.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;
 
-    /// The page of at most `limit` workers that starts at `cursor`: 0 for the first, then `next_cursor` of the page
-    /// before. A cursor beyond the end gives an empty last page.
-    fn status_page(&self, cursor: u32, limit: usize) -> StatusPage;
-
-    /// Adds, removes or changes a worker; returns the number of ranks that change. The decision is immediate, the
-    /// change follows soon.
+    /// Answers a request; the reply is the one of its name.
+    ///
+    /// * A status of at most `limit` workers starts at `cursor`: 0 for the first page, then `next_cursor` of the page
+    ///   before. A cursor beyond the end gives an empty last page.
+    /// * A change of workers is decided at once and takes effect soon.
     ///
     /// # Errors
-    /// The reason for the refusal.
-    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32>;
-
-    /// Forgets the blocks of a worker, or of every worker, and removes their snapshots.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] if there is no such worker, [`Kind::Overloaded`] if the ingest thread takes no command
-    /// now, [`Kind::System`] if a snapshot cannot be removed.
-    fn reset(&self, order: ResetOrder) -> Result<ResetDone>;
-
-    /// Sets, promotes or ends a shadow policy.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] if a setting is invalid, or there is no shadow policy to promote; nothing changes
-    /// then.
-    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone>;
+    /// The reason for the refusal: [`Kind::InvalidArgument`] if there is no such worker, a setting is invalid, or there
+    /// is no shadow policy to promote (nothing changes then); [`Kind::Overloaded`] if the ingest thread takes no command
+    /// now; [`Kind::System`] if a snapshot cannot be removed.
+    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply>;
 }
 
 /// Answers the frames of admin connections.
@@ -89,22 +73,10 @@ impl AdminResponder {
                 let facts = hello_facts(version, &self.service.hello(), ADMIN_FRAME_BODY_BYTES_MAX);
                 Ok(Encoded::reply(out, |out| self.encoder.hello(id, &facts, &self.service.fleet(), out)))
             }
-            Request::Status { cursor, limit } => {
-                let limit = if limit == 0 { WORKERS_PAGE_MAX } else { (limit as usize).min(WORKERS_PAGE_MAX) };
-                let page = self.service.status_page(cursor, limit);
-                Ok(Encoded::reply(out, |out| self.encoder.status(id, &page, out)))
-            }
-            Request::ChangeWorker(change) => {
-                let workers = self.service.change_worker(&change)?;
-                Ok(Encoded::reply(out, |out| self.encoder.change_worker(id, workers, out)))
-            }
-            Request::Reset(order) => {
-                let done = self.service.reset(order)?;
-                Ok(Encoded::reply(out, |out| self.encoder.reset(id, done, out)))
-            }
-            Request::SetPolicy(order) => {
-                let done = self.service.set_policy(&order)?;
-                Ok(Encoded::reply(out, |out| self.encoder.set_policy(id, done, out)))
+            Request::Admin(request) => {
+                let reply = self.service.answer(&within_a_page(request))?;
+                debug_assert_eq!(reply.kind() as u8, header.kind + 1, "the reply is the one of the request");
+                Ok(Encoded::reply(out, |out| self.encoder.admin(id, &reply, out)))
             }
             Request::Route(_)
             | Request::Overlap(_)
@@ -122,6 +94,17 @@ impl AdminResponder {
                 Err(Error::new(Kind::Unsupported, "the admin socket answers administration only", remedy))
             }
         }
+    }
+}
+
+/// The same request; a status for at most one page of workers.
+fn within_a_page(request: AdminRequest<'_>) -> AdminRequest<'_> {
+    match request {
+        AdminRequest::Status { cursor, limit } => {
+            let most = WORKERS_PAGE_MAX as u32;
+            AdminRequest::Status { cursor, limit: if limit == 0 { most } else { limit.min(most) } }
+        }
+        other => other,
     }
 }
 

@@ -194,7 +194,7 @@ impl<S: Service> RoutingResponder<S> {
                 let outcome = requests.free(session?, booking)?;
                 Answer::reply(out, |out| encoder.free(id, outcome, instance_id, out))
             }
-            Request::Status { .. } | Request::ChangeWorker(_) | Request::Reset(_) | Request::SetPolicy(_) => {
+            Request::Admin(_) => {
                 session?;
                 Err(self.admin_only())
             }

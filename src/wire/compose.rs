@@ -42,6 +42,21 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
         Self { vtable }
     }
 
+    /// The layout of these fields and their sizes in bytes, with as little padding as there can be: see [`places`].
+    pub(super) const fn packed<const FIELDS: usize>(fields: &[(VOffsetT, usize); FIELDS]) -> Self {
+        let (places, bytes) = places(fields);
+        assert!(bytes == TABLE && vtable_bytes(fields) == VTABLE, "the sizes are those of the fields");
+        let (mut vtable, mut next) = ([0; VTABLE], 0);
+        while next < FIELDS {
+            let field = fields[next].0 as usize;
+            [vtable[field], vtable[field + 1]] = (places[next] as u16).to_le_bytes();
+            next += 1;
+        }
+        [vtable[0], vtable[1]] = (VTABLE as u16).to_le_bytes();
+        [vtable[2], vtable[3]] = (TABLE as u16).to_le_bytes();
+        Self { vtable }
+    }
+
     /// The place of a field in the table.
     pub(super) const fn at(&self, field: VOffsetT) -> usize {
         u16::from_le_bytes([self.vtable[field as usize], self.vtable[field as usize + 1]]) as usize
@@ -55,6 +70,67 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
     /// A table without values.
     pub(super) const fn blank(&self) -> Table<'_, TABLE, VTABLE> {
         Table { layout: self, bytes: [0; TABLE], vtable: self.vtable }
+    }
+}
+
+/// The places of fields with these sizes after a table's first four bytes, and the table's bytes. The next place goes to the
+/// largest field that is aligned there.
+pub(super) const fn places<const FIELDS: usize>(fields: &[(VOffsetT, usize); FIELDS]) -> ([usize; FIELDS], usize) {
+    let (mut places, mut at, mut placed) = ([0; FIELDS], size_of::<i32>(), 0);
+    while placed < FIELDS {
+        let (mut best, mut next) = (FIELDS, 0);
+        while next < FIELDS {
+            let bytes = fields[next].1;
+            let align = if bytes < FRAME_ALIGN_BYTES { bytes } else { FRAME_ALIGN_BYTES };
+            let is_free = places[next] == 0 && at.is_multiple_of(align);
+            if is_free && (best == FIELDS || bytes > fields[best].1) {
+                best = next;
+            }
+            next += 1;
+        }
+        if best < FIELDS {
+            (places[best], at, placed) = (at, at + fields[best].1, placed + 1);
+        } else {
+            at += 1;
+        }
+    }
+    (places, at.next_multiple_of(size_of::<i32>()))
+}
+
+/// The bytes of the vtable of a table with these fields.
+pub(super) const fn vtable_bytes<const FIELDS: usize>(fields: &[(VOffsetT, usize); FIELDS]) -> usize {
+    let (mut last, mut next) = (0, 0);
+    while next < FIELDS {
+        last = if fields[next].0 > last { fields[next].0 } else { last };
+        next += 1;
+    }
+    last as usize + size_of::<VOffsetT>()
+}
+
+/// A value of a fixed size. A frame leaves it out if it is 0 or `false`.
+pub(super) trait Plain {
+    /// Sets a field to the value, or leaves it out.
+    fn put<const TABLE: usize, const VTABLE: usize>(self, table: &mut Table<'_, TABLE, VTABLE>, field: VOffsetT);
+}
+
+macro_rules! plain {
+    ($($type:ty)*) => {$(
+        impl Plain for $type {
+            #[inline]
+            fn put<const T: usize, const V: usize>(self, table: &mut Table<'_, T, V>, field: VOffsetT) {
+                let bytes = self.to_le_bytes();
+                table.set_if(field, (bytes != [0; size_of::<Self>()]).then_some(bytes));
+            }
+        }
+    )*};
+}
+
+plain!(u8 u32 i32 f64);
+
+impl Plain for bool {
+    #[inline]
+    fn put<const T: usize, const V: usize>(self, table: &mut Table<'_, T, V>, field: VOffsetT) {
+        u8::from(self).put(table, field);
     }
 }
 

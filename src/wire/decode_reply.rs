@@ -1,11 +1,11 @@
 //! Decodes the daemon's replies into owned values.
 
-use super::decode_request::PolicyDone;
+use super::admin::AdminReply;
 use super::decode_request::lane_opened;
 use super::header::FrameKind;
 use super::message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, RouteReply, ServerLimits,
-    SourceStatus, SpaceInfo, StatusPage, WorkerInfo, WorkerStatus, WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
+    WorkerInfo, WorkersPage,
 };
 use super::read_only_requests;
 use super::schema_conversions::{
@@ -16,7 +16,6 @@ use super::schema_conversions::{
 use super::table::{self, malformed};
 use super::table::{Field, HotTable, Listed, TableReader, hot_tables};
 use crate::error::{Kind, Result, Side};
-use crate::finding::{Finding, Harm};
 use crate::ids::{SpaceId, Worker};
 use crate::protocol::{BookingHandle, BookingOutcome, MatchStatus, ReplyNotes, WorkerState};
 use crate::schema_generated::routing as fb;
@@ -52,23 +51,16 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
         }
         FrameKind::WorkersReply => Reply::Workers(workers(root::<fb::WorkersReply<'_>>(body)?)?),
         FrameKind::WatchReply => Reply::Watch(read_only_requests::watch_reply(root::<fb::WatchReply<'_>>(body)?)?),
-        FrameKind::StatusReply => Reply::Status(status(root::<fb::StatusReply<'_>>(body)?)?),
-        FrameKind::ChangeWorkerReply => Reply::ChangeWorker(root::<fb::ChangeWorkerReply<'_>>(body)?.workers()),
-        FrameKind::ResetReply => {
-            let table = root::<fb::ResetReply<'_>>(body)?;
-            Reply::Reset(ResetDone { workers: table.workers(), snapshots: table.snapshots() })
-        }
-        FrameKind::SetPolicyReply => {
-            let table = root::<fb::SetPolicyReply<'_>>(body)?;
-            Reply::SetPolicy(PolicyDone { policy_version: table.policy_version(), shadow_share: table.shadow_share() })
-        }
         FrameKind::OpenLaneReply => Reply::OpenLane(lane_opened(root::<fb::OpenLaneReply<'_>>(body)?)),
         FrameKind::Error => Reply::Error(error(root::<fb::Error<'_>>(body)?)),
-        other => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
+        other => match AdminReply::decode(other, body)? {
+            Some(reply) => Reply::Admin(reply),
+            None => return Err(malformed(&format!("a daemon does not send {}", other.name()))),
+        },
     })
 }
 
-fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
+pub(super) fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
 where
     T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
 {
@@ -152,65 +144,6 @@ pub(super) fn worker_info(info: fb::WorkerInfo<'_>) -> Result<WorkerInfo> {
         taints: info.taints().map(|taints| taints.iter().map(str::to_owned).collect()).unwrap_or_default(),
         trust: trust_from_wire(info.trust())?,
     })
-}
-
-fn status(table: fb::StatusReply<'_>) -> Result<StatusPage> {
-    Ok(StatusPage {
-        workers: table.workers().iter().map(worker_status).collect::<Result<_>>()?,
-        next_cursor: Some(table.next_cursor()).filter(|cursor| *cursor != 0),
-        fleet_version: table.fleet_version(),
-        instance_id: table.instance_id(),
-        uptime_ms: table.uptime_ms(),
-        counters: counters(table.counters()),
-        sources: table.sources().map(|sources| sources.iter().map(source).collect()).unwrap_or_default(),
-        findings: table.findings().map(|list| list.iter().map(finding).collect()).unwrap_or_default(),
-        daemon_version: table.daemon_version().unwrap_or_default().to_owned(),
-        metrics_port: table.metrics_port(),
-    })
-}
-
-fn source(table: fb::SourceStatus<'_>) -> SourceStatus {
-    let problem = table.problem().map(str::to_owned);
-    SourceStatus { name: table.name().to_owned(), workers: table.workers(), problem }
-}
-
-fn finding(table: fb::Finding<'_>) -> Finding {
-    let workers = table.workers().map(|list| list.iter().map(|at| Worker::new(at.worker_id(), at.dp_rank())).collect());
-    let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
-    Finding {
-        name: table.name().to_owned(),
-        harm: Harm::from_u8(table.harm().0),
-        since_unix_ms: table.since_unix_ms(),
-        workers: workers.unwrap_or_default(),
-        workers_total: table.workers_total(),
-        what: text(table.what()),
-        why: text(table.why()),
-        remedy: text(table.remedy()),
-    }
-}
-
-fn worker_status(table: fb::WorkerStatus<'_>) -> Result<WorkerStatus> {
-    let tiers = tiers_from_wire(table.blocks_by_tier());
-    Ok(WorkerStatus {
-        worker: Worker::new(table.worker_id(), table.dp_rank()),
-        space: SpaceId(table.space_id()),
-        model: table.model().unwrap_or_default().to_owned(),
-        name: table.name().unwrap_or_default().to_owned(),
-        state: state(table.state())?,
-        trust: trust_from_wire(table.trust())?,
-        blocks_held: table.blocks_held(),
-        blocks_by_tier: [tiers.device, tiers.host, tiers.disk, tiers.external].map(u64::from),
-        counters: counters(table.counters()),
-        remedy: table.remedy().map(str::to_owned),
-        source: table.source().unwrap_or_default().to_owned(),
-    })
-}
-
-fn counters(
-    list: Option<flatbuffers::Vector<'_, flatbuffers::ForwardsUOffset<fb::Counter<'_>>>>,
-) -> Vec<(String, u64)> {
-    list.map(|list| list.iter().map(|counter| (counter.name().to_owned(), counter.value())).collect())
-        .unwrap_or_default()
 }
 
 fn error(table: fb::Error<'_>) -> RemoteError {

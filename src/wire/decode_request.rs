@@ -1,22 +1,19 @@
 //! Decodes requests: verifies their bodies, checks them against the limits, and makes the values that the rest of the daemon
-//! works with. Prompts and names stay in the body. Lanes and orders about the policy are here in both directions.
+//! works with. Prompts and names stay in the body. Lanes are here in both directions.
 //!
 //! A field or bit that this version does not serve is refused by name, never ignored: a gateway that pins a request must not
 //! be answered as if it had not.
 
-use flatbuffers::{FlatBufferBuilder, WIPOffset};
-
+use super::admin::AdminRequest;
 use super::encode_reply::ReplyEncoder;
 use super::encode_request::RequestEncoder;
 use super::header::{FrameKind, PROTOCOL_VERSION};
-use super::message::{ResetOrder, WorkerChange};
 use super::route_request_codec::ConstraintScratch;
-use super::schema_conversions::{op_from_wire, worker_from_wire};
 use super::table::HotTable;
 use super::{features, read_only_requests, reports, route_request_codec, table};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
-use crate::limits::{NAME_BYTES_MAX, POLICY_SETTINGS_MAX, REQUEST_TABLES_MAX, WORKER_FIELDS_MAX};
+use crate::limits::{NAME_BYTES_MAX, REQUEST_TABLES_MAX};
 use crate::protocol::{BookingRef, EngineLoad, RouteRequest, SessionToken};
 use crate::schema_generated::routing as fb;
 
@@ -129,19 +126,8 @@ pub enum Request<'a> {
         /// The most workers of one reply; 0 = all in one.
         page_limit: u32,
     },
-    /// Asks for the status. Admin socket only.
-    Status {
-        /// The cursor of the page; 0 = the first page.
-        cursor: u32,
-        /// The most workers of the page; 0 = the daemon's limit.
-        limit: u32,
-    },
-    /// Adds, removes or changes workers. Admin socket only.
-    ChangeWorker(WorkerChange<'a>),
-    /// Makes the daemon forget the blocks of a worker; `None` = of every worker. Admin socket only.
-    Reset(ResetOrder),
-    /// Sets, promotes or ends a shadow policy. Admin socket only.
-    SetPolicy(PolicyOrder<'a>),
+    /// A request of administration. Admin socket only.
+    Admin(AdminRequest<'a>),
     /// Opens a shm lane for this connection.
     OpenLane(LaneAsked),
 }
@@ -175,27 +161,11 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
             Request::Workers { space, cursor: table.cursor(), limit: table.limit() }
         }
         FrameKind::Watch => read_only_requests::watch(&root::<fb::Watch<'a>>(body)?)?,
-        FrameKind::Status => {
-            let table = root::<fb::Status<'a>>(body)?;
-            understood(table.must_understand())?;
-            Request::Status { cursor: table.cursor(), limit: table.limit() }
-        }
-        FrameKind::ChangeWorker => Request::ChangeWorker(change_worker(root::<fb::ChangeWorker<'a>>(body)?, scratch)?),
-        FrameKind::Reset => {
-            let table = root::<fb::Reset<'a>>(body)?;
-            understood(table.must_understand())?;
-            Request::Reset(ResetOrder {
-                worker: table.worker().map(worker_from_wire),
-                engine_cleared: table.engine_cleared(),
-            })
-        }
-        FrameKind::SetPolicy => {
-            let table = root::<fb::SetPolicy<'a>>(body)?;
-            understood(table.must_understand())?;
-            Request::SetPolicy(decode_policy_order(&table, &mut scratch.fields)?)
-        }
         FrameKind::OpenLane => open_lane(&root::<fb::OpenLane<'a>>(body)?)?,
-        other => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
+        other => match AdminRequest::decode(other, body, &mut scratch.fields)? {
+            Some(request) => Request::Admin(request),
+            None => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
+        },
     })
 }
 
@@ -208,7 +178,7 @@ pub(crate) fn unsupported_version(what: &str) -> Error {
     )
 }
 
-fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
+pub(super) fn root<'a, T>(body: &'a [u8]) -> Result<T::Inner>
 where
     T: flatbuffers::Follow<'a> + flatbuffers::Verifiable + 'a,
 {
@@ -219,7 +189,7 @@ fn hot<'a, T: HotTable<'a>>(body: &'a [u8]) -> Result<T> {
     T::of_body(body, REQUEST_TABLES_MAX)
 }
 
-fn unsupported(what: impl std::fmt::Display) -> Error {
+pub(super) fn unsupported(what: impl std::fmt::Display) -> Error {
     Error::new(
         Kind::Unsupported,
         format!("{what} is not served by this version"),
@@ -253,17 +223,6 @@ fn hello(table: fb::Hello<'_>) -> Result<Hello<'_>> {
         client_name: name("client_name", table.client_name())?.unwrap_or_default(),
         session,
     })
-}
-
-fn change_worker<'a>(table: fb::ChangeWorker<'_>, scratch: &'a mut RequestScratch) -> Result<WorkerChange<'a>> {
-    understood(table.must_understand())?;
-    let op = op_from_wire(table.op()).ok_or_else(|| unsupported(format!("change_worker.op {}", table.op().0)))?;
-    scratch.fields.clear();
-    if let Some(fields) = table.fields() {
-        bounded("fields", fields.len(), WORKER_FIELDS_MAX)?;
-        scratch.fields.extend(fields.iter().map(|field| (field.name().to_owned(), field.value().to_owned())));
-    }
-    Ok(WorkerChange { op, worker: table.worker().map(worker_from_wire), fields: &scratch.fields })
 }
 
 /// Refuses a request that depends on a feature that is not served.
@@ -332,76 +291,5 @@ impl ReplyEncoder {
         let args = fb::OpenLaneReplyArgs { layout, request_ring_bytes, reply_ring_bytes };
         let root = fb::OpenLaneReply::create(&mut self.builder, &args);
         self.finish(FrameKind::OpenLaneReply, id, root, out);
-    }
-}
-
-/// An order about the policy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PolicyOrder<'a> {
-    /// A shadow policy judges a share of the decisions from now on.
-    Shadow {
-        /// The differences from each space's policy: fields of `[policy]` and their values.
-        settings: &'a [(String, String)],
-        /// The share of the decisions, 0 to 1.
-        share: f64,
-    },
-    /// The shadow policy becomes the policy that decides.
-    Promote,
-    /// No shadow policy judges from now on.
-    EndShadow,
-}
-
-/// The result of an order about the policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PolicyDone {
-    /// The version of the policies that decide now.
-    pub policy_version: u64,
-    /// The share of decisions that a shadow policy judges now, 0 to 1.
-    pub shadow_share: f64,
-}
-
-pub(super) fn encode_policy_order<'b>(
-    builder: &mut FlatBufferBuilder<'b>,
-    order: &PolicyOrder<'_>,
-) -> WIPOffset<fb::SetPolicy<'b>> {
-    let (op, settings, share) = match *order {
-        PolicyOrder::Shadow { settings, share } => (fb::PolicyOp::Shadow, settings, share),
-        PolicyOrder::Promote => (fb::PolicyOp::Promote, &[][..], 0.0),
-        PolicyOrder::EndShadow => (fb::PolicyOp::EndShadow, &[][..], 0.0),
-    };
-    let setting = |(name, value): &(String, String)| {
-        let (name, value) = (builder.create_string(name), builder.create_string(value));
-        fb::PolicyField::create(builder, &fb::PolicyFieldArgs { name: Some(name), value: Some(value) })
-    };
-    let settings: Vec<_> = settings.iter().map(setting).collect();
-    let settings = builder.create_vector(&settings);
-    let args = fb::SetPolicyArgs { op, settings: Some(settings), share, ..fb::SetPolicyArgs::default() };
-    fb::SetPolicy::create(builder, &args)
-}
-
-/// Decodes an order about the policy. The caller has checked `must_understand`.
-fn decode_policy_order<'a>(
-    table: &fb::SetPolicy<'_>,
-    scratch: &'a mut Vec<(String, String)>,
-) -> Result<PolicyOrder<'a>> {
-    scratch.clear();
-    let settings = table.settings().into_iter().flatten();
-    scratch.extend(settings.take(POLICY_SETTINGS_MAX + 1).map(|of| (of.name().to_owned(), of.value().to_owned())));
-    if scratch.len() > POLICY_SETTINGS_MAX {
-        let what = format!("there are more than {POLICY_SETTINGS_MAX} settings of a policy");
-        return Err(Error::new(Kind::InvalidArgument, what, "name each field once"));
-    }
-    match table.op() {
-        fb::PolicyOp::Shadow if !(0.0..=1.0).contains(&table.share()) => {
-            let what = format!("a share of {}", table.share());
-            Err(Error::new(Kind::InvalidArgument, what, "name a share from 0 to 1"))
-        }
-        fb::PolicyOp::Shadow => Ok(PolicyOrder::Shadow { settings: scratch, share: table.share() }),
-        fb::PolicyOp::Promote => Ok(PolicyOrder::Promote),
-        fb::PolicyOp::EndShadow => Ok(PolicyOrder::EndShadow),
-        other => {
-            let what = format!("set_policy.op {} is not served here", other.0);
-            Err(Error::new(Kind::Unsupported, what, "ask a daemon of a later release"))
-        }
     }
 }

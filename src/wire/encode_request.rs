@@ -2,10 +2,8 @@
 
 use flatbuffers::{FlatBufferBuilder, Vector, WIPOffset};
 
-use super::decode_request::{PolicyOrder, encode_policy_order};
 use super::header::{FRAME_IDENTIFIER, FrameKind, PROTOCOL_VERSION, append_frame};
-use super::message::{ResetOrder, WorkerChange};
-use super::schema_conversions::{op_to_wire, scheme_args, worker_to_wire};
+use super::schema_conversions::scheme_args;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{ALLOW_LIST_MAX, MEDIA_HASHES_MAX, PROMPT_TOKENS_MAX, REQUEST_TAINTS_MAX, SHARED_HITS_MAX};
@@ -122,48 +120,6 @@ impl RequestEncoder {
         };
         let root = fb::Workers::create(&mut self.builder, &args);
         self.finish(FrameKind::Workers, id, root, out);
-    }
-
-    /// Appends a request for a page of status; limit 0 = the daemon's limit.
-    pub fn status(&mut self, id: CorrelationId, cursor: u32, limit: u32, out: &mut Vec<u8>) {
-        let root =
-            fb::Status::create(&mut self.builder, &fb::StatusArgs { cursor, limit, ..fb::StatusArgs::default() });
-        self.finish(FrameKind::Status, id, root, out);
-    }
-
-    /// Appends a change of workers.
-    pub fn change_worker(&mut self, id: CorrelationId, change: &WorkerChange<'_>, out: &mut Vec<u8>) {
-        let builder = &mut self.builder;
-        let field = |(name, value): &(String, String)| {
-            let (name, value) = (builder.create_string(name), builder.create_string(value));
-            fb::WorkerField::create(builder, &fb::WorkerFieldArgs { name: Some(name), value: Some(value) })
-        };
-        let fields: Vec<_> = change.fields.iter().map(field).collect();
-        let fields = self.builder.create_vector(&fields);
-        let worker = change.worker.map(worker_to_wire);
-        let args = fb::ChangeWorkerArgs {
-            op: op_to_wire(change.op),
-            worker: worker.as_ref(),
-            fields: Some(fields),
-            ..fb::ChangeWorkerArgs::default()
-        };
-        let root = fb::ChangeWorker::create(&mut self.builder, &args);
-        self.finish(FrameKind::ChangeWorker, id, root, out);
-    }
-
-    /// Appends a request to forget the blocks of a worker, or of every worker.
-    pub fn reset(&mut self, id: CorrelationId, order: ResetOrder, out: &mut Vec<u8>) {
-        let worker = order.worker.map(worker_to_wire);
-        let engine_cleared = order.engine_cleared;
-        let args = fb::ResetArgs { worker: worker.as_ref(), engine_cleared, ..fb::ResetArgs::default() };
-        let root = fb::Reset::create(&mut self.builder, &args);
-        self.finish(FrameKind::Reset, id, root, out);
-    }
-
-    /// Appends an order about the policy.
-    pub fn set_policy(&mut self, id: CorrelationId, order: &PolicyOrder<'_>, out: &mut Vec<u8>) {
-        let root = encode_policy_order(&mut self.builder, order);
-        self.finish(FrameKind::SetPolicy, id, root, out);
     }
 
     pub(super) fn question(&mut self, request: &RouteRequest<'_>) -> Question {

@@ -13,13 +13,14 @@ pub const PROTOCOL_VERSION: u16 = 1;
 /// The flatbuffer file identifier of every body.
 pub const FRAME_IDENTIFIER: &str = "KVRT";
 
+/// Lists the kinds once: purpose, variant of the schema, and name.
 macro_rules! frame_kinds {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
+    ($($(#[doc = $purpose:literal])* $variant:ident = $name:literal;)*) => {
         /// The kind of a frame, which names the table of its body. Requests are odd; the reply to a request is the next even
         /// number.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
-        pub enum FrameKind { $($(#[$doc])* $variant = fb::Kind::$variant.0,)* }
+        pub enum FrameKind { $($(#[doc = $purpose])* $variant = fb::Kind::$variant.0,)* }
 
         impl FrameKind {
             /// Every kind.
@@ -29,6 +30,12 @@ macro_rules! frame_kinds {
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Its purpose, as documented above: a row of the table in `schemas/README.md`.
+            #[must_use]
+            pub const fn purpose(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($purpose),*),)* }
             }
 
             /// The kind with this number, if this version knows it.
@@ -41,75 +48,77 @@ macro_rules! frame_kinds {
 }
 
 frame_kinds! {
-    /// First frame of a connection.
+    /// The first frame of a connection: versions, session.
     Hello = "hello";
-    /// The reply to hello.
+    /// Answers `Hello`.
     HelloReply = "hello_reply";
-    /// Asks which worker should run a prompt.
+    /// Which worker should run this prompt, with or without booking it.
     Route = "route";
-    /// The decision.
+    /// Answers `Route`.
     RouteReply = "route_reply";
-    /// Reports that the prefill of a booked request is complete.
+    /// A booked prompt has been computed.
     PrefillComplete = "prefill_complete";
-    /// The outcome of the report.
+    /// Answers `PrefillComplete`.
     PrefillCompleteReply = "prefill_complete_reply";
-    /// Frees a booking.
+    /// A booked request has ended.
     Free = "free";
-    /// The outcome of the report.
+    /// Answers `Free`.
     FreeReply = "free_reply";
-    /// Reports the tokens that a booked request has generated.
+    /// Tokens a booked request has produced.
     OutputProgress = "output_progress";
-    /// The outcome of the report.
+    /// Answers `OutputProgress`.
     OutputProgressReply = "output_progress_reply";
-    /// Reports that another worker runs a booked request.
+    /// Another candidate than the first ran it: moves the booking.
     Served = "served";
-    /// The outcome of the report.
+    /// Answers `Served`.
     ServedReply = "served_reply";
-    /// Reports that a worker failed a request.
+    /// A worker failed the gateway.
     ReportFailure = "report_failure";
-    /// How long requests avoid the worker.
+    /// Answers `ReportFailure`; a back-off of 0 = the report had no effect, because this user's reports already exclude
+    /// its share of the workers.
     ReportFailureReply = "report_failure_reply";
-    /// Reports an engine's load.
+    /// A worker's load as the gateway sees it.
     ReportLoad = "report_load";
-    /// Whether the report was accepted.
+    /// Answers `ReportLoad`; not accepted = the worker has been removed, or this user's reports already apply to its
+    /// share of the workers.
     ReportLoadReply = "report_load_reply";
-    /// Asks for the work of every worker if it took a prompt.
+    /// The load of each worker if it took this prompt.
     PotentialLoads = "potential_loads";
-    /// The potential loads.
+    /// Answers `PotentialLoads`.
     PotentialLoadsReply = "potential_loads_reply";
-    /// Asks how much of a prompt each worker holds.
+    /// Blocks of a prompt each worker holds; no decision.
     Overlap = "overlap";
-    /// The overlaps.
+    /// Answers `Overlap`.
     OverlapReply = "overlap_reply";
-    /// Asks for the workers.
+    /// The fleet, a page at a time.
     Workers = "workers";
-    /// A page of workers.
+    /// Answers `Workers`.
     WorkersReply = "workers_reply";
-    /// Watches the fleet.
+    /// The fleet, and again after each change, all replies on one correlation id.
     Watch = "watch";
-    /// The fleet, at once and after each change.
+    /// Answers `Watch`.
     WatchReply = "watch_reply";
-    /// Asks for the status. Admin socket only.
+    /// The daemon and its workers; admin socket only.
     Status = "status";
-    /// A page of status.
+    /// Answers `Status`.
     StatusReply = "status_reply";
-    /// Adds, removes or changes workers. Admin socket only.
+    /// Adds, removes or changes a worker; admin socket only.
     ChangeWorker = "change_worker";
-    /// The number of workers that change.
+    /// Answers `ChangeWorker`.
     ChangeWorkerReply = "change_worker_reply";
-    /// Makes the daemon forget blocks. Admin socket only.
+    /// Empties workers, or what their devices held (`engine_cleared`), and removes their snapshots; admin socket only.
     Reset = "reset";
-    /// The result of the reset.
+    /// Answers `Reset`.
     ResetReply = "reset_reply";
-    /// Sets, promotes or ends a shadow policy. Admin socket only.
+    /// Sets, promotes or ends a shadow policy; admin socket only.
     SetPolicy = "set_policy";
-    /// The resulting policy.
+    /// Answers `SetPolicy`.
     SetPolicyReply = "set_policy_reply";
-    /// Opens a shm lane.
+    /// Opens shared memory for this connection; see lanes.
     OpenLane = "open_lane";
-    /// The opened lane.
+    /// Answers `OpenLane`; two descriptors come with it.
     OpenLaneReply = "open_lane_reply";
-    /// The error of a request or of a connection.
+    /// The reply to any request that failed, on its correlation id.
     Error = "error";
 }
 

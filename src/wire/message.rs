@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::admin::AdminReply;
 use super::decode_request::LaneOpened;
-use super::decode_request::PolicyDone;
 use crate::error::{Error, Kind, Result, Side};
-use crate::finding::Finding;
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
 use crate::protocol::{
     BookingHandle, BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, PotentialLoads, ReplyNotes,
@@ -40,14 +39,8 @@ pub enum Reply {
     Workers(WorkersPage),
     /// Answers watch, at once and after each change.
     Watch(WatchReply),
-    /// Answers status.
-    Status(StatusPage),
-    /// Answers a change of workers: how many workers it concerns.
-    ChangeWorker(u32),
-    /// Answers reset.
-    Reset(ResetDone),
-    /// Answers an order about the policy.
-    SetPolicy(PolicyDone),
+    /// Answers a request of administration.
+    Admin(AdminReply),
     /// Answers open-lane; descriptors come with it.
     OpenLane(LaneOpened),
     /// Answers a request that failed.
@@ -264,110 +257,6 @@ pub struct WatchCursor {
     pub fleet_version: u64,
     /// The place of the first worker of the page. If that worker has left, the page begins with the next one.
     pub place: usize,
-}
-
-/// The status of one worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerStatus {
-    /// The worker.
-    pub worker: Worker,
-    /// The worker's space.
-    pub space: SpaceId,
-    /// The model of the space.
-    pub model: String,
-    /// The worker's short name.
-    pub name: String,
-    /// The worker's state.
-    pub state: WorkerState,
-    /// The trust in its overlaps.
-    pub trust: Trust,
-    /// Blocks held, in any tier.
-    pub blocks_held: u64,
-    /// Blocks held by tier, by [`Tier::index`](crate::ids::Tier::index); at most 2³² - 1 on the wire.
-    pub blocks_by_tier: [u64; 4],
-    /// Its counters by name.
-    pub counters: Vec<(String, u64)>,
-    /// The remedy for the worst reason.
-    pub remedy: Option<String>,
-    /// The source that named it; empty from an older daemon.
-    pub source: String,
-}
-
-/// One source of workers, or an engine that is named by its URL and has not answered.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// Its name: `config`, `file PATH`, `admin`, or the URL.
-    pub name: String,
-    /// The number of its workers.
-    pub workers: u32,
-    /// Why its contents cannot be used, or the workers that it names without effect.
-    pub problem: Option<String>,
-}
-
-/// The kinds of changes of workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkerOp {
-    /// Adds a worker, or replaces one that a request added before.
-    Add,
-    /// Removes a worker that a request added.
-    Remove,
-    /// Sets fields of a worker of any source.
-    Set,
-}
-
-/// A request to add, remove or change a worker.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WorkerChange<'a> {
-    /// The kind of change.
-    pub op: WorkerOp,
-    /// The worker; rank 2³² - 1 = every rank. `None` = the fields name it.
-    pub worker: Option<Worker>,
-    /// Names and values, as on the command line.
-    pub fields: &'a [(String, String)],
-}
-
-/// A page of status.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StatusPage {
-    /// The workers.
-    pub workers: Vec<WorkerStatus>,
-    /// The cursor of the next page, never 0; `None` = this is the last.
-    pub next_cursor: Option<u32>,
-    /// The version of the fleet table.
-    pub fleet_version: u64,
-    /// The daemon run: a number that the daemon draws when it starts.
-    pub instance_id: u64,
-    /// The time since the daemon started, milliseconds.
-    pub uptime_ms: u64,
-    /// The daemon's own counters by name.
-    pub counters: Vec<(String, u64)>,
-    /// The sources of workers, on the first page.
-    pub sources: Vec<SourceStatus>,
-    /// The findings, the worst first, on the last page.
-    pub findings: Vec<Finding>,
-    /// The daemon's release; empty from an older daemon.
-    pub daemon_version: String,
-    /// The port of the metrics page on the loopback interface; 0 = none.
-    pub metrics_port: u16,
-}
-
-/// The blocks that the daemon is to forget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResetOrder {
-    /// The worker; `None` = every worker.
-    pub worker: Option<Worker>,
-    /// Whether only blocks in device memory are forgotten: the engine's cache was cleared, which the engine publishes with its
-    /// next step.
-    pub engine_cleared: bool,
-}
-
-/// The result of a reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResetDone {
-    /// The number of workers that their ingest threads empty next.
-    pub workers: u32,
-    /// The number of removed snapshots.
-    pub snapshots: u32,
 }
 
 /// An error that the daemon sent.

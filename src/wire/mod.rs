@@ -4,6 +4,7 @@
 //! with the identifier `KVRT`, padded to 8 bytes. [`decode_request`] and [`ReplyEncoder`] are the daemon's
 //! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
 
+pub(crate) mod admin;
 #[cfg(feature = "daemon")]
 mod check;
 #[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
@@ -27,6 +28,7 @@ mod table;
 #[cfg(feature = "daemon")]
 mod tests;
 
+pub use admin::*;
 #[cfg(feature = "daemon")]
 pub(crate) use check::check_request;
 #[cfg(feature = "daemon")]
@@ -34,18 +36,15 @@ pub use daemon_replies::HelloFacts;
 pub use decode_reply::decode_reply;
 #[cfg(feature = "daemon")]
 pub(crate) use decode_request::unsupported_version;
-pub use decode_request::{
-    Hello, LaneAsked, LaneOpened, PolicyDone, PolicyOrder, Request, RequestScratch, decode_request,
-};
+pub use decode_request::{Hello, LaneAsked, LaneOpened, Request, RequestScratch, decode_request};
 pub use encode_reply::ReplyEncoder;
 #[cfg(feature = "daemon")]
 pub(crate) use encode_reply::retry_after_us;
 pub use encode_request::RequestEncoder;
 pub use header::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HeaderFault, PROTOCOL_VERSION};
 pub use message::{
-    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, ResetDone, ResetOrder, RouteReply,
-    ServerLimits, SourceStatus, SpaceInfo, StatusPage, WatchCursor, WatchReply, WorkerChange, WorkerInfo, WorkerOp,
-    WorkerStatus, WorkersPage,
+    Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
+    WatchCursor, WatchReply, WorkerInfo, WorkersPage,
 };
 
 /// Feature bits: of a request's `must_understand`, and of the hello reply's `features`.

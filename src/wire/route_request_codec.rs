@@ -2,7 +2,7 @@
 
 use flatbuffers::VOffsetT;
 
-use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, Table, element};
+use super::compose::{FrameWriter, Layout, PADDING, Plain as _, REFERENCE, Table, element, places, vtable_bytes};
 use super::decode_request::{Request, RequestScratch, bounded, invalid, name, understood};
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
@@ -17,39 +17,82 @@ use crate::limits::{
     ALLOW_LIST_MAX, BLOCK_SIZE_TOKENS_MAX, CANDIDATES_MAX, MEDIA_HASHES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX,
     REQUEST_TAINTS_MAX, SHARED_HITS_MAX,
 };
-use crate::protocol::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
+use crate::protocol::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest, plain_request_fields};
 use crate::schema_generated::routing as fb;
 
 /// Bytes of a local hash.
 const HASH_BYTES: usize = 8;
 
-hot_tables! {
-    Route of Route unless rare: VT_REQUIRED_TAINTS | VT_PREFERRED_TAINTS | VT_OVERRIDES {
-        space_id: u32 = VT_SPACE_ID,
-        must_understand: u64 = VT_MUST_UNDERSTAND,
-        request_id: Option<&'a str> = VT_REQUEST_ID,
-        attempt: u32 = VT_ATTEMPT,
-        tokens: Elements<'a, u32> = VT_TOKENS,
-        local_hashes: Elements<'a, u64> = VT_LOCAL_HASHES,
-        scheme: Option<SchemeSaid<'a>> = VT_SCHEME,
-        token_count: u32 = VT_TOKEN_COUNT,
-        lora: Option<&'a str> = VT_LORA,
-        salt: Option<&'a str> = VT_SALT,
-        media: Elements<'a, fb::MediaHash> = VT_MEDIA,
-        book: bool = VT_BOOK,
-        explain: bool = VT_EXPLAIN,
-        candidates_max: u32 = VT_CANDIDATES_MAX or fb::RouteArgs::default().candidates_max,
-        allow: Elements<'a, fb::WorkerRef> = VT_ALLOW,
-        pin: Option<fb::WorkerRef> = VT_PIN,
-        expected_output_tokens: u32 = VT_EXPECTED_OUTPUT_TOKENS,
-        shared_hits: Elements<'a, fb::BlockRange> = VT_SHARED_HITS,
-        affinity_session: Option<&'a str> = VT_AFFINITY_SESSION,
-        priority: i32 = VT_PRIORITY,
-        priority_jump: f64 = VT_PRIORITY_JUMP,
-        deadline_us: u32 = VT_DEADLINE_US,
-        disaggregate: bool = VT_DISAGGREGATE,
-    }
+/// The fields of a route on the wire. The plain ones come from the list in `protocol`.
+macro_rules! route_table {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $default:expr, $slot:ident;)*) => {
+        hot_tables! {
+            Route of Route unless rare: VT_REQUIRED_TAINTS | VT_PREFERRED_TAINTS | VT_OVERRIDES {
+                space_id: u32 = VT_SPACE_ID,
+                must_understand: u64 = VT_MUST_UNDERSTAND,
+                request_id: Option<&'a str> = VT_REQUEST_ID,
+                attempt: u32 = VT_ATTEMPT,
+                tokens: Elements<'a, u32> = VT_TOKENS,
+                local_hashes: Elements<'a, u64> = VT_LOCAL_HASHES,
+                scheme: Option<SchemeSaid<'a>> = VT_SCHEME,
+                token_count: u32 = VT_TOKEN_COUNT,
+                lora: Option<&'a str> = VT_LORA,
+                salt: Option<&'a str> = VT_SALT,
+                media: Elements<'a, fb::MediaHash> = VT_MEDIA,
+                book: bool = VT_BOOK,
+                candidates_max: u32 = VT_CANDIDATES_MAX or fb::RouteArgs::default().candidates_max,
+                allow: Elements<'a, fb::WorkerRef> = VT_ALLOW,
+                pin: Option<fb::WorkerRef> = VT_PIN,
+                shared_hits: Elements<'a, fb::BlockRange> = VT_SHARED_HITS,
+                affinity_session: Option<&'a str> = VT_AFFINITY_SESSION,
+                $($field: $type = $slot,)*
+            }
+        }
 
+        const FIELDS: usize = 19 + [$(stringify!($field)),*].len();
+        const ROUTE_FIELDS: [(VOffsetT, usize); FIELDS] = [
+            (fb::Route::VT_SPACE_ID, 4),
+            (fb::Route::VT_REQUEST_ID, REFERENCE),
+            (fb::Route::VT_ATTEMPT, 4),
+            (fb::Route::VT_TOKENS, REFERENCE),
+            (fb::Route::VT_LOCAL_HASHES, REFERENCE),
+            (fb::Route::VT_SCHEME, REFERENCE),
+            (fb::Route::VT_TOKEN_COUNT, 4),
+            (fb::Route::VT_LORA, REFERENCE),
+            (fb::Route::VT_SALT, REFERENCE),
+            (fb::Route::VT_MEDIA, REFERENCE),
+            (fb::Route::VT_CANDIDATES_MAX, 4),
+            (fb::Route::VT_ALLOW, REFERENCE),
+            (fb::Route::VT_REQUIRED_TAINTS, REFERENCE),
+            (fb::Route::VT_PREFERRED_TAINTS, REFERENCE),
+            (fb::Route::VT_OVERRIDES, REFERENCE),
+            (fb::Route::VT_SHARED_HITS, REFERENCE),
+            (fb::Route::VT_AFFINITY_SESSION, REFERENCE),
+            (fb::Route::VT_PIN, 16),
+            (fb::Route::VT_BOOK, 1),
+            $((fb::Route::$slot, size_of::<$type>()),)*
+        ];
+
+        /// The request with the plain fields of a route.
+        #[inline]
+        fn with_plain_fields<'a>(route: &Route<'_>, request: RouteRequest<'a>) -> RouteRequest<'a> {
+            RouteRequest { $($field: route.$field,)* ..request }
+        }
+
+        fn put_plain_fields(request: &RouteRequest<'_>, table: &mut RouteTable) {
+            $(request.$field.put(table, fb::Route::$slot);)*
+        }
+    };
+}
+
+plain_request_fields!(route_table);
+
+const ROUTE_BYTES: usize = places(&ROUTE_FIELDS).1;
+const ROUTE_VTABLE_BYTES: usize = vtable_bytes(&ROUTE_FIELDS);
+const ROUTE: Layout<ROUTE_BYTES, ROUTE_VTABLE_BYTES> = Layout::packed(&ROUTE_FIELDS);
+type RouteTable = Table<'static, ROUTE_BYTES, ROUTE_VTABLE_BYTES>;
+
+hot_tables! {
     SchemeSaid of Scheme {
         block_size: u32 = VT_BLOCK_SIZE,
         window: fb::Window = VT_WINDOW,
@@ -108,12 +151,11 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         }
         None => None,
     };
-    Ok(Request::Route(RouteRequest {
+    let request = RouteRequest {
         lora: name("lora", route.lora)?,
         salt: name("salt", route.salt)?,
         media: read_media(&route.media, media)?,
         book,
-        explain: route.explain,
         candidates_max: (route.candidates_max as usize).min(CANDIDATES_MAX),
         allow,
         pin: route.pin.as_ref().map(worker_from_wire),
@@ -121,14 +163,11 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         preferred_taints,
         shared_hits,
         overrides: read_overrides(route.rare.and_then(|table| table.overrides()))?,
-        expected_output_tokens: route.expected_output_tokens,
         affinity_session: name("affinity_session", route.affinity_session)?,
-        disaggregate: route.disaggregate,
-        priority: route.priority,
         priority_jump: priority_jump(route.priority_jump)?,
-        deadline_us: route.deadline_us,
         ..RouteRequest::new(SpaceId(route.space_id), prompt(&question)?)
-    }))
+    };
+    Ok(Request::Route(with_plain_fields(route, request)))
 }
 
 pub(super) fn priority_jump(jump: f64) -> Result<f64> {
@@ -217,35 +256,6 @@ pub(super) fn read_media<'a>(
     media.extend(listed.map(|entry| (entry.block(), entry.hash())));
     Ok(media)
 }
-
-const ROUTE: Layout<112, 56> = Layout::of(&[
-    (fb::Route::VT_SPACE_ID, 4),
-    (fb::Route::VT_REQUEST_ID, REFERENCE),
-    (fb::Route::VT_ATTEMPT, 4),
-    (fb::Route::VT_TOKENS, REFERENCE),
-    (fb::Route::VT_LOCAL_HASHES, REFERENCE),
-    (fb::Route::VT_SCHEME, REFERENCE),
-    (fb::Route::VT_TOKEN_COUNT, 4),
-    (fb::Route::VT_LORA, REFERENCE),
-    (fb::Route::VT_SALT, REFERENCE),
-    (fb::Route::VT_MEDIA, REFERENCE),
-    (fb::Route::VT_CANDIDATES_MAX, 4),
-    (fb::Route::VT_ALLOW, REFERENCE),
-    (fb::Route::VT_REQUIRED_TAINTS, REFERENCE),
-    (fb::Route::VT_PREFERRED_TAINTS, REFERENCE),
-    (fb::Route::VT_EXPECTED_OUTPUT_TOKENS, 4),
-    (fb::Route::VT_OVERRIDES, REFERENCE),
-    (fb::Route::VT_SHARED_HITS, REFERENCE),
-    (fb::Route::VT_AFFINITY_SESSION, REFERENCE),
-    (fb::Route::VT_PRIORITY, 4),
-    (fb::Route::VT_PRIORITY_JUMP, 8),
-    (fb::Route::VT_PIN, 16),
-    (fb::Route::VT_DEADLINE_US, 4),
-    (fb::Route::VT_BOOK, 1),
-    (fb::Route::VT_EXPLAIN, 1),
-    (fb::Route::VT_DISAGGREGATE, 1),
-    (PADDING, 1),
-]);
 
 const SCHEME: Layout<12, 10> = Layout::of(&[
     (fb::Scheme::VT_BLOCK_SIZE, 4),
@@ -342,36 +352,28 @@ fn texts<'a>(request: &RouteRequest<'a>) -> [(VOffsetT, Option<&'a str>); 4] {
 }
 
 /// The table of a request, without its references yet. Fields with the schema's default are left out.
-fn route_table(request: &RouteRequest<'_>) -> Table<'static, 112, 56> {
+fn route_table(request: &RouteRequest<'_>) -> RouteTable {
     let mut table = ROUTE.blank();
-    let unless_zero = |value: u32| (value != 0).then_some(value.to_le_bytes());
-    let if_so = |is_so: bool| is_so.then_some([1]);
     let (tokens, hashes, token_count) = match request.prompt {
         Prompt::Tokens(_) => (true, false, 0),
         Prompt::LocalHashes { token_count, .. } => (false, true, token_count),
     };
     table.set(fb::Route::VT_SPACE_ID, request.space.0.to_le_bytes());
-    table.set_if(fb::Route::VT_ATTEMPT, unless_zero(request.book.map_or(0, |book| book.attempt)));
+    request.book.map_or(0, |book| book.attempt).put(&mut table, fb::Route::VT_ATTEMPT);
     table.leave_out(fb::Route::VT_TOKENS, !tokens);
     table.leave_out(fb::Route::VT_LOCAL_HASHES, !hashes);
     table.leave_out(fb::Route::VT_SCHEME, !hashes);
-    table.set_if(fb::Route::VT_TOKEN_COUNT, unless_zero(token_count));
+    token_count.put(&mut table, fb::Route::VT_TOKEN_COUNT);
     table.leave_out(fb::Route::VT_MEDIA, request.media.is_empty());
     table.set(fb::Route::VT_CANDIDATES_MAX, u32::try_from(request.candidates_max).unwrap_or(u32::MAX).to_le_bytes());
     table.leave_out(fb::Route::VT_ALLOW, request.allow.is_none());
     table.leave_out(fb::Route::VT_REQUIRED_TAINTS, request.required_taints.is_empty());
     table.leave_out(fb::Route::VT_PREFERRED_TAINTS, request.preferred_taints.names.is_empty());
-    table.set_if(fb::Route::VT_EXPECTED_OUTPUT_TOKENS, unless_zero(request.expected_output_tokens));
     table.leave_out(fb::Route::VT_OVERRIDES, request.overrides == Overrides::NONE);
     table.leave_out(fb::Route::VT_SHARED_HITS, request.shared_hits.is_empty());
-    table.set_if(fb::Route::VT_PRIORITY, (request.priority != 0).then_some(request.priority.to_le_bytes()));
-    let jump = request.priority_jump;
-    table.set_if(fb::Route::VT_PRIORITY_JUMP, (jump.to_bits() != 0).then_some(jump.to_le_bytes()));
     table.set_if(fb::Route::VT_PIN, request.pin.map(|worker| worker_to_wire(worker).0));
-    table.set_if(fb::Route::VT_DEADLINE_US, unless_zero(request.deadline_us));
-    table.set_if(fb::Route::VT_BOOK, if_so(request.book.is_some()));
-    table.set_if(fb::Route::VT_EXPLAIN, if_so(request.explain));
-    table.set_if(fb::Route::VT_DISAGGREGATE, if_so(request.disaggregate));
+    request.book.is_some().put(&mut table, fb::Route::VT_BOOK);
+    put_plain_fields(request, &mut table);
     for (field, text) in texts(request) {
         table.leave_out(field, text.is_none());
     }

@@ -1,10 +1,13 @@
 //! Conversions between the enums and structs of the schema and those of the crate.
 
+use flatbuffers::VOffsetT;
+
+use super::admin::WorkerOp;
 use super::compose::{Layout, PADDING, Table};
-use super::message::WorkerOp;
 use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
-use crate::protocol::{BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, WorkerState};
+use crate::limits::FRAME_ALIGN_BYTES;
+use crate::protocol::{BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, WorkerState, cost_terms};
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
@@ -122,14 +125,18 @@ pub(super) fn scheme_args(scheme: Option<Scheme>) -> fb::SchemeArgs {
     fb::SchemeArgs { block_size, window, seed_rule: fb::SeedRule::Xxh3Additive }
 }
 
-/// Lists the terms once for both directions.
-macro_rules! cost_terms {
-    ($($term:ident = $slot:ident),*) => {
+macro_rules! codec_of_terms {
+    ($($(#[$doc:meta])* $term:ident: $unit:literal = $slot:ident;)*) => {
+        const TERMS: usize = [$(stringify!($term)),*].len();
+        /// Bytes of the table of the terms, and of its vtable.
+        const TERMS_BYTES: usize = FRAME_ALIGN_BYTES + TERMS * size_of::<f64>();
+        const TERMS_VTABLE_BYTES: usize = 2 * size_of::<VOffsetT>() + TERMS * size_of::<VOffsetT>();
+
         /// The layout of the terms.
-        pub(super) const COST_TERMS: Layout<160, 42> =
+        pub(super) const COST_TERMS: Layout<TERMS_BYTES, TERMS_VTABLE_BYTES> =
             Layout::of(&[(PADDING, 4), $((fb::CostTerms::$slot, size_of::<f64>()),)*]);
 
-        pub(super) fn terms_to_wire(terms: &CostTerms) -> Table<'static, 160, 42> {
+        pub(super) fn terms_to_wire(terms: &CostTerms) -> Table<'static, TERMS_BYTES, TERMS_VTABLE_BYTES> {
             let mut table = COST_TERMS.blank();
             $(table.set(fb::CostTerms::$slot, terms.$term.to_le_bytes());)*
             table
@@ -144,24 +151,4 @@ macro_rules! cost_terms {
     };
 }
 
-cost_terms!(
-    request_blocks = VT_REQUEST_BLOCKS,
-    cached_tokens = VT_CACHED_TOKENS,
-    effective_overlap = VT_EFFECTIVE_OVERLAP,
-    active_prefill_tokens = VT_ACTIVE_PREFILL_TOKENS,
-    decay = VT_DECAY,
-    device_credit = VT_DEVICE_CREDIT,
-    host_credit = VT_HOST_CREDIT,
-    disk_credit = VT_DISK_CREDIT,
-    shared_credit = VT_SHARED_CREDIT,
-    prefill = VT_PREFILL,
-    active_decode_blocks = VT_ACTIVE_DECODE_BLOCKS,
-    additional_decode_blocks = VT_ADDITIONAL_DECODE_BLOCKS,
-    decode = VT_DECODE,
-    active_requests = VT_ACTIVE_REQUESTS,
-    active_requests_cost = VT_ACTIVE_REQUESTS_COST,
-    capability_weight = VT_CAPABILITY_WEIGHT,
-    taint_factor = VT_TAINT_FACTOR,
-    affinity_factor = VT_AFFINITY_FACTOR,
-    cost = VT_COST
-);
+cost_terms!(codec_of_terms);

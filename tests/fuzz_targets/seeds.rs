@@ -19,8 +19,8 @@ use kvrouted::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use kvrouted::snapshot::{Encoder, Header, SpaceName};
 use kvrouted::trust::{Trust, TrustLevel, TrustReasons};
 use kvrouted::wire::{
-    FrameHeader, FrameKind, HelloFacts, PolicyOrder, ReplyEncoder, RequestEncoder, ServerLimits, StatusPage,
-    WorkerChange, WorkerOp,
+    AdminReply, AdminRequest, FrameHeader, FrameKind, HelloFacts, PolicyOrder, ReplyEncoder, RequestEncoder,
+    ServerLimits, StatusPage, WorkerChange, WorkerOp,
 };
 use kvrouted::zmtp::{self, Role};
 use kvrouted::{config, error, fleet};
@@ -287,16 +287,17 @@ fn requests() -> Vec<Vec<u8>> {
     frame(&mut |encoder, out| encoder.report_failure(id, here, "timeout", out));
     frame(&mut |encoder, out| encoder.free(id, &named, out));
     frame(&mut |encoder, out| encoder.workers(id, Some(SpaceId(1)), 1, 10, out));
-    frame(&mut |encoder, out| encoder.status(id, 0, 0, out));
+    frame(&mut |encoder, out| encoder.admin(id, &AdminRequest::Status { cursor: 0, limit: 0 }, out));
     let fields = [("model".to_owned(), "m".to_owned())];
     let change = WorkerChange { op: WorkerOp::Set, worker: Some(Worker::new(1, 0)), fields: &fields };
-    frame(&mut |encoder, out| encoder.change_worker(id, &change, out));
+    frame(&mut |encoder, out| encoder.admin(id, &AdminRequest::ChangeWorker(change), out));
     frame(&mut |encoder, out| {
-        encoder.reset(id, kvrouted::wire::ResetOrder { worker: None, engine_cleared: true }, out)
+        let order = kvrouted::wire::ResetOrder { worker: None, engine_cleared: true };
+        encoder.admin(id, &AdminRequest::Reset(order), out)
     });
     let settings = [("device_credit".to_owned(), "0.5".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.5 };
-    frame(&mut |encoder, out| encoder.set_policy(id, &shadow, out));
+    frame(&mut |encoder, out| encoder.admin(id, &AdminRequest::SetPolicy(shadow), out));
     frames
 }
 
@@ -310,7 +311,11 @@ fn replies() -> Vec<Vec<u8>> {
         features: 3,
         admin_socket: Some("a.sock"),
     };
-    let page = StatusPage { counters: vec![("requests".into(), 4)], uptime_ms: 9, ..StatusPage::default() };
+    let page = AdminReply::Status(StatusPage {
+        counters: vec![("requests".into(), 4)],
+        uptime_ms: 9,
+        ..StatusPage::default()
+    });
     let refused = error::Error::new(error::Kind::Malformed, "the body does not verify", "send another");
     let mut frame = |write: &mut dyn FnMut(&mut ReplyEncoder, &mut Vec<u8>)| {
         let mut out = Vec::new();
@@ -319,7 +324,7 @@ fn replies() -> Vec<Vec<u8>> {
     };
     frame(&mut |encoder, out| encoder.hello(id, &facts, &fleet, out));
     frame(&mut |encoder, out| encoder.free(id, BookingOutcome::Applied, 5, out));
-    frame(&mut |encoder, out| encoder.status(id, &page, out));
+    frame(&mut |encoder, out| encoder.admin(id, &page, out));
     frame(&mut |encoder, out| encoder.error(id, &refused, out));
     frames
 }

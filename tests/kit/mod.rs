@@ -1,6 +1,6 @@
 //! The test kit: one daemon as a process, one simulated engine, one raw client, one way to wait.
 //!
-//! The oracles (`tests/oracle`, `tests/routing/oracle`) are no part of it: the code that decides whether an
+//! The oracles (`tests/oracle`, `tests/routing/oracle.rs`) are no part of it: the code that decides whether an
 //! answer is right shares nothing with the code that asks.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]

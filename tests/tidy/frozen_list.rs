@@ -4,14 +4,19 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What takes every list anew, for a change that is meant.
-const WRITE: &str = "KVROUTED_FREEZE=1 cargo test --test tidy frozen";
+pub(crate) const WRITE: &str = "KVROUTED_FREEZE=1 cargo test --test tidy frozen";
+
+/// Whether the lists are to be written.
+pub(crate) fn is_writing() -> bool {
+    std::env::var_os("KVROUTED_FREEZE").is_some()
+}
 
 /// Compares lines with those of a frozen list, or writes the list when `KVROUTED_FREEZE` is set.
 #[track_caller]
 pub(crate) fn compare(name: &str, lines: &BTreeSet<String>) {
     assert!(!lines.is_empty(), "{name}: the test found nothing to compare");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/frozen").join(name);
-    if std::env::var_os("KVROUTED_FREEZE").is_some() {
+    if is_writing() {
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         return std::fs::write(&path, text).expect("the list is written");
     }

@@ -35,6 +35,7 @@ const LAYERS: &[&[&str]] = &[
     ],
     &["hash"],
     &["protocol"],
+    &["columns"],
     &["fleet", "load", "index", "event", "queue", "lane"],
     &["predict"],
     &["route"],

@@ -81,7 +81,7 @@ fn upper(name: &str) -> String {
     upper
 }
 
-/// The schema compiler made the constants of `routing_generated.rs`; `scripts/gen-c-fields` made those of the header.
+/// The schema compiler made the constants of `routing_generated.rs`; `scripts/gen-client-fields` made those of the header.
 #[test]
 fn the_c_clients_numbers_are_those_of_the_schema_compiler() {
     let constants = c_constants();
@@ -123,6 +123,21 @@ fn the_c_clients_numbers_are_those_of_the_schema_compiler() {
     }
 }
 
+/// A field that a client does not know would be lost without a word.
+#[test]
+fn the_c_client_sends_every_field_of_a_route() {
+    let client = read("clients/c/kvrouted_types.h") + &read("clients/c/kvrouted.h");
+    let constants = c_constants();
+    let fields = constants.iter().filter_map(|(name, _)| name.strip_prefix("ROUTE_"));
+    let fields: Vec<_> = fields.filter(|field| !field.starts_with("REPLY_") && *field != "FIELD_COUNT").collect();
+    assert!(fields.len() > 20, "{fields:?}");
+    for field in fields {
+        let name = format!("KVR__ROUTE_{field}");
+        let is_name = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        assert!(client.match_indices(&name).any(|(at, _)| is_name(&client[at + name.len()..])), "{name} is never used");
+    }
+}
+
 /// The rows of the table under `## title` of schemas/README.md, cell by cell, without backticks.
 fn table(title: &str) -> Vec<Vec<String>> {
     let text = read("schemas/README.md");
@@ -136,6 +151,30 @@ fn table(title: &str) -> Vec<Vec<String>> {
         .collect();
     assert!(!rows.is_empty(), "section '{title}' has no table");
     rows
+}
+
+/// Compares the rows of the table under `## title` of schemas/README.md with these cells, or writes them when
+/// `KVROUTED_FREEZE` is set.
+fn make(title: &str, rows: &[Vec<String>]) {
+    let plain = |row: &Vec<String>| row.iter().map(|cell| cell.trim_matches('`').to_owned()).collect::<Vec<_>>();
+    let (made, found) = (rows.iter().map(plain).collect::<Vec<_>>(), table(title));
+    if made == found || !crate::frozen_list::is_writing() {
+        return assert_eq!(found, made, "schemas/README.md, {title}: {}", crate::frozen_list::WRITE);
+    }
+    let text = read("schemas/README.md");
+    let (before, section) = text.split_once(&format!("\n## {title}\n")).unwrap();
+    let (section, after) = section.split_once("\n## ").unwrap();
+    let is_row = |line: &&str| line.starts_with('|');
+    let head: Vec<_> = section.lines().take_while(|line| !is_row(line)).collect();
+    let rest: Vec<_> = section.lines().skip(head.len()).skip_while(is_row).collect();
+    let titles: Vec<_> = section.lines().filter(is_row).take(2).collect();
+    let rows: Vec<_> = rows.iter().map(|row| format!("| {} |", row.join(" | "))).collect();
+    let lines = head.into_iter().chain(titles).chain(rows.iter().map(String::as_str)).chain(rest);
+    let section: String = lines.map(|line| format!("{line}\n")).collect();
+    let text = format!("{before}\n## {title}\n{section}\n## {after}");
+    // In one step, because other tests read it.
+    std::fs::write(root().join("schemas/README.md.part"), text).unwrap();
+    std::fs::rename(root().join("schemas/README.md.part"), root().join("schemas/README.md")).unwrap();
 }
 
 /// The first `columns` cells of each row.
@@ -226,9 +265,12 @@ fn trust_levels_are_documented_and_those_of_both_schemas() {
 #[test]
 fn message_kinds_are_documented_and_replies_follow_their_requests() {
     let kinds = routing::Kind::ENUM_VALUES;
-    let expected: Vec<Vec<String>> =
-        kinds.iter().map(|kind| vec![kind.0.to_string(), kind.variant_name().unwrap().into()]).collect();
-    assert_eq!(head(table("Message kinds"), 2), expected);
+    let row = |kind: &routing::Kind| {
+        let purpose = FrameKind::from_u8(kind.0).map_or("No message; never sent", FrameKind::purpose);
+        let purpose = purpose.trim().trim_end_matches('.');
+        vec![kind.0.to_string(), format!("`{}`", kind.variant_name().unwrap()), purpose.to_owned()]
+    };
+    make("Message kinds", &kinds.iter().map(row).collect::<Vec<_>>());
     let known: Vec<u8> = FrameKind::ALL.iter().map(|kind| *kind as u8).collect();
     let numbers: Vec<u8> = kinds.iter().map(|kind| kind.0).filter(|number| *number != 0).collect();
     assert_eq!(known, numbers, "every kind of the schema is known by its number");
@@ -345,9 +387,12 @@ fn the_wire_is_the_frozen_one() {
         schema_lines(file, &mut lines);
     }
     // The tests above hold these tables to the code.
-    let numbered = ["Error codes", "Trust reasons", "Trust levels", "Message kinds", "Reply notes", "Feature bits"];
+    let numbered = ["Error codes", "Trust reasons", "Trust levels", "Reply notes", "Feature bits"];
     for title in numbered {
         lines.extend(head(table(title), 2).iter().map(|row| format!("{title} {:>5} {}", row[0], row[1])));
+    }
+    for kind in routing::Kind::ENUM_VALUES {
+        lines.insert(format!("Message kinds {:>5} {}", kind.0, kind.variant_name().unwrap()));
     }
     for title in ["Findings", "Rules"] {
         lines.extend(head(table(title), 1).iter().map(|row| format!("{title} {}", row[0])));

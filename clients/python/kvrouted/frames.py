@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -208,6 +209,19 @@ def _taint(builder: _Builder, key: str, weight: float) -> int:
     return int(fb.TaintEnd(builder))
 
 
+def _wire_name(field: str) -> str:
+    """The schema compiler's name of a field: `priority_jump` becomes `PriorityJump`."""
+    return "".join(map(str.capitalize, field.split("_")))
+
+
+#: The fields of a route that are numbers or flags, and their names on the wire.
+_ROUTE_NUMBERS = {
+    field.name: _wire_name(field.name)
+    for field in dataclasses.fields(RouteRequest)
+    if field.type in ("bool", "float", "int")
+}
+
+
 def encode_route(correlation_id: int, space_id: int, request: RouteRequest) -> bytes:
     """A route. Raises InvalidRequest for numbers that no frame can hold."""
     builder = _Builder(1024)
@@ -224,19 +238,8 @@ def encode_route(correlation_id: int, space_id: int, request: RouteRequest) -> b
     if request.shared_hits:
         vectors.append(("SharedHits", builder.packed(8, 4, _pack("<II", list(request.shared_hits)))))
     fields += [(name, offset) for name, offset in vectors if offset]
-    numbers: list[tuple[str, float]] = [
-        ("SpaceId", space_id),
-        ("MustUnderstand", request.must_understand),
-        ("Attempt", request.attempt),
-        ("Book", request.book is not None),
-        ("Explain", request.explain),
-        ("CandidatesMax", request.candidates_max),
-        ("ExpectedOutputTokens", request.expected_output_tokens),
-        ("Priority", request.priority),
-        ("PriorityJump", request.priority_jump),
-        ("DeadlineUs", request.deadline_us),
-        ("Disaggregate", request.disaggregate),
-    ]
+    numbers: list[tuple[str, float]] = [("SpaceId", space_id), ("Book", request.book is not None)]
+    numbers += [(name, getattr(request, field)) for field, name in _ROUTE_NUMBERS.items()]
     fb.RouteStart(builder)
     _add(builder, "Route", [*fields, *numbers])
     if request.pin is not None:
@@ -467,7 +470,7 @@ _TERMS = tuple(CostTerms.__dataclass_fields__)
 def _terms(table: Any) -> CostTerms | None:
     if table is None:
         return None
-    return CostTerms(*(getattr(table, "".join(map(str.capitalize, name.split("_"))))() for name in _TERMS))
+    return CostTerms(*(getattr(table, _wire_name(name))() for name in _TERMS))
 
 
 def _candidate(reading: _Reading, table: Any) -> Candidate:

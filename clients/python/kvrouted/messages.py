@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from .errors import InvalidRequest
+from .schema_generated.records import CostTerms as CostTerms
 
 #: Every data-parallel rank of a worker.
 EVERY_RANK = 2**32 - 1
@@ -303,32 +304,6 @@ class Trust:
     #: The last event batch applied, or NO_SEQUENCE.
     as_of_seq: int = NO_SEQUENCE
     as_of_unix_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CostTerms:
-    """The terms of a cost, in the order of the computation. In blocks, unless the name says otherwise."""
-
-    request_blocks: float
-    cached_tokens: float
-    effective_overlap: float
-    active_prefill_tokens: float
-    decay: float
-    device_credit: float
-    host_credit: float
-    disk_credit: float
-    shared_credit: float
-    prefill: float
-    active_decode_blocks: float
-    additional_decode_blocks: float
-    decode: float
-    active_requests: float
-    active_requests_cost: float
-    capability_weight: float
-    taint_factor: float
-    cost: float
-    #: Below 1 if the request's session is bound to the worker.
-    affinity_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,32 +267,6 @@ fn dash() -> String {
 /// Most candidates in one table: more do not fit a line.
 const COLUMNS_MAX: usize = 8;
 
-/// A term's name, its unit, and its value.
-type Term = (&'static str, &'static str, fn(&CostTerms) -> f64);
-
-/// Every term, in the order of the computation.
-const TERMS: [Term; 19] = [
-    ("request_blocks", "blocks", |terms| terms.request_blocks),
-    ("cached_tokens", "tokens", |terms| terms.cached_tokens),
-    ("effective_overlap", "blocks", |terms| terms.effective_overlap),
-    ("active_prefill_tokens", "tokens", |terms| terms.active_prefill_tokens),
-    ("decay", "factor", |terms| terms.decay),
-    ("device_credit", "blocks", |terms| terms.device_credit),
-    ("host_credit", "blocks", |terms| terms.host_credit),
-    ("disk_credit", "blocks", |terms| terms.disk_credit),
-    ("shared_credit", "blocks", |terms| terms.shared_credit),
-    ("prefill", "blocks", |terms| terms.prefill),
-    ("active_decode_blocks", "blocks", |terms| terms.active_decode_blocks),
-    ("additional_decode_blocks", "blocks", |terms| terms.additional_decode_blocks),
-    ("decode", "blocks", |terms| terms.decode),
-    ("active_requests", "requests", |terms| terms.active_requests),
-    ("active_requests_cost", "blocks", |terms| terms.active_requests_cost),
-    ("capability_weight", "divisor", |terms| terms.capability_weight),
-    ("taint_factor", "factor", |terms| terms.taint_factor),
-    ("affinity_factor", "factor", |terms| terms.affinity_factor),
-    ("cost", "", |terms| terms.cost),
-];
-
 /// The cost terms of the first candidates; empty if no candidate has terms.
 pub(super) fn terms_text(ranking: &Ranking) -> String {
     let explained = || ranking.rows.iter().filter_map(|row| Some((row, row.terms.as_ref()?))).take(COLUMNS_MAX);
@@ -304,9 +278,9 @@ pub(super) fn terms_text(ranking: &Ranking) -> String {
     let head = [Cell::new("term"), Cell::new("in")].into_iter();
     table.load_style(UTF8_FULL_CONDENSED);
     table.set_header(head.chain(explained().map(|(row, _)| right(row.worker.to_string()))));
-    for (name, unit, pick) in TERMS {
+    for (name, unit, pick) in CostTerms::ALL {
         let values = explained().map(|(_, terms)| right(term_number(pick(terms))));
-        table.add_row([Cell::new(name), Cell::new(unit)].into_iter().chain(values));
+        table.add_row([Cell::new(*name), Cell::new(*unit)].into_iter().chain(values));
     }
     format!("{table}\n")
 }
@@ -487,7 +461,7 @@ mod tests {
         let terms = CostTerms { prefill: 2.25, cost: 7.0, ..CostTerms::default() };
         let shown = terms_text(&Ranking { rows: vec![row(1, Some(terms)), row(2, None)], ..Ranking::default() });
         assert!(shown.contains("1/0") && !shown.contains("2/0"), "{shown}");
-        assert!(TERMS.iter().all(|(name, unit, _)| shown.contains(name) && shown.contains(unit)), "{shown}");
+        assert!(CostTerms::ALL.iter().all(|(name, unit, _)| shown.contains(name) && shown.contains(unit)), "{shown}");
         assert!(shown.contains("2.2500") && shown.lines().any(|line| line.contains("cost") && line.contains(" 7 ")));
     }
 

@@ -12,8 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
-    HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder, RouteReply,
-    SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
+    AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder,
+    RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
 };
 use transport::Transport;
 
@@ -340,7 +340,15 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn status_page(&mut self, cursor: u32, limit: u32) -> Result<StatusPage> {
-        expect!(self.ask(|encoder, id, out| encoder.status(id, cursor, limit, out))?, Status, "status")
+        match self.administer(&AdminRequest::Status { cursor, limit })? {
+            AdminReply::Status(page) => Ok(page),
+            other => Err(unexpected("status", &Reply::Admin(other))),
+        }
+    }
+
+    /// The reply to a request of administration.
+    fn administer(&mut self, request: &AdminRequest<'_>) -> Result<AdminReply> {
+        expect!(self.ask(|encoder, id, out| encoder.admin(id, request, out))?, Admin, request.kind().name())
     }
 
     /// Adds, removes or changes workers. Answers with how many. Only on the admin socket.
@@ -348,7 +356,10 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn change_worker(&mut self, change: &WorkerChange<'_>) -> Result<u32> {
-        expect!(self.ask(|encoder, id, out| encoder.change_worker(id, change, out))?, ChangeWorker, "change_worker")
+        match self.administer(&AdminRequest::ChangeWorker(*change))? {
+            AdminReply::ChangeWorker(workers) => Ok(workers),
+            other => Err(unexpected("change_worker", &Reply::Admin(other))),
+        }
     }
 
     /// Makes the daemon forget the blocks of a worker, or of every worker. Only on the admin socket.
@@ -356,7 +367,10 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn reset(&mut self, order: ResetOrder) -> Result<ResetDone> {
-        expect!(self.ask(|encoder, id, out| encoder.reset(id, order, out))?, Reset, "reset")
+        match self.administer(&AdminRequest::Reset(order))? {
+            AdminReply::Reset(done) => Ok(done),
+            other => Err(unexpected("reset", &Reply::Admin(other))),
+        }
     }
 
     /// Sets, promotes or ends a shadow policy. Only on the admin socket.
@@ -364,7 +378,10 @@ impl Client {
     /// # Errors
     /// The daemon's, or the connection's.
     pub fn set_policy(&mut self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
-        expect!(self.ask(|encoder, id, out| encoder.set_policy(id, order, out))?, SetPolicy, "set_policy")
+        match self.administer(&AdminRequest::SetPolicy(*order))? {
+            AdminReply::SetPolicy(done) => Ok(done),
+            other => Err(unexpected("set_policy", &Reply::Admin(other))),
+        }
     }
 
     /// Watches a space, or the whole fleet. The watch takes over the connection. Its timeout applies only to the first reply,

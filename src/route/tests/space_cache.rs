@@ -584,9 +584,9 @@ fn columns_and_rows_decide_to_the_same_bits() {
             pin: random.one_in(9).then_some(Worker::new(1, 0)),
             prefers_taints: random.one_in(4),
             shared_blocks: random.rng.random_range(0..4),
-            overrides: Overrides::NONE,
             round_robin_counter: random.rng.random_range(0..50),
             session: if random.one_in(3) { AffinitySession::Bound(Worker::new(2, 1)) } else { AffinitySession::None },
+            ..RequestFacts::default()
         };
         let mut observation = Observation { request, workers, ..Observation::default() };
         let (policy, draws) = (random.policy(), Draws::new(seed));

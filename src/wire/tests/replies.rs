@@ -1,7 +1,6 @@
 //! What the daemon sends, and both decoders against garbage.
 
 use super::*;
-use crate::finding::{Finding, Symptom};
 use crate::protocol::{PotentialLoad, PotentialLoads};
 
 fn terms(seed: f64) -> CostTerms {
@@ -111,47 +110,12 @@ fn a_route_reply_round_trips() {
     assert_eq!(silent.chosen().unwrap_err().kind(), Kind::NobodyAvailable, "from a daemon that does not say");
 }
 
-/// A page with every field of its own.
-fn status_page() -> StatusPage {
-    let status = WorkerStatus {
-        worker: Worker::new(1, 2),
-        space: SpaceId(0),
-        model: "m".into(),
-        name: "w".into(),
-        state: WorkerState::Down,
-        trust: Trust::default(),
-        blocks_held: u64::MAX,
-        blocks_by_tier: [1, 2, 3, u64::from(u32::MAX)],
-        counters: vec![("gaps".into(), 3)],
-        remedy: Some("do".into()),
-        source: "config".into(),
-    };
-    let sources = vec![SourceStatus { name: "admin".into(), workers: 3, problem: Some("torn".into()) }];
-    let found = Finding {
-        since_unix_ms: 7,
-        workers: vec![Worker::new(1, 2)],
-        workers_total: 9,
-        ..Symptom::ForeignHashes.finding()
-    };
-    StatusPage {
-        workers: vec![status.clone(), status],
-        next_cursor: Some(2),
-        uptime_ms: 5,
-        sources,
-        findings: vec![found, Symptom::ClockStepped.finding()],
-        daemon_version: "1.2.3".into(),
-        metrics_port: 9100,
-        ..Default::default()
-    }
-}
-
 #[test]
 fn the_other_replies_round_trip() {
     let (mut encoder, (decision, fleet)) = (ReplyEncoder::default(), decision());
     let limits = ServerLimits { frame_body_bytes_max: 1, prompt_tokens_max: 2, ..Default::default() };
     let facts = HelloFacts { version: 1, instance_id: 8, limits, features: 7, admin_socket: Some("/run/a") };
     let lane = LaneOpened { layout: 1, request_ring_bytes: 4096, reply_ring_bytes: 8192 };
-    let page = status_page();
     let load =
         PotentialLoad { worker: Worker::new(9, 1), active_requests: 3, prefill_tokens: u64::MAX, decode_blocks: 5 };
     let potential = PotentialLoads {
@@ -177,8 +141,6 @@ fn the_other_replies_round_trip() {
     encode(&mut |e, out| e.served(ID, BookingOutcome::AlreadyApplied, 8, out));
     encode(&mut |e, out| e.overlap(ID, &decision, out));
     encode(&mut |e, out| e.potential_loads(ID, &potential, out));
-    encode(&mut |e, out| e.status(ID, &page, out));
-    encode(&mut |e, out| e.change_worker(ID, 4, out));
     encode(&mut |e, out| e.lane_opened(ID, lane, out));
     encode(&mut |e, out| e.error(ID, &refusal, out));
     let [
@@ -191,8 +153,6 @@ fn the_other_replies_round_trip() {
         Reply::Served(BookingOutcome::AlreadyApplied),
         Reply::Overlap(overlap),
         Reply::PotentialLoads(loads),
-        Reply::Status(got),
-        Reply::ChangeWorker(4),
         Reply::OpenLane(opened),
         Reply::Error(error),
     ] = replies.as_slice()
@@ -210,7 +170,7 @@ fn the_other_replies_round_trip() {
     assert_eq!((*done, *freed), (BookingOutcome::Superseded, BookingOutcome::Unknown));
     let overlaps: Vec<_> = overlap.workers.iter().map(|entry| entry.overlap.device).collect();
     assert_eq!((overlaps, overlap.matched, overlap.request_blocks), (vec![0, 1, 2], MatchStatus::Unmatchable, 12));
-    assert_eq!((loads, got), (&potential, &page));
+    assert_eq!(loads, &potential);
     assert_eq!((error.kind, error.side, error.retryable), (Some(Kind::Overloaded), Side::Daemon, true));
     assert!(error.retry_after_us > 0);
     let error = Error::from(error.clone());
@@ -248,7 +208,8 @@ fn valid_bodies() -> Vec<(u8, Vec<u8>)> {
     let (decision, fleet) = decision();
     ReplyEncoder::default().route(ID, &decision, true, &fleet, &mut outs[5]);
     let fields = [("id".to_owned(), "1".to_owned())];
-    encoder.change_worker(ID, &WorkerChange { op: WorkerOp::Set, worker: None, fields: &fields }, &mut outs[6]);
+    let change = WorkerChange { op: WorkerOp::Set, worker: None, fields: &fields };
+    encoder.admin(ID, &AdminRequest::ChangeWorker(change), &mut outs[6]);
     outs.iter().map(|out| (split(out).0.kind, split(out).1.to_vec())).collect()
 }
 

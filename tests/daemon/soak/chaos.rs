@@ -284,7 +284,9 @@ impl<'a> Villain<'a> {
         admin.write_all(&hello_frame(None))?;
         read_frame(&mut admin)?;
         frames.clear();
-        (0..20).for_each(|id| encoder.status(CorrelationId(id), 0, 0, &mut frames));
+        (0..20).for_each(|id| {
+            encoder.admin(CorrelationId(id), &kvrouted::wire::AdminRequest::Status { cursor: 0, limit: 0 }, &mut frames)
+        });
         admin.write_all(&frames)?;
         for _ in 0..10 {
             read_frame(&mut admin)?;

@@ -9,8 +9,8 @@ use kvrouted::limits::{
 use kvrouted::load::BookingRef;
 use kvrouted::serve::{Connection, Flow, Peer, Respond};
 use kvrouted::wire::{
-    FrameHeader, FrameKind, PROTOCOL_VERSION, PolicyOrder, Request, RequestEncoder, RequestScratch, decode_reply,
-    decode_request,
+    AdminRequest, FrameHeader, FrameKind, PROTOCOL_VERSION, PolicyOrder, Request, RequestEncoder, RequestScratch,
+    decode_reply, decode_request,
 };
 
 /// Largest body of the connections under test.
@@ -57,17 +57,15 @@ fn within_bounds(request: &Request<'_>) {
                 name(request_id);
             }
         }
-        Request::ChangeWorker(change) => assert!(change.fields.len() <= WORKER_FIELDS_MAX),
-        Request::SetPolicy(PolicyOrder::Shadow { settings, share }) => {
+        Request::Admin(AdminRequest::ChangeWorker(change)) => assert!(change.fields.len() <= WORKER_FIELDS_MAX),
+        Request::Admin(AdminRequest::SetPolicy(PolicyOrder::Shadow { settings, share })) => {
             assert!(settings.len() <= POLICY_SETTINGS_MAX && (0.0..=1.0).contains(share));
         }
-        Request::SetPolicy(PolicyOrder::Promote | PolicyOrder::EndShadow) => {}
         Request::Workers { .. }
         | Request::Watch { .. }
         | Request::ReportLoad { .. }
         | Request::ReportFailure { .. }
-        | Request::Status { .. }
-        | Request::Reset(_)
+        | Request::Admin(_)
         | Request::OpenLane(_) => {}
     }
 }
@@ -133,21 +131,9 @@ fn goes_round(request: &Request<'_>) {
             encoder.watch(id, *space, (*fleet_version_seen, *page_limit), &mut out);
             FrameKind::Watch
         }
-        Request::Status { cursor, limit } => {
-            encoder.status(id, *cursor, *limit, &mut out);
-            FrameKind::Status
-        }
-        Request::ChangeWorker(change) => {
-            encoder.change_worker(id, change, &mut out);
-            FrameKind::ChangeWorker
-        }
-        Request::Reset(order) => {
-            encoder.reset(id, *order, &mut out);
-            FrameKind::Reset
-        }
-        Request::SetPolicy(order) => {
-            encoder.set_policy(id, order, &mut out);
-            FrameKind::SetPolicy
+        Request::Admin(request) => {
+            encoder.admin(id, request, &mut out);
+            request.kind()
         }
         Request::OpenLane(asked) => {
             encoder.open_lane(id, *asked, &mut out);

@@ -5,7 +5,7 @@ use kvrouted::ids::CorrelationId;
 use kvrouted::limits::FRAME_BODY_BYTES_CEILING;
 use kvrouted::schema_generated::routing as fb;
 use kvrouted::serve::admin_path;
-use kvrouted::wire::{FrameHeader, FrameKind, RequestEncoder};
+use kvrouted::wire::{AdminRequest, FrameHeader, FrameKind, PolicyOrder, RequestEncoder, ResetOrder};
 use rand::{RngExt, SeedableRng};
 
 use super::besieged::Besieged;
@@ -151,9 +151,9 @@ fn each_socket_answers_its_own_kinds_only() {
     let daemon = daemon();
     let id = CorrelationId(5);
     let admin_kinds = [
-        encoded(|encoder, out| encoder.status(id, 0, 0, out)),
-        encoded(|encoder, out| encoder.reset(id, kvrouted::wire::ResetOrder::default(), out)),
-        encoded(|encoder, out| encoder.set_policy(id, &kvrouted::wire::PolicyOrder::Promote, out)),
+        encoded(|encoder, out| encoder.admin(id, &AdminRequest::Status { cursor: 0, limit: 0 }, out)),
+        encoded(|encoder, out| encoder.admin(id, &AdminRequest::Reset(ResetOrder::default()), out)),
+        encoded(|encoder, out| encoder.admin(id, &AdminRequest::SetPolicy(PolicyOrder::Promote), out)),
         built(FrameKind::ChangeWorker, 5, |builder| {
             let args = fb::ChangeWorkerArgs { op: fb::WorkerOp::Remove, ..fb::ChangeWorkerArgs::default() };
             fb::ChangeWorker::create(builder, &args)

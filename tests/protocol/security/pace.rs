@@ -85,7 +85,9 @@ fn who_never_says_hello_is_told_and_closed_on_either_socket() {
 fn an_admin_who_takes_no_reply_is_closed() {
     let daemon = Besieged::configured("frame_timeout_ms = 1000", "");
     let mut mute = Raw::greeted(&admin_path(&daemon.socket()));
-    let status = encoded(|encoder, out| encoder.status(CorrelationId(3), 0, 0, out));
+    let status = encoded(|encoder, out| {
+        encoder.admin(CorrelationId(3), &kvrouted::wire::AdminRequest::Status { cursor: 0, limit: 0 }, out)
+    });
     mute.stream.set_write_timeout(Some(Duration::from_millis(50))).expect("set");
     // Until neither side takes any more.
     while mute.send_if_open(&status).is_some() {}

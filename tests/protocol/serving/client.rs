@@ -107,7 +107,9 @@ fn status_is_found_from_either_socket_and_merged() {
         assert_eq!(client.set_policy(&PolicyOrder::EndShadow).unwrap_err().kind(), Kind::InvalidArgument);
     }
     let mut raw = Raw::connect(&admin_path(&daemon.path));
-    raw.send(&encoded(|encoder, out| encoder.status(CorrelationId(7), 0, 0, out)));
+    raw.send(&encoded(|encoder, out| {
+        encoder.admin(CorrelationId(7), &kvrouted::wire::AdminRequest::Status { cursor: 0, limit: 0 }, out)
+    }));
     assert_eq!(raw.error(7), Kind::HelloRequired);
     raw.send(&[0; 16]);
     assert!(raw.is_at_end());

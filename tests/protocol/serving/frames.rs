@@ -83,7 +83,9 @@ fn bad_bodies_get_typed_errors_and_the_connection_stays() {
         assert_eq!(raw.error(5), Kind::Unsupported);
         raw.send(&frame(header(FrameKind::WatchReply, 8, 6), &[0; 8]));
         assert_eq!(raw.error(6), Kind::Unsupported);
-        raw.send(&encoded(|encoder, out| encoder.status(CorrelationId(7), 0, 0, out)));
+        raw.send(&encoded(|encoder, out| {
+            encoder.admin(CorrelationId(7), &kvrouted::wire::AdminRequest::Status { cursor: 0, limit: 0 }, out)
+        }));
         assert_eq!(raw.error(7), Kind::AdminOnly);
         let elsewhere = RouteRequest { space: SpaceId(9), ..question(&[]) };
         raw.send(&encoded(|encoder, out| encoder.route(CorrelationId(8), &elsewhere, out).unwrap()));

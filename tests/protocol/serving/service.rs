@@ -14,7 +14,9 @@ use kvrouted::requests::{HelloInfo, Routed, Service};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
 use kvrouted::serve::AdminService;
 use kvrouted::trust::Trust;
-use kvrouted::wire::{PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerChange, WorkerStatus};
+use kvrouted::wire::{
+    AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus,
+};
 
 pub(crate) const INSTANCE: u64 = 77;
 
@@ -185,6 +187,17 @@ impl AdminService for FakeAdmin {
         self.fleet.load()
     }
 
+    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply> {
+        Ok(match request {
+            AdminRequest::Status { cursor, limit } => AdminReply::Status(self.status_page(*cursor, *limit as usize)),
+            AdminRequest::Reset(order) => AdminReply::Reset(self.reset(*order)),
+            AdminRequest::SetPolicy(order) => AdminReply::SetPolicy(set_policy(order)?),
+            other => return Err(Error::new(Kind::Unsupported, other.kind().name(), "no test asks for it")),
+        })
+    }
+}
+
+impl FakeAdmin {
     fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
         let table = self.fleet.load();
         let rest = table.workers.get(cursor as usize..).unwrap_or_default();
@@ -206,22 +219,18 @@ impl AdminService for FakeAdmin {
         StatusPage { workers, next_cursor, instance_id: INSTANCE, ..StatusPage::default() }
     }
 
-    fn change_worker(&self, change: &WorkerChange<'_>) -> Result<u32> {
-        Ok(change.fields.len() as u32)
-    }
-
-    fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
+    fn reset(&self, order: ResetOrder) -> ResetDone {
         let worker = order.worker;
         let workers =
             self.fleet.load().workers.iter().filter(|record| worker.is_none_or(|of| of == record.worker)).count();
-        Ok(ResetDone { workers: workers as u32, snapshots: 1 })
+        ResetDone { workers: workers as u32, snapshots: 1 }
     }
+}
 
-    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
-        match order {
-            PolicyOrder::Shadow { share, .. } => Ok(PolicyDone { policy_version: 1, shadow_share: *share }),
-            PolicyOrder::Promote => Ok(PolicyDone { policy_version: 2, shadow_share: 0.0 }),
-            PolicyOrder::EndShadow => Err(Error::new(Kind::InvalidArgument, "no shadow", "none")),
-        }
+fn set_policy(order: &PolicyOrder<'_>) -> Result<PolicyDone> {
+    match order {
+        PolicyOrder::Shadow { share, .. } => Ok(PolicyDone { policy_version: 1, shadow_share: *share }),
+        PolicyOrder::Promote => Ok(PolicyDone { policy_version: 2, shadow_share: 0.0 }),
+        PolicyOrder::EndShadow => Err(Error::new(Kind::InvalidArgument, "no shadow", "none")),
     }
 }

@@ -1,0 +1,35 @@
+"""Made by scripts/gen-schemas from schemas/routing.fbs. Do not edit."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """The terms of a cost, in the order of the computation. Blocks, unless noted."""
+
+    request_blocks: float
+    #: tokens
+    cached_tokens: float
+    effective_overlap: float
+    #: tokens
+    active_prefill_tokens: float
+    #: factor in (0, 1]
+    decay: float
+    device_credit: float
+    host_credit: float
+    disk_credit: float
+    shared_credit: float
+    prefill: float
+    active_decode_blocks: float
+    additional_decode_blocks: float
+    decode: float
+    #: requests
+    active_requests: float
+    active_requests_cost: float
+    #: factor
+    capability_weight: float
+    #: factor
+    taint_factor: float
+    cost: float
+    #: factor: below 1 if the request's session is bound to the worker
+    affinity_factor: float = 1.0

@@ -50,7 +50,7 @@
 
 /// The value of a reply that must be of the kind `$kind`.
 macro_rules! expect {
-    ($reply:expr, $kind:ident, $request:literal) => {
+    ($reply:expr, $kind:ident, $request:expr) => {
         match $reply {
             crate::wire::Reply::$kind(value) => Ok(value),
             other => Err(crate::client::unexpected($request, &other)),

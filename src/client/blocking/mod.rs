@@ -12,8 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
-    AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone, ResetOrder,
-    RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
+    AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone,
+    ResetOrder, RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
 };
 use transport::Transport;
 

@@ -225,6 +225,8 @@ pub const INGEST_QUANTUM_MESSAGES_MAX: usize = 256;
 pub const INGEST_ROUND_QUANTA_MAX: usize = 64;
 /// Messages of all publishers in one round, except those of its last quantum.
 pub const INGEST_ROUND_MESSAGES_MAX: usize = 4096;
+/// The shortest time between the beginnings of two rounds of an ingest thread while messages arrive often, microseconds.
+pub const INGEST_ROUND_INTERVAL_US: u64 = 50;
 /// Messages fetched from a publisher's socket before the state of its connection is checked, and they are applied.
 pub const INGEST_FETCH_MESSAGES_MAX: usize = 16;
 /// Payload bytes of those messages, except the last.

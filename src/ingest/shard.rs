@@ -15,7 +15,9 @@
 //! | every [`TICK_MS`]: deadlines, silence, probes, heartbeats | [`Shard::tick`] | |
 //! | replays of lost batches | [`Shard::ask_replays`] | `replays` |
 //! | changed states of workers, to the fleet | [`Shard::update_fleet`] | |
-//! | sweeps of the index, and back-pressure | [`Shard::apply_back_pressure`] | |
+//! | one slice of the index's sweep for each space | [`SpaceShard::sweep`] | `../space_shard` |
+//! | trust, after a sweep has placed deferred blocks | [`Shard::update_deferred`] | |
+//! | back-pressure | [`Shard::apply_back_pressure`] | |
 
 mod commands;
 mod publisher;
@@ -28,11 +30,13 @@ pub(super) use commands::{Command, Inbox};
 pub use commands::{UpdateWorker, WorkerAccepted};
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::queue::ArrayQueue;
 use mio::{Events, Poll, Registry, Token, Waker};
+use rustix::thread::set_current_timer_slack;
 use tokio::sync::oneshot;
 
 use super::handle::RefusedPublisher;
@@ -47,7 +51,8 @@ use crate::fleet::Fleet;
 use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
-    CHOKED_PAUSE_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_QUANTA_MAX, LEAVING_PAUSE_MS,
+    CHOKED_PAUSE_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_INTERVAL_US, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_QUANTA_MAX,
+    LEAVING_PAUSE_MS,
 };
 use crate::metrics::WorkerCounter;
 
@@ -170,9 +175,13 @@ impl Shard {
         let mut events = Events::with_capacity(POLL_EVENTS);
         let mut next_tick_ms = 0_u64;
         let mut unswept = false;
+        let mut pace = RoundPace::start();
         tracing::info!(shard = %self.id, publishers = self.publishers.len(), "ingest runs");
         loop {
             let wait_ms = if unswept { 0 } else { self.poll_timeout_ms(next_tick_ms) };
+            if wait_ms > 0 {
+                pace.pause();
+            }
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -181,6 +190,7 @@ impl Shard {
                     return;
                 }
             }
+            pace.begin_round();
             events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
             if self.handle_commands() {
                 tracing::info!(shard = %self.id, "ingest ends");
@@ -351,6 +361,43 @@ fn spaces(writers: Vec<(SpaceId, ShardWriter)>, plans: &[Publisher], shards: usi
         space
     };
     writers.into_iter().map(with_workers).collect()
+}
+
+/// Keeps rounds apart in which few messages would be found.
+///
+/// A message that arrives alone costs a wake-up, a poll and a pass of the loop. Together they cost more than its events
+/// do. While messages arrive often, rounds therefore begin at least an interval apart, and each takes several messages. A
+/// message that arrives after a silence is taken at once.
+struct RoundPace {
+    began: Instant,
+    is_busy: bool,
+}
+
+impl RoundPace {
+    const INTERVAL: Duration = Duration::from_micros(INGEST_ROUND_INTERVAL_US);
+    /// The kernel may end a pause this late. Its default of 50 us would double the interval.
+    const SLACK_NS: u64 = 1_000;
+
+    /// For the calling thread.
+    fn start() -> Self {
+        // A kernel that refuses makes the pauses longer, and nothing else.
+        let _ = set_current_timer_slack(NonZeroU64::new(Self::SLACK_NS));
+        Self { began: Instant::now(), is_busy: false }
+    }
+
+    fn begin_round(&mut self) {
+        let now = Instant::now();
+        self.is_busy = now.duration_since(self.began) < 2 * Self::INTERVAL;
+        self.began = now;
+    }
+
+    /// Waits until the next round may begin. Call it when no work is left.
+    fn pause(&self) {
+        let pause = Self::INTERVAL.saturating_sub(self.began.elapsed());
+        if self.is_busy && !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+    }
 }
 
 /// The only clock of ingest.

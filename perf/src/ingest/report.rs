@@ -124,6 +124,7 @@ fn seen(all: &[Seen]) -> Option<Seen> {
         p50_us: of(|seen| seen.p50_us),
         p99_us: of(|seen| seen.p99_us),
         p999_us: of(|seen| seen.p999_us),
+        window_p99_us: of(|seen| seen.window_p99_us),
         missed: all.iter().map(|seen| seen.missed).sum(),
     })
 }
@@ -144,40 +145,46 @@ fn speed(taken: &[Taken]) -> Speed {
     Speed { per_s: median(all()), range, missed: taken.iter().map(|taken| taken.missed).sum() }
 }
 
+/// Columns of the table of speeds.
+const SPEED_COLUMNS: [&str; 11] = [
+    "wire",
+    "blocks",
+    "sender msg/s",
+    "floor msg/s",
+    "kvrouted msg/s",
+    "of floor",
+    "blocks/s",
+    "missed",
+    "thread CPU ns/msg",
+    "peer msg/s",
+    "of floor",
+];
+/// Columns of the table of costs and delays.
+const BLOCK_COLUMNS: [&str; 17] = [
+    "wire",
+    "blocks",
+    "decode ns",
+    "+ hash",
+    "+ index",
+    "peer decode",
+    "+ hash",
+    "seen at msg/s",
+    "p50 us",
+    "p99 us",
+    "p999 us",
+    "window p99",
+    "floor p50",
+    "floor p99",
+    "window p99",
+    "samples",
+    "missed",
+];
+
 impl Report {
     /// For people.
     #[must_use]
     pub(crate) fn table(&self) -> String {
-        let mut speeds = table(&[
-            "wire",
-            "blocks",
-            "sender msg/s",
-            "floor msg/s",
-            "kvrouted msg/s",
-            "of floor",
-            "blocks/s",
-            "missed",
-            "thread CPU ns/msg",
-            "peer msg/s",
-            "of floor",
-        ]);
-        let mut blocks = table(&[
-            "wire",
-            "blocks",
-            "decode ns",
-            "+ hash",
-            "+ index",
-            "peer decode",
-            "+ hash",
-            "seen at msg/s",
-            "p50 us",
-            "p99 us",
-            "p999 us",
-            "floor p50",
-            "floor p99",
-            "samples",
-            "missed",
-        ]);
+        let (mut speeds, mut blocks) = (table(&SPEED_COLUMNS), table(&BLOCK_COLUMNS));
         for row in self.rows.iter().map(Row::figures) {
             let size = row.blocks_per_message.to_string();
             let name = || [row.wire.to_owned(), size.clone()];
@@ -196,7 +203,7 @@ impl Report {
             ]));
             let (Some(ns), Some(seen)) = (row.ns_per_block, row.seen_at_half_load) else { continue };
             let floor = row.floor_at_half_load.unwrap_or_default();
-            let tenth = |value: f64| format!("{value:.1}");
+            let [tenth, whole] = [|value: f64| format!("{value:.1}"), |value: f64| format!("{value:.0}")];
             blocks.add_row(name().into_iter().chain([
                 tenth(ns.decode),
                 tenth(ns.with_hashing),
@@ -204,11 +211,13 @@ impl Report {
                 ns.peer_decode.map_or_else(dash, tenth),
                 ns.peer_with_hashing.map_or_else(dash, tenth),
                 thousands(seen.messages_per_s),
-                format!("{:.0}", seen.p50_us),
-                format!("{:.0}", seen.p99_us),
-                format!("{:.0}", seen.p999_us),
-                format!("{:.0}", floor.p50_us),
-                format!("{:.0}", floor.p99_us),
+                whole(seen.p50_us),
+                whole(seen.p99_us),
+                whole(seen.p999_us),
+                whole(seen.window_p99_us),
+                whole(floor.p50_us),
+                whole(floor.p99_us),
+                whole(floor.window_p99_us),
                 seen.samples.to_string(),
                 seen.missed.to_string(),
             ]));

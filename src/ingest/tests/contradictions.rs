@@ -1,4 +1,4 @@
-//! Events of engines that cannot be believed as they are.
+//! Events that an engine may not mean as it sends them: contradictions, repetitions, reported clears.
 
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};

@@ -2,8 +2,8 @@
 //!
 //! A **shard** is the index of the workers of one ingest thread. [`shard`] makes one and returns its two ends: a
 //! [`ShardWriter`], which alone changes the shard, and a [`ShardReader`], of which every serving thread has a clone
-//! inside its [`IndexReader`]. The index uses no socket and no clock. Its only thread
-//! touches memory before a writer needs it (`ahead`).
+//! inside its [`IndexReader`]. The index uses no socket and no clock. Its only thread touches memory before a writer
+//! needs it (`prefault`).
 //!
 //! # What is stored
 //!
@@ -43,8 +43,8 @@
 //!   takes [`LOOKUP_TRIES_MAX`](crate::limits::LOOKUP_TRIES_MAX) changes, each in the few nodes that the query walks,
 //!   or one multi-write whose writer was stopped in the middle.
 //!
-//! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared_index` says
-//! what readers can see of that.
+//! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared_index`
+//! says what readers can see of that.
 //!
 //! "Exact" means exact over 64-bit local hashes.
 //!

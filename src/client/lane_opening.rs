@@ -62,7 +62,7 @@ pub(super) fn map(opened: LaneOpened, descriptors: Vec<OwnedFd>) -> Result<(Lane
             "use a client and a daemon of the same release, or go without a lane",
         ));
     }
-    let sizes = LaneSizes::told(opened.request_ring_bytes, opened.reply_ring_bytes)?;
+    let sizes = LaneSizes::granted(opened.request_ring_bytes, opened.reply_ring_bytes)?;
     Ok((LaneEnd::new(LaneMemory::map(&memory, sizes)?, LaneSide::Gateway), bell.into()))
 }
 

@@ -31,7 +31,7 @@ impl Shared {
 }
 
 fn ends() -> (LaneEnd, LaneEnd) {
-    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).expect("a lane");
+    let sizes = LaneSizes::requested(4096, 4096, LANE_RING_BYTES_CEILING).expect("a lane");
     let mut made = LaneMemory::make(sizes).expect("a lane");
     let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
     (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon))
@@ -228,7 +228,7 @@ fn two_mappings_see_each_other_and_ring_only_for_a_sleeping_side() {
 #[test]
 fn long_frames_come_whole_from_another_thread() {
     const FRAMES: usize = 200;
-    let sizes = LaneSizes::asked(1 << 16, 1 << 16, LANE_RING_BYTES_CEILING).expect("a lane");
+    let sizes = LaneSizes::requested(1 << 16, 1 << 16, LANE_RING_BYTES_CEILING).expect("a lane");
     let mut made = LaneMemory::make(sizes).expect("a lane");
     let mapped = LaneMemory::map(&made.share().expect("a lane"), sizes).expect("a lane");
     let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));
@@ -258,8 +258,8 @@ fn long_frames_come_whole_from_another_thread() {
 
 #[test]
 fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
-    let sizes = LaneSizes::asked(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
-    let larger = LaneSizes::asked(8192, 4096, LANE_RING_BYTES_CEILING).unwrap();
+    let sizes = LaneSizes::requested(4096, 4096, LANE_RING_BYTES_CEILING).unwrap();
+    let larger = LaneSizes::requested(8192, 4096, LANE_RING_BYTES_CEILING).unwrap();
     let mut made = LaneMemory::make(sizes).unwrap();
     let shared = made.share().unwrap();
     assert!(LaneMemory::map(&shared, larger).unwrap_err().to_string().contains("another size"));
@@ -276,7 +276,7 @@ fn memory_that_could_shrink_or_is_of_another_size_is_not_mapped() {
 
 #[test]
 fn the_memory_of_a_lane_that_has_ended_is_given_back_once_its_gateway_lets_go_of_it() {
-    let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).unwrap();
+    let sizes = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING).unwrap();
     let mut made = LaneMemory::make(sizes).unwrap();
     let kept = made.share().unwrap();
     assert!(made.share().is_err(), "there is one for the other side");

@@ -127,7 +127,7 @@ fn who_is_given_no_lane_goes_by_the_socket_or_not_at_all_and_says_why() {
 
 /// Hands over a lane that says of itself what cannot be.
 fn hand_over_nonsense(client: &UnixStream, asked: FrameHeader) -> LaneMemory {
-    let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).expect("sizes");
+    let sizes = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING).expect("sizes");
     let mut memory = LaneMemory::make(sizes).expect("a lane");
     // The end of the replies, far beyond their ring. Relaxed: the frame below comes after it.
     memory.words()[32].store(u64::MAX, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! A lane beside the socket, as a gateway with the Rust client meets them: each request a route that books, timed from
 //! its call to its decoded reply, and then the free of that booking.
 //!
-//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. Where they look, each
-//! side has processors of its own. The floor of a lane is two threads that pass as many bytes through its rings and think
-//! nothing.
+//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. Where they look,
+//! each side has processors of its own. The floor of a lane is two threads that pass as many bytes through its rings
+//! and think nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -173,7 +173,7 @@ fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64
         Given::Tokens => prompt_tokens(0, size.blocks).len() * 4,
     };
     let (request, reply) = (vec![7; request], vec![9; FLOOR_REPLY_BYTES]);
-    let sizes = LaneSizes::asked(0, 0, LANE_RING_BYTES_CEILING).map_err(contract)?;
+    let sizes = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING).map_err(contract)?;
     let mut made = LaneMemory::make(sizes).map_err(contract)?;
     let mapped = LaneMemory::map(&made.share().map_err(contract)?, sizes).map_err(contract)?;
     let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));

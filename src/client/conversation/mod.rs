@@ -17,7 +17,7 @@ use super::replies::next_frame;
 use super::spaces::Spaces;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, Worker};
-use crate::limits::{CLIENT_REPORTS_OWED_MAX, WORKERS_PAGE_MAX};
+use crate::limits::{CLIENT_REPORTS_STORED_MAX, WORKERS_PAGE_MAX};
 use crate::protocol::{BookingHandle, BookingRef, SessionToken};
 use crate::wire::{HelloReply, LaneAsked, PROTOCOL_VERSION, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
@@ -325,7 +325,7 @@ impl<W: Waiter> Conversation<W> {
         if matches!(report.kind, ReportKind::OutputProgress { .. }) {
             return;
         }
-        if self.stored_reports.len() >= CLIENT_REPORTS_OWED_MAX {
+        if self.stored_reports.len() >= CLIENT_REPORTS_STORED_MAX {
             self.stored_reports.pop_front();
             self.count(ClientCounter::ReportsForgotten);
         }

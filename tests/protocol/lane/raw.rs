@@ -67,7 +67,7 @@ impl Raw {
         let opened = LaneOpened { layout: 1, request_ring_bytes: RING_BYTES, reply_ring_bytes: RING_BYTES };
         assert_eq!(reply, Reply::OpenLane(opened));
         let [memory, bell] = <[OwnedFd; 2]>::try_from(descriptors).expect("memory and bell");
-        let sizes = LaneSizes::told(RING_BYTES, RING_BYTES).expect("sizes");
+        let sizes = LaneSizes::granted(RING_BYTES, RING_BYTES).expect("sizes");
         let map = || LaneMemory::map(&memory, sizes).expect("mapped");
         let (end, mapped) = (LaneEnd::new(map(), LaneSide::Gateway), map());
         Self { socket, bell: bell.into(), end, memory: mapped, received: Vec::new() }

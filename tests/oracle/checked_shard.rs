@@ -30,8 +30,8 @@ pub(crate) fn is_implementation_limit(refusal: Refusal) -> bool {
     )
 }
 
-/// A slot for a new worker, and the number of publishes until it was free. The slot of a removed worker is free again once
-/// its blocks have been swept and no reader can see them.
+/// A slot for a new worker, and the number of publishes until it was free. The slot of a removed worker is free again
+/// once its blocks have been swept and no reader can see them.
 pub(crate) fn slot_for_worker(writer: &mut ShardWriter) -> (WorkerSlot, u64) {
     for publishes in 0..SLOT_WAITS_MAX {
         if let Some(slot) = writer.add_worker() {
@@ -90,8 +90,8 @@ impl CheckedShard {
         Self { limits, writer, reader, depths, workers, queries, publishes: 0 }
     }
 
-    /// Applies `events` to the shard, and checks it after every `every`-th event and at the end. `reached` is the number of
-    /// events that were begun.
+    /// Applies `events` to the shard, and checks it after every `every`-th event and at the end. `reached` is the
+    /// number of events that were begun.
     pub(crate) fn run(mut self, events: &[Event], every: usize, reached: &mut usize) -> Self {
         for (at, event) in events.iter().enumerate() {
             *reached = at + 1;

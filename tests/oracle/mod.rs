@@ -1,6 +1,6 @@
-//! The index contract as a plain model: slow and obvious. It keeps ordered maps and computes every answer anew. The other
-//! files are for all tests of the index: events as values, seeded streams, a shard checked against its models, and the
-//! report of a failure.
+//! The index contract as a plain model: slow and obvious. It keeps ordered maps and computes every answer anew. The
+//! other files are for all tests of the index: events as values, seeded streams, a shard checked against its models,
+//! and the report of a failure.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 pub(crate) mod checked_shard;

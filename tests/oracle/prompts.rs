@@ -62,8 +62,8 @@ impl Prompts {
         self.prompts[prompt][at].local
     }
 
-    /// A worker's engine hash of a block; `name_number` is below [`NAMES_PER_PREFIX`]. Workers with odd numbers use names
-    /// that others use for other content.
+    /// A worker's engine hash of a block; `name_number` is below [`NAMES_PER_PREFIX`]. Workers with odd numbers use
+    /// names that others use for other content.
     pub(crate) fn name(&self, worker: usize, prompt: usize, at: usize, name_number: u64) -> EngineHash {
         EngineHash((self.prompts[prompt][at].prefix + worker as u64 % 2) * NAMES_PER_PREFIX + name_number)
     }

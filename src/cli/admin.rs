@@ -26,8 +26,8 @@ pub(super) fn unavailable(socket: &Path, error: &Error) -> Failure {
     Failure::new(exit, if message.contains(&path) { message } else { format!("{path}: {message}") })
 }
 
-/// Asks a daemon about every worker and its source. `socket` is its admin socket, or its routing socket, whose hello reply
-/// names the admin socket.
+/// Asks a daemon about every worker and its source. `socket` is its admin socket, or its routing socket, whose hello
+/// reply names the admin socket.
 pub(super) fn status(socket: &Path) -> Result<wire::StatusPage, Failure> {
     examination(socket).map(|(_, page)| page)
 }

@@ -51,10 +51,10 @@ const LEVEL_SHIFT: u32 = 56;
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
 ///
 /// Why no reader finds a worker emptied and still `exact`: the writer stores the fallen level before it empties the
-/// worker. Emptying is the Release store HOLDERS of `index::shared` (for a removal, CLOSE of a node's header). A reader
-/// whose Acquire load sees that store also sees the fallen level, because it loads the level again after the walk
-/// ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes the reason that lowers the trust
-/// together with the order to empty.
+/// worker. Emptying is the Release store HOLDERS of `index::shared_index` (for a removal, CLOSE of a node's header). A
+/// reader whose Acquire load sees that store also sees the fallen level, because it loads the level again after the
+/// walk ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes the reason that lowers the
+/// trust together with the order to empty.
 #[derive(Debug)]
 pub struct TrustCell {
     /// Level in the top byte, reasons below.

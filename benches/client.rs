@@ -1,9 +1,9 @@
-//! The time of a request through each of the clients, against a daemon of this build: a route that books, and the free of
-//! that booking, from the call to the decoded reply. Over the socket and over a shm lane; with both sides asleep between
-//! requests, and with both busy-polling.
+//! The time of a request through each of the clients, against a daemon of this build: a route that books, and the free
+//! of that booking, from the call to the decoded reply. Over the socket and over a shm lane; with both sides asleep
+//! between requests, and with both busy-polling.
 //!
-//! One daemon, one gateway, one request at a time. To busy-poll, the serving thread and the gateway each need a processor
-//! that no other process uses; otherwise the figures mean nothing.
+//! One daemon, one gateway, one request at a time. To busy-poll, the serving thread and the gateway each need a
+//! processor that no other process uses; otherwise the figures mean nothing.
 
 #[path = "../tests/kit/mod.rs"]
 mod kit;
@@ -116,7 +116,7 @@ fn route_and_free(c: &mut Criterion) {
     let hashes: Vec<u8> = (0..BLOCKS).flat_map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()).collect();
     for busy_polls in [false, true] {
         let daemon = daemon(busy_polls);
-        let mut group = c.benchmark_group(format!("client/{}", if busy_polls { "looking" } else { "asleep" }));
+        let mut group = c.benchmark_group(format!("client/{}", if busy_polls { "busy-polling" } else { "asleep" }));
         let spin = if busy_polls { SPIN } else { Duration::ZERO };
         for (name, lane) in [("socket", LaneUse::Off), ("lane", LaneUse::Require)] {
             let way = Way { name, lane, spin };

@@ -34,8 +34,8 @@ fn space() -> Space {
     }
 }
 
-/// Fleets, by their number of workers. Without optimization, which is a test that the benchmark runs, to fill the largest
-/// takes minutes.
+/// Fleets, by their number of workers. Without optimization, which is a test that the benchmark runs, to fill the
+/// largest takes minutes.
 const FLEETS: &[u32] = if cfg!(debug_assertions) { &[8, 64] } else { &[8, 64, 512, 1024, 4096] };
 
 /// Worker `w` of `n` holds the leading `w / n` of the prompt.

@@ -70,8 +70,8 @@ fn book(c: &mut Criterion) {
     group.finish();
 }
 
-/// A booking, and by its name the end of the one that is oldest, as gateways make them: every prompt is another, none is
-/// still in the caches when it ends.
+/// A booking, and by its name the end of the one that is oldest, as gateways make them: every prompt is another, none
+/// is still in the caches when it ends.
 fn in_turn(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/book_and_free_oldest");
     for workers in WORKERS {
@@ -95,8 +95,8 @@ fn in_turn(c: &mut Criterion) {
     group.finish();
 }
 
-/// As [`in_turn`], but that every prompt and every name is new, as of clients that have nothing to do with each other.
-/// The time includes writing the name.
+/// As [`in_turn`], but with a new prompt and a new name each time, as from unrelated clients. The time includes writing
+/// the name.
 fn apart(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/book_and_free_apart");
     for blocks in [BLOCKS_SHORT, BLOCKS] {

@@ -1,7 +1,7 @@
 //! Endpoints: every text that names one is parsed here before anything connects or binds.
 //!
-//! Endpoints come from untrusted sources: HTTP clients, engines' answers, files of workers, administration requests. They
-//! end in sockets and in the resolver, which do not expect hostile input. So an [`Endpoint`] exists only after
+//! Endpoints come from untrusted sources: HTTP clients, engines' answers, files of workers, administration requests.
+//! They end in sockets and in the resolver, which do not expect hostile input. So an [`Endpoint`] exists only after
 //! [`Endpoint::parse`] has accepted it, and sockets take nothing else.
 //!
 //! # Calls into dependencies that can panic, and the guard of each
@@ -85,7 +85,7 @@ impl Endpoint {
         if ranks == 0 {
             return Some(self.clone());
         }
-        let (host, port) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;
+        let Parts::Tcp { host, port } = split(&self.0)? else { return None };
         let port = u32::from(port.parse::<u16>().ok()?).checked_add(ranks)?;
         u16::try_from(port).ok().map(|port| Self(format!("tcp://{host}:{port}")))
     }
@@ -146,9 +146,8 @@ impl BoundEndpoint {
     /// # Errors
     /// What is wrong with the text.
     pub fn parse(text: &str) -> Parsed<Self> {
-        if let ("tcp", address) = transport(text)?
-            && let Some((host, port)) = address.rsplit_once(':')
-        {
+        transport(text)?;
+        if let Some(Parts::Tcp { host, port }) = split(text) {
             let host = if WILDCARD_HOSTS.contains(&host) { "127.0.0.1" } else { host };
             let port = if matches!(port, "0" | "*") { "1" } else { port };
             check_tcp(text, &format!("{host}:{port}"))?;
@@ -205,6 +204,21 @@ pub fn check_socket_path(path: &str) -> Parsed<()> {
         return Err(EndpointError::new(format!("`{}` does not name a file", shown(path))));
     }
     check_path_length(path)
+}
+
+/// An endpoint in its parts. An IPv6 host keeps its brackets.
+pub(crate) enum Parts<'a> {
+    Tcp { host: &'a str, port: &'a str },
+    Ipc(&'a str),
+}
+
+/// Splits an endpoint; `None` = it has another form. Checks nothing else.
+pub(crate) fn split(text: &str) -> Option<Parts<'_>> {
+    match text.split_once("://")? {
+        ("tcp", address) => address.rsplit_once(':').map(|(host, port)| Parts::Tcp { host, port }),
+        ("ipc", path) => Some(Parts::Ipc(path)),
+        _ => None,
+    }
 }
 
 /// The transport and the address.

@@ -1,7 +1,7 @@
 //! The one error type: what went wrong, which side has to act, whether a retry helps, and what to do.
 //!
-//! The codes are those of the wire (`schemas/README.md`), append-only. A [`Kind`] fixes side and retry, so that the same
-//! failure reads the same in a log line, a reply and an exit message.
+//! The codes are those of the wire (`schemas/README.md`), append-only. A [`Kind`] fixes side and retry, so that the
+//! same failure reads the same in a log line, a reply and an exit message.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Findings: what can be wrong with a fleet or its daemon, with its harm and a remedy.
 //!
-//! The name of a finding is that of a [`TrustReason`](crate::trust::TrustReason) or of a [`Symptom`], which no single batch
-//! shows. This file only defines them; `daemon::doctor` and `cli::doctor` decide when to raise one.
+//! The name of a finding is that of a [`TrustReason`](crate::trust::TrustReason) or of a [`Symptom`], which no single
+//! batch shows. This file only defines them; `daemon::doctor` and `cli::doctor` decide when to raise one.
 
 use crate::ids::Worker;
 use crate::reasons::reasons;
@@ -63,7 +63,8 @@ pub struct Finding {
 }
 
 reasons! {
-    /// Findings that are no trust reason. No name gets another meaning. In the order of the table in `schemas/README.md`.
+    /// Findings that are no trust reason. No name gets another meaning. In the order of the table in
+    /// `schemas/README.md`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     Symptom {
         /// How much harm it does.

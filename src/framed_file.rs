@@ -1,5 +1,5 @@
-//! What the daemon's framed files share: how they begin, and their checksums. Journals and snapshots are such files; the
-//! `format` module of each describes the rest.
+//! What the daemon's framed files share: how they begin, and their checksums. Journals and snapshots are such files;
+//! the `format` module of each describes the rest.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

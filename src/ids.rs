@@ -56,8 +56,8 @@ newtype! {
     WorkerSlot(u16)
 }
 newtype! {
-    /// A worker's place in the fleet table, with a generation that tells apart the workers that had this place. It is never
-    /// reused in one run of the daemon. The index of a place's first worker is the place itself.
+    /// A worker's place in the fleet table, with a generation that tells apart the workers that had this place. It is
+    /// never reused in one run of the daemon. The index of a place's first worker is the place itself.
     WorkerIndex(u32)
 }
 newtype! {

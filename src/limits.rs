@@ -1,5 +1,5 @@
-//! Every limit of the daemon, with its unit last in the name. Operators change some of them by `config`, within the limits
-//! here: `*_DEFAULT` is a default, `*_CEILING` the highest configurable value.
+//! Every limit of the daemon, with its unit last in the name. Operators change some of them by `config`, within the
+//! limits here: `*_DEFAULT` is a default, `*_CEILING` the highest configurable value.
 
 mod events;
 mod http;
@@ -60,13 +60,13 @@ pub const BIND_LOCK_RETRY_MS: u64 = 10;
 pub const METRICS_CONNECTIONS_MAX: usize = 64;
 /// Longest life of a connection to the metrics port, milliseconds, because there are few of them.
 pub const METRICS_CONNECTION_MS_MAX: u64 = 10_000;
-/// Metrics pages in memory: the newest, and older ones still being read. At this limit the newest is served again and no
-/// other is made.
+/// Metrics pages in memory: the newest, and older ones still being read. At this limit the newest is served again and
+/// no other is made.
 pub const METRICS_PAGES_MAX: usize = 4;
 /// Shortest time that a metrics page is served before another is made, milliseconds.
 pub const METRICS_PAGE_MS_MIN: u64 = 250;
-/// A page is also served for this many times the time it took to make, so that a flood of scrapes takes at most a quarter
-/// of one processor.
+/// A page is also served for this many times the time it took to make, so that a flood of scrapes takes at most a
+/// quarter of one processor.
 pub const METRICS_PAGE_REUSE_FACTOR: u32 = 3;
 /// How long a page is kept without a request for it, milliseconds.
 pub const METRICS_PAGE_KEPT_MS: u64 = 10_000;
@@ -122,12 +122,13 @@ pub const WORKER_BLOCKS_MAX_DEFAULT: u64 = 16 << 20;
 /// Memory of the index that a worker's blocks may take for each of the blocks it is allowed, bytes: about twice what
 /// blocks take in chains of usual lengths. Blocks without any chain take some 500 bytes each.
 pub const WORKER_BYTES_PER_BLOCK_MAX: u64 = 64;
-/// Memory of the index that the blocks of one worker may take, bytes, unless its record allows more blocks than the default.
+/// Memory of the index that the blocks of one worker may take, bytes, unless its record allows more blocks than the
+/// default.
 pub const WORKER_BYTES_MAX_DEFAULT: u64 = WORKER_BLOCKS_MAX_DEFAULT * WORKER_BYTES_PER_BLOCK_MAX;
 /// Estimated bytes of a block in the index: its two hashes, the way from its name to it, and slack.
 pub const INDEX_BLOCK_BYTES: u64 = 32;
-/// Estimated bytes of a node in the index besides its blocks: its record, its line with reserved room, and the rest of the
-/// two cache lines in which its hashes end.
+/// Estimated bytes of a node in the index besides its blocks: its record, its line with reserved room, and the rest of
+/// the two cache lines in which its hashes end.
 pub const INDEX_NODE_BYTES: u64 = 480;
 /// Blocks that a worker's record may claim or allow.
 pub const WORKER_BLOCKS_CEILING: u64 = 1 << 32;
@@ -141,16 +142,17 @@ pub const LORAS_MAX: usize = 256;
 pub const REQUEST_TAINTS_MAX: usize = 32;
 /// Ranges of blocks in a shared cache that one request names.
 pub const SHARED_HITS_MAX: usize = 1024;
-/// Blocks of one worker that wait for a parent. Also the blocks below removed ones that a worker may have before stores of
-/// new blocks are refused.
+/// Blocks of one worker that wait for a parent. Also the blocks below removed ones that a worker may have before stores
+/// of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
 /// Blocks of one worker that one event, or one slice of a sweep, may move in the index: out of places whose chain is
 /// broken, or to places that they waited for.
 pub const INDEX_EVENT_MOVES_MAX: usize = 1 << 15;
 /// Blocks of one store that the index takes block by block, as it does wherever a worker has several groups, or blocks
-/// that wait for a parent. A larger store of this kind is refused. Stores of usual workers are taken in runs, at any size.
+/// that wait for a parent. A larger store of this kind is refused. Stores of usual workers are taken in runs, at any
+/// size.
 pub const INDEX_SLOW_PATH_BLOCKS_MAX: usize = 1 << 16;
-/// Nodes that a clear sweeps itself where more lanes wait for the sweep than [`RETIRED_HOLDERS_MAX`].
+/// Nodes that a clear sweeps itself if more cleared holder bits wait for the sweep than [`RETIRED_HOLDERS_MAX`].
 pub const INDEX_EVENT_SWEEP_MAX: usize = 1 << 12;
 /// Segments of a shard's tables that are shrunk in one go while the shard is idle.
 pub const INDEX_IDLE_SHRINKS_MAX: usize = 16;
@@ -162,15 +164,15 @@ pub const JOIN_BLOCKS_MAX: usize = 128;
 pub const LOOKUP_TRIES_MAX: usize = 16;
 /// Garbage of one shard that waits for readers, bytes, beyond which nodes are no longer joined.
 pub const INDEX_GARBAGE_BYTES_STRAINED: u64 = 16 << 20;
-/// Garbage of one shard that waits for readers, bytes, beyond which its ingest thread takes no more batches. The garbage of
-/// one event comes on top: at most the blocks of a worker, or the table of headers when that grows.
+/// Garbage of one shard that waits for readers, bytes, beyond which its ingest thread takes no more batches. The
+/// garbage of one event comes on top: at most the blocks of a worker, or the table of headers when that grows.
 pub const INDEX_GARBAGE_BYTES_CHOKED: u64 = 64 << 20;
 /// KV groups of one worker's tier.
 pub const GROUPS_MAX: usize = 32;
 /// Engine hashes of one worker that may name the same content after the same parent.
 pub const ALIASES_MAX: usize = 8;
-/// Lanes of one shard that were cleared and not yet swept; beyond it each clear sweeps up to [`INDEX_EVENT_SWEEP_MAX`]
-/// nodes itself.
+/// Holder bits of one shard that were cleared and are not yet swept. Beyond it each clear sweeps up to
+/// [`INDEX_EVENT_SWEEP_MAX`] nodes itself.
 pub const RETIRED_HOLDERS_MAX: usize = 256;
 
 /// Bytes of one event message. Larger messages are skipped and counted.
@@ -183,8 +185,8 @@ pub const EVENT_BATCH_TOKENS_MAX: usize = 1 << 24;
 pub const EVENT_BATCH_EVENTS_MAX: usize = 1 << 18;
 /// Multimodal objects of one event batch.
 pub const EVENT_BATCH_MEDIA_MAX: usize = 1 << 18;
-/// Blocks of a repeated root chain that an engine at its capacity can have had free without an eviction: those of finished
-/// requests that were not full. A repetition of more blocks without an eviction in its batch is a full report.
+/// Blocks of a repeated root chain that an engine at its capacity can have had free without an eviction: those of
+/// finished requests that were not full. A repetition of more blocks without an eviction in its batch is a full report.
 pub const REPORT_FREE_BLOCKS_MAX: usize = 8;
 /// Bytes of the LoRA names and salts of one event batch.
 pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
@@ -192,7 +194,8 @@ pub const EVENT_BATCH_TEXT_BYTES_MAX: usize = 16 << 20;
 pub const MSGPACK_DEPTH_MAX: usize = 16;
 /// Payload hashes remembered for each stream, to tell a duplicate from a restarted publisher.
 pub const GATE_PAYLOADS_REMEMBERED: usize = 64;
-/// Payload hashes of replayed batches remembered for each stream until the live stream, which is behind, has passed them.
+/// Payload hashes of replayed batches remembered for each stream until the live stream, which is behind, has passed
+/// them.
 pub const GATE_REPLAYED_REMEMBERED_MAX: usize = 1 << 14;
 /// References of one worker's sliding-window groups to blocks whose content no event has shown yet, counted as often as
 /// announced: one event may place all of them. Such an event comes in the same batch.
@@ -203,16 +206,16 @@ pub const COPIES_LEFT_MAX: usize = 1 << 12;
 pub const COPIES_LEFT_OF_ONE_MAX: usize = 8;
 /// KV groups of one worker whose kind is remembered.
 pub const GROUP_KINDS_MAX: usize = 256;
-/// Names that no rule covers, of one event batch; the others of it are counted together.
+/// Names that this version does not know, of one event batch; the others of it are counted together.
 pub const UNKNOWN_NAMES_BATCH_MAX: usize = 16;
-/// Names that no rule covers, of one worker; the others are counted together.
+/// Names that this version does not know, of one worker; the others are counted together.
 pub const UNKNOWN_NAMES_WORKER_MAX: usize = 32;
-/// Bytes kept of a name that no rule covers.
+/// Bytes kept of a name that this version does not know.
 pub const UNKNOWN_NAME_BYTES_MAX: usize = 48;
 /// Engine hashes of one worker remembered as contradicted. Beyond it every parent counts as contradicted.
 pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
-/// References of one worker to offloaded blocks known only by hash, counted as often as announced: one event may place all
-/// of them. Beyond it they are forgotten.
+/// References of one worker to offloaded blocks known only by hash, counted as often as announced: one event may place
+/// all of them. Beyond it they are forgotten.
 pub const OFFLOADED_UNBOUND_REFERENCES_MAX: usize = 1 << 16;
 /// Tiers and groups in which one such block waits. Each announcement searches them.
 pub const OFFLOADED_PLACES_PER_HASH_MAX: usize = 64;
@@ -220,8 +223,8 @@ pub const OFFLOADED_PLACES_PER_HASH_MAX: usize = 64;
 pub const INGEST_QUANTUM_BYTES_MAX: usize = 8 << 20;
 /// Fairness quantum of a publisher: messages taken before the next publisher.
 pub const INGEST_QUANTUM_MESSAGES_MAX: usize = 256;
-/// Fairness quanta in one round of an ingest thread. The other publishers keep their order and follow in the next round,
-/// after commands, transfers and deadlines.
+/// Fairness quanta in one round of an ingest thread. The other publishers keep their order and follow in the next
+/// round, after commands, transfers and deadlines.
 pub const INGEST_ROUND_QUANTA_MAX: usize = 64;
 /// Messages of all publishers in one round, except those of its last quantum.
 pub const INGEST_ROUND_MESSAGES_MAX: usize = 4096;
@@ -231,8 +234,8 @@ pub const INGEST_ROUND_INTERVAL_US: u64 = 50;
 pub const INGEST_FETCH_MESSAGES_MAX: usize = 16;
 /// Payload bytes of those messages, except the last.
 pub const INGEST_FETCH_BYTES_MAX: usize = 256 << 10;
-/// Default of `ingest.receive_messages_max`. The limit on messages fetched at once is lower. Engines drop messages beyond
-/// the same number.
+/// Default of `ingest.receive_messages_max`. The limit on messages fetched at once is lower. Engines drop messages
+/// beyond the same number.
 pub const ZMQ_RECEIVE_MESSAGES_MAX: i32 = 100_000;
 /// Commands that may wait for one ingest thread.
 pub const INGEST_COMMANDS_MAX: usize = 64;
@@ -251,7 +254,7 @@ pub const TRANSFER_STALL_MS_MAX: u64 = 5_000;
 /// Pause of an ingest thread before it checks that peer again, milliseconds.
 pub const TRANSFER_PAUSE_MS: u64 = 1;
 /// Pause of an ingest thread before it checks again whether a reader may still see a removed worker, milliseconds.
-pub const LEAVING_PAUSE_MS: u64 = 1;
+pub const REMOVAL_PAUSE_MS: u64 = 1;
 /// Blocks, and stores, of one section of a snapshot.
 pub const SNAPSHOT_SECTION_BLOCKS_MAX: usize = DUMP_SLICE_BLOCKS;
 /// Bytes of one section of a snapshot.
@@ -268,8 +271,8 @@ pub const RELAY_REPORT_EVERY_S: u64 = 60;
 pub const RELAY_HEARTBEAT_MS: u64 = 1_000;
 /// How long a relay may be silent before its worker loses trust, milliseconds: several heartbeats.
 pub const RELAY_SILENT_MS_MAX: u64 = 5_000;
-/// How long a worker may have less trust here than at its relay before a full resynchronisation, milliseconds. Doubles after
-/// each one, up to [`RELAY_RESYNC_DOUBLINGS_MAX`] times.
+/// How long a worker may have less trust here than at its relay before a full resynchronisation, milliseconds. Doubles
+/// after each one, up to [`RELAY_RESYNC_DOUBLINGS_MAX`] times.
 pub const RELAY_RESYNC_MS_MIN: u64 = 5_000;
 /// See [`RELAY_RESYNC_MS_MIN`].
 pub const RELAY_RESYNC_DOUBLINGS_MAX: u32 = 6;
@@ -332,8 +335,9 @@ pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 pub const BOOKINGS_MAX: usize = 1 << 20;
 /// Changes of loads remembered with their worker. A serving thread that has missed more reads every load again.
 pub const LOAD_CHANGES_KEPT: u64 = 1024;
-/// Words of 8 bytes for the prompts in flight, so that shared blocks count once. A prompt that does not fit counts in full. A
-/// block of one prompt only takes one word; a prompt takes eight more and a few for its ways, in whole cache lines.
+/// Words of 8 bytes for the prompts in flight, so that shared blocks count once. A prompt that does not fit counts in
+/// full. A block of one prompt only takes one word; a prompt takes eight more and a few for its ways, in whole cache
+/// lines.
 pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
 /// Blocks of one node of the tree of prompts in flight.
 pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
@@ -432,8 +436,8 @@ pub const SESSIONS_ENDED_PER_LOCK_MAX: usize = 4096;
 pub const DISCOVERY_MS_CEILING: u64 = 86_400_000;
 /// Bytes of one file of workers.
 pub const DISCOVERY_FILE_BYTES_MAX: u64 = 16 << 20;
-/// Characters of one file of workers that begin or separate entries (`=`, `:`, `,`, `.`, `[` and `{`). A parser makes about
-/// a hundred bytes of each. `WORKERS_MAX` workers of about ten fields have this many.
+/// Characters of one file of workers that begin or separate entries (`=`, `:`, `,`, `.`, `[` and `{`). A parser makes
+/// about a hundred bytes of each. `WORKERS_MAX` workers of about ten fields have this many.
 pub const DISCOVERY_FILE_MARKS_MAX: usize = 1 << 17;
 /// Problems listed for one configuration or file of workers.
 pub const PROBLEMS_MAX: usize = 256;
@@ -459,7 +463,7 @@ pub const SERVER_INFO_BACK_OFF_MS: [u64; 2] = [250, 30_000];
 pub const SERVER_CHECK_EVERY_MS: u64 = 2_000;
 /// Timeout of a check of an engine, milliseconds.
 pub const SERVER_CHECK_MS_MAX: u64 = 2_000;
-/// Failed checks of an engine in a row before its workers are left alone.
+/// Failed checks of an engine in a row before its workers get a back-off.
 pub const SERVER_CHECKS_FAILED_MAX: u32 = 3;
 /// Engines asked at once, and engines checked at once.
 pub const SERVERS_ASKED_MAX: usize = 8;

@@ -14,8 +14,8 @@
 /// }
 /// ```
 ///
-/// Besides the columns the enum has `ALL`, `name`, and `meaning`, which is the variant's doc comment. A variant may have a
-/// number: `Unreadable(0) = "unreadable", …`.
+/// Besides the columns the enum has `ALL`, `name`, and `meaning`, which is the variant's doc comment. A variant may
+/// have a number: `Unreadable(0) = "unreadable", …`.
 macro_rules! reasons {
     (
         $(#[$of_list:meta])*

@@ -52,8 +52,8 @@ impl SeqWord {
         fence(Ordering::Release);
     }
 
-    /// Begins a change, where several threads may try to. `false` if another thread is changing the words; rarely, too, if
-    /// none is.
+    /// Begins a change, where several threads may try to. `false` if another thread is changing the words; rarely, too,
+    /// if none is.
     #[inline]
     pub(crate) fn try_begin_write(&self) -> bool {
         // Relaxed: the exchange decides.

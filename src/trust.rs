@@ -262,8 +262,8 @@ impl Trust {
     /// The trust in an answer that was read between `self` and `later`: no higher than either.
     ///
     /// The level falls before readers can see the doubtful state, and rises only after that state is gone. So the lower
-    /// of the two levels holds for everything read in between. If the level fell and rose again meanwhile, the answer may
-    /// be from any level, and counts as contended.
+    /// of the two levels holds for everything read in between. If the level fell and rose again meanwhile, the answer
+    /// may be from any level, and counts as contended.
     #[must_use]
     pub fn meet(self, later: Self) -> Self {
         let mut reasons = self.reasons.union(later.reasons);

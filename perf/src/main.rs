@@ -1,5 +1,5 @@
-//! kvrouted beside its peer: the indexes on one tape of operations, ingest over ZeroMQ, and decisions; both sides in turns,
-//! equal terms.
+//! kvrouted beside its peer: the indexes on one tape of operations, ingest over ZeroMQ, and decisions; both sides in
+//! turns, equal terms.
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
 //! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.

@@ -11,7 +11,7 @@ import daemon as daemons
 import proxy
 from chaos_engine import BLOCK_SIZE
 from loader import cache
-from twin import Twin
+from history import History
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RATE = 40
@@ -41,19 +41,19 @@ class Engine:
             self.proxies.append(proxy.Proxy(ports[3], ports[1], f"{seed}/{worker}/replay"))
         replay = f",replay=tcp://127.0.0.1:{ports[3]}" if has_replay else ""
         self.record = f"id={worker},endpoint=tcp://127.0.0.1:{ports[2]}{replay}"
-        self.twins, self.process, self.born = [], None, 0.0
+        self.histories, self.process, self.born = [], None, 0.0
         self.seqs_max = []  # of the lives that have ended
 
     def start(self):
         """A life of its own: an empty cache, and sequence 0."""
-        life = len(self.twins)
+        life = len(self.histories)
         ports = self.ports if self.kind.buffer_steps else (self.ports[0], 0)
         told = {"engine": self.kind.engine, "seed": self.seed, "worker": self.worker, "life": life,
                 "buffer_steps": self.kind.buffer_steps or 1, "ports": ports, "rate": RATE}
         command = [os.path.join(cache(), "venv/bin/python"), os.path.join(HERE, "chaos_engine.py"), json.dumps(told)]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.twins.append(Twin(self.kind.engine, self.seed, self.worker, life))
+        self.histories.append(History(self.kind.engine, self.seed, self.worker, life))
         self.born = time.monotonic()
 
     def is_up(self):
@@ -75,7 +75,7 @@ class Engine:
     def lives(self):
         """Every life, with a sequence that none of its batches exceeds."""
         present = [self.seq_max()] if self.is_up() else []
-        return zip(self.twins, self.seqs_max + present)
+        return zip(self.histories, self.seqs_max + present)
 
     def pause(self):
         self.process.send_signal(signal.SIGSTOP)

@@ -179,8 +179,8 @@ fn scrape(port: u16) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// Compares the daemon with a configuration file. Workers that the file does not name are no difference: a request may have
-/// added them.
+/// Compares the daemon with a configuration file. Workers that the file does not name are no difference: a request may
+/// have added them.
 fn check_config(config: &Config, spaces: &[SpaceInfo], page: &StatusPage) -> Option<Finding> {
     let mut differences = Vec::new();
     for space in &config.spaces {

@@ -38,7 +38,8 @@ pub struct RelayArgs {
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
     #[arg(long, value_name = "SALTS", conflicts_with = "config")]
     pub salts: Option<String>,
-    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default: possible]
+    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default:
+    /// possible]
     #[arg(long, value_name = "REPORTS", conflicts_with = "config")]
     pub full_reports: Option<String>,
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = off [default: 0]

@@ -23,8 +23,9 @@ pub struct ResetArgs {
     /// Only this worker, rank 0 unless given [default: every worker]
     #[arg(long, value_name = "ID/RANK", value_parser = worker)]
     pub worker: Option<Worker>,
-    /// Only blocks in device memory, after the engine's own cache was cleared (vLLM: /reset_prefix_cache, /pause, /sleep;
-    /// SGLang: /flush_cache). The engine publishes the clear with its next step; until then the worker is `unproven`
+    /// Only blocks in device memory, after the engine's own cache was cleared (vLLM: /reset_prefix_cache, /pause,
+    /// /sleep; SGLang: /flush_cache). The engine publishes the clear with its next step; until then the worker is
+    /// `unproven`
     #[arg(long)]
     pub engine_cleared: bool,
 }

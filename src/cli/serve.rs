@@ -46,7 +46,8 @@ pub struct ServeArgs {
     /// Without a file: whether prompts may carry cache salts, `possible` or `none` [default: possible]
     #[arg(long, value_name = "SALTS", conflicts_with = "config")]
     pub salts: Option<String>,
-    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default: possible]
+    /// Without a file: whether a caller can send vLLM `kv_cache_report_mode=full`, `possible` or `none` [default:
+    /// possible]
     #[arg(long, value_name = "REPORTS", conflicts_with = "config")]
     pub full_reports: Option<String>,
     /// Without a file: a worker; repeatable
@@ -64,7 +65,8 @@ pub struct ServeArgs {
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = off [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
-    /// Serve clients of Dynamo's indexer and selection service on this port of the loopback interface; 0 = off [default: 0]
+    /// Serve clients of Dynamo's indexer and selection service on this port of the loopback interface; 0 = off
+    /// [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub http_port: Option<String>,
     /// Keep snapshots of the workers in this folder [default: no snapshots]

@@ -1,5 +1,5 @@
-//! `kvrouted tune`: searches for weights that would have made recorded decisions cheaper, tries them as a shadow policy, and
-//! promotes them.
+//! `kvrouted tune`: searches for weights that would have made recorded decisions cheaper, tries them as a shadow
+//! policy, and promotes them.
 
 use std::io::Write as _;
 use std::path::PathBuf;

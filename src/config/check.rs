@@ -217,7 +217,7 @@ fn check_approximate(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Prob
     }
 }
 
-pub(super) fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut Vec<Problem>) {
+fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut Vec<Problem>) {
     if let Some(entry) = entries.get(max) {
         let message = format!("there are {}, at most {max} are allowed", entries.len());
         problems.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
@@ -226,10 +226,7 @@ pub(super) fn too_many<T>(entries: &[TableDraft<T>], max: usize, problems: &mut 
 
 /// The space that a worker's model, namespace and role select. The error is empty if another problem, already listed,
 /// prevents the search.
-pub(super) fn find_space(
-    entry: &TableDraft<WorkerDraft>,
-    spaces: &[TableDraft<SpaceConfig>],
-) -> Result<SpaceId, Option<Problem>> {
+fn find_space(entry: &TableDraft<WorkerDraft>, spaces: &[TableDraft<SpaceConfig>]) -> Result<SpaceId, Option<Problem>> {
     let draft = &entry.value;
     let unclear = ["model", "namespace", "role"].iter().any(|field| entry.is_refused(field))
         || spaces.iter().any(|space| space.value.model.is_empty());
@@ -290,7 +287,7 @@ fn describe(space: &SpaceConfig) -> String {
 }
 
 /// Where each value was written first.
-pub(super) struct FirstUse<K>(HashMap<K, Location>);
+struct FirstUse<K>(HashMap<K, Location>);
 
 impl<K> Default for FirstUse<K> {
     fn default() -> Self {
@@ -300,7 +297,7 @@ impl<K> Default for FirstUse<K> {
 
 impl<K: Hash + Eq> FirstUse<K> {
     /// The earlier location of `key`, if there is one. Else notes `location` as its first.
-    pub(super) fn repeats(&mut self, key: K, location: &Location) -> Option<Location> {
+    fn repeats(&mut self, key: K, location: &Location) -> Option<Location> {
         if let Some(first) = self.0.get(&key) {
             return Some(first.clone());
         }
@@ -436,17 +433,10 @@ impl Checks {
 }
 
 /// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
-pub(super) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
+pub(crate) fn of_rank(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
     let dp_rank = first.worker.rank.0.checked_add(rank).filter(|rank| *rank < u32::MAX)?;
     let events = match &first.events {
-        Some(events) => Some(EventSource {
-            endpoint: events.endpoint.of_rank(rank)?,
-            replay: match &events.replay {
-                Some(replay) => Some(replay.of_rank(rank)?),
-                None => None,
-            },
-            topic: events.topic.clone(),
-        }),
+        Some(events) => Some(events.of_rank(rank)?),
         None => None,
     };
     let load = match &first.load {

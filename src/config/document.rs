@@ -1,7 +1,7 @@
 //! The first step: reads a TOML document into a draft, guided by the table of fields.
 //!
-//! `toml_edit` stops at the first syntax error. To list them all in one run, the reader notes the bad line, removes it and
-//! parses the document again.
+//! `toml_edit` stops at the first syntax error. To list them all in one run, the reader notes the bad line, removes it
+//! and parses the document again.
 
 use toml_edit::{Document, DocumentMut, Item, TableLike, Value};
 
@@ -179,8 +179,8 @@ fn sections() -> [(&'static str, Vec<&'static str>); 15] {
     ]
 }
 
-/// Reads a document into a draft and adds what is wrong to `problems`. `None` if lines are so broken that the draft as a
-/// whole has no meaning; the readable tables were still checked.
+/// Reads a document into a draft and adds what is wrong to `problems`. `None` if lines are so broken that the draft as
+/// a whole has no meaning; the readable tables were still checked.
 pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
     let mut readable = text.to_owned();
     let mut lost_headers = 0;

@@ -1,4 +1,5 @@
-//! A field of the field table: name, unit, default, kind with bounds, reload, and documentation. A kind also parses values.
+//! A field of the field table: name, unit, default, kind with bounds, reload, and documentation. A kind also parses
+//! values.
 
 use super::problem::nearest;
 

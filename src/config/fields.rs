@@ -1,5 +1,6 @@
 //! The field table: every field's name, unit, default, bounds, description, and whether a running daemon takes over a
-//! change. The example file, suggestions, checks, defaults and the list of fields that need a restart all come from here.
+//! change. The example file, suggestions, checks, defaults and the list of fields that need a restart all come from
+//! here.
 
 /// A field that waits for the next start: its table and its name, as in the file and in [`Config`](super::Config), then
 /// unit, default, kind and description.

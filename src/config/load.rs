@@ -170,7 +170,8 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<Work
     entry
 }
 
-/// `base` with settings over it, each `field=value` with a field of `[policy]`. `source` names the settings in problems.
+/// `base` with settings over it, each `field=value` with a field of `[policy]`. `source` names the settings in
+/// problems.
 ///
 /// # Errors
 /// Every problem with the settings.

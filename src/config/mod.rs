@@ -1,8 +1,8 @@
 //! The daemon's configuration: one TOML file, with a default for every field.
 //!
 //! The first step (`document`) reads the file, or the flags that replace one, into a draft. The table of fields
-//! (`fields`) guides it and holds every default, bound, unit and description. The second step (`check`) checks the draft
-//! as a whole and makes the [`Config`] on which the daemon runs. Both steps list every problem that they find.
+//! (`fields`) guides it and holds every default, bound, unit and description. The second step (`check`) checks the
+//! draft as a whole and makes the [`Config`] on which the daemon runs. Both steps list every problem that they find.
 
 mod check;
 mod document;
@@ -25,13 +25,14 @@ use crate::load::{PrefillFigures, PrefillModel};
 
 use crate::route::Policy;
 
+pub(crate) use check::of_rank;
 pub use example::example;
 pub use load::{Flags, Setting, load, parse};
 pub(crate) use load::{policy_with, socket_default};
 pub use problem::{Location, Problem, Problems};
 pub(crate) use values::HostRule;
 pub use worker_files::{FileFormat, parse_workers};
-pub(crate) use worker_files::{WorkerPatch, parse_worker, rank_of};
+pub(crate) use worker_files::{WorkerPatch, parse_worker};
 
 /// The validated configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -220,8 +221,8 @@ pub struct HttpConfig {
     pub administer: bool,
     /// Host names that requests may use, besides IP addresses and `localhost`; `*` = any.
     pub hosts: Vec<String>,
-    /// Allowed hosts of registered workers' endpoints, each a [`HostRule`]. Empty = any host for a caller on the loopback
-    /// interface, else the caller's own address.
+    /// Allowed hosts of registered workers' endpoints, each a [`HostRule`]. Empty = any host for a caller on the
+    /// loopback interface, else the caller's own address.
     pub worker_hosts: Vec<String>,
     /// Largest request body answered, bytes.
     pub body_bytes_max: u64,

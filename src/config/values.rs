@@ -1,4 +1,5 @@
-//! Values with a syntax of their own: endpoints, socket paths and modes, and the hosts that registered workers may have.
+//! Values with a syntax of their own: endpoints, socket paths and modes, and the hosts that registered workers may
+//! have.
 
 use std::net::IpAddr;
 

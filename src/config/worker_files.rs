@@ -160,12 +160,6 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
     }
 }
 
-/// The worker `rank` ranks after `first`; `None` if there is no such rank or port.
-#[must_use]
-pub(crate) fn rank_of(first: &WorkerConfig, rank: u32) -> Option<WorkerConfig> {
-    check::of_rank(first, rank)
-}
-
 fn entry(pairs: &[(String, String)], problems: &mut Vec<Problem>) -> TableDraft<WorkerDraft> {
     let mut entry = TableDraft::preset(&fields::WORKER, "worker".to_owned(), Location::Document);
     for (name, value) in pairs {
@@ -209,8 +203,8 @@ fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
     problems.extend(written.map(problem));
 }
 
-/// Refuses a text with more entries than workers can have, before a parser builds a tree: two bytes of text become about a
-/// hundred bytes of tree. Marks within strings count too, because only a parser can tell strings apart.
+/// Refuses a text with more entries than workers can have, before a parser builds a tree: two bytes of text become
+/// about a hundred bytes of tree. Marks within strings count too, because only a parser can tell strings apart.
 fn has_bounded_marks(text: &str) -> Result<(), Problem> {
     let marks = text.bytes().filter(|byte| b"=:,.[{".contains(byte)).count();
     if marks <= limits::DISCOVERY_FILE_MARKS_MAX {
@@ -224,8 +218,8 @@ fn has_bounded_marks(text: &str) -> Result<(), Problem> {
     Err(Problem::new(Location::Document, "worker", message))
 }
 
-/// Converts workers from JSON to a TOML document, so that one reader serves both. The document has no locations, because
-/// its lines would mean nothing to the author of the JSON.
+/// Converts workers from JSON to a TOML document, so that one reader serves both. The document has no locations,
+/// because its lines would mean nothing to the author of the JSON.
 fn json_as_toml(text: &str) -> Result<DocumentMut, Problem> {
     let wrong = |message: String| Problem::new(Location::Document, "worker", message);
     let json: Json = serde_json::from_str(text).map_err(|error| {

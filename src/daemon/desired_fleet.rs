@@ -18,7 +18,7 @@ use crate::wire::{SourceStatus, WorkerChange, WorkerOp};
 
 /// The workers that the daemon should have.
 pub(super) struct DesiredFleet {
-    directory: RefCell<SourceMerge>,
+    merge: RefCell<SourceMerge>,
     /// Counts changes, and wakes the tasks that act on them.
     version: watch::Sender<u64>,
     /// The problem of each source or engine that cannot be used, by its name.
@@ -33,14 +33,14 @@ impl DesiredFleet {
     /// The workers that the configuration names.
     pub(super) fn new(named: NamedWorkers, spaces: Vec<SpaceConfig>, counters: Arc<CounterSet<DaemonCounter>>) -> Self {
         let desired = Self {
-            directory: RefCell::default(),
+            merge: RefCell::default(),
             version: watch::channel(0).0,
             problems: RefCell::default(),
             pending: RefCell::default(),
             spaces,
             counters,
         };
-        desired.say(Source::Config, named);
+        desired.set_source(Source::Config, named);
         desired
     }
 
@@ -59,19 +59,19 @@ impl DesiredFleet {
     }
 
     /// What each source names. Do not hold it across an await.
-    pub(super) fn directory(&self) -> Ref<'_, SourceMerge> {
-        self.directory.borrow()
+    pub(super) fn merge(&self) -> Ref<'_, SourceMerge> {
+        self.merge.borrow()
     }
 
-    /// A source names other workers than before.
-    pub(super) fn say(&self, source: Source, named: NamedWorkers) {
-        self.tell(|directory| directory.replace(source, named));
+    /// Replaces what a source names.
+    pub(super) fn set_source(&self, source: Source, named: NamedWorkers) {
+        self.change_sources(|merge| merge.replace(source, named));
     }
 
-    /// An engine answered where it publishes.
-    pub(super) fn answered(&self, url: &str, info: &ServerInfo) {
+    /// Sets an engine's answer about where it publishes.
+    pub(super) fn set_answer(&self, url: &str, info: &ServerInfo) {
         self.problems.borrow_mut().remove(url);
-        self.tell(|directory| directory.set_answer(url, info));
+        self.change_sources(|merge| merge.set_answer(url, info));
     }
 
     /// Notes why the source or engine `name` cannot be used; `None` = it can. Returns whether that is new.
@@ -94,11 +94,11 @@ impl DesiredFleet {
     }
 
     /// Changes what sources name. Logs and counts each worker that is refused now and was not before.
-    fn tell(&self, change: impl FnOnce(&mut SourceMerge)) {
-        let mut directory = self.directory.borrow_mut();
-        let before = directory.merged().refused.clone();
-        change(&mut directory);
-        for refusal in directory.merged().refused.iter().filter(|refusal| !before.contains(refusal)) {
+    fn change_sources(&self, change: impl FnOnce(&mut SourceMerge)) {
+        let mut merge = self.merge.borrow_mut();
+        let before = merge.merged().refused.clone();
+        change(&mut merge);
+        for refusal in merge.merged().refused.iter().filter(|refusal| !before.contains(refusal)) {
             tracing::error!("{refusal}");
             self.counters.bump(match refusal.reason {
                 RefusalReason::Owned(_) | RefusalReason::EndpointTaken(..) => DaemonCounter::WorkersRefusedConflict,
@@ -106,24 +106,24 @@ impl DesiredFleet {
             });
         }
         // An engine that no source names any more has no problem.
-        self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || directory.names_url(name));
+        self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || merge.names_url(name));
         self.version.send_modify(|version| *version += 1);
     }
 
     /// The source that names a worker.
     pub(super) fn source_of(&self, worker: Worker) -> String {
-        let directory = self.directory.borrow();
-        directory.merged().workers.get(&worker).map(|(source, _)| source.to_string()).unwrap_or_default()
+        let merge = self.merge.borrow();
+        merge.merged().workers.get(&worker).map(|(source, _)| source.to_string()).unwrap_or_default()
     }
 
     /// Every source with its problem, if it has one.
     pub(super) fn sources(&self) -> Vec<SourceStatus> {
-        let directory = self.directory.borrow();
+        let merge = self.merge.borrow();
         let mut sources: BTreeMap<String, SourceStatus> = BTreeMap::new();
-        for (source, _) in directory.merged().workers.values() {
+        for (source, _) in merge.merged().workers.values() {
             sources.entry(source.to_string()).or_default().workers += 1;
         }
-        for refusal in &directory.merged().refused {
+        for refusal in &merge.merged().refused {
             sources.entry(refusal.source.to_string()).or_default().problem.get_or_insert_with(|| refusal.to_string());
         }
         for (name, problem) in &*self.problems.borrow() {
@@ -148,14 +148,14 @@ impl DesiredFleet {
 
     /// Adds and removes workers as requests order, all or none of them. All together cost as much as one change.
     pub(super) fn change_together(&self, orders: &[WorkerChangeOrder]) -> Result<u32> {
-        let mut said = self.directory.borrow().workers_of(&Source::Admin);
+        let mut named = self.merge.borrow().workers_of(&Source::Admin);
         let (mut added, mut count) = (Vec::new(), 0);
-        let mut put = |said: &mut NamedWorkers, order: &WorkerChangeOrder| match order {
-            WorkerChangeOrder::Add(fields) => self.add_to(said, fields, &mut added),
-            WorkerChangeOrder::Remove(worker) => self.remove_from(said, *worker),
+        let mut put = |named: &mut NamedWorkers, order: &WorkerChangeOrder| match order {
+            WorkerChangeOrder::Add(fields) => self.add_to(named, fields, &mut added),
+            WorkerChangeOrder::Remove(worker) => self.remove_from(named, *worker),
         };
-        let put = orders.iter().try_for_each(|order| put(&mut said, order).map(|changed| count += changed));
-        let done = put.and_then(|()| self.say_if_taken(said, &added)).map(|()| count);
+        let put = orders.iter().try_for_each(|order| put(&mut named, order).map(|changed| count += changed));
+        let done = put.and_then(|()| self.set_if_accepted(named, &added)).map(|()| count);
         if let Err(error) = &done {
             self.counters.bump(DaemonCounter::WorkersRefusedRequest);
             tracing::warn!(orders = orders.len(), %error, "a request to change workers is refused");
@@ -164,62 +164,62 @@ impl DesiredFleet {
     }
 
     fn add(&self, fields: &[(String, String)]) -> Result<u32> {
-        let (mut said, mut added) = (self.directory.borrow().workers_of(&Source::Admin), Vec::new());
-        let count = self.add_to(&mut said, fields, &mut added)?;
-        self.say_if_taken(said, &added)?;
+        let (mut named, mut added) = (self.merge.borrow().workers_of(&Source::Admin), Vec::new());
+        let count = self.add_to(&mut named, fields, &mut added)?;
+        self.set_if_accepted(named, &added)?;
         Ok(count)
     }
 
     /// Adds a worker, or an engine, to those that requests named. It replaces one of the same identity.
-    fn add_to(&self, said: &mut NamedWorkers, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
+    fn add_to(&self, named: &mut NamedWorkers, fields: &[(String, String)], added: &mut Vec<Worker>) -> Result<u32> {
         let new = parse_worker("the request", fields, &self.spaces).map_err(|problems| invalid(&problems))?;
         let replaced = |worker: Worker| new.identities().any(|identity| identity == worker);
-        said.workers.retain(|worker| !replaced(worker.worker));
-        said.servers.retain(|server| !replaced(server.worker.worker));
+        named.workers.retain(|worker| !replaced(worker.worker));
+        named.servers.retain(|server| !replaced(server.worker.worker));
         added.extend(new.identities());
         let count = new.workers.len().max(new.servers.len());
-        said.workers.extend(new.workers);
-        said.servers.extend(new.servers);
-        if said.workers.len() + said.servers.len() > WORKERS_MAX {
+        named.workers.extend(new.workers);
+        named.servers.extend(new.servers);
+        if named.workers.len() + named.servers.len() > WORKERS_MAX {
             let message = format!("requests have added {WORKERS_MAX} workers, the most that one daemon has");
             return Err(Error::new(Kind::Overloaded, message, "remove some, or run a second daemon"));
         }
         Ok(count as u32)
     }
 
-    /// Takes over what requests name from now on, unless one of the added workers is refused.
-    fn say_if_taken(&self, said: NamedWorkers, added: &[Worker]) -> Result<()> {
+    /// Sets what requests name from now on, unless one of the added workers is refused.
+    fn set_if_accepted(&self, named: NamedWorkers, added: &[Worker]) -> Result<()> {
         // Tried on a copy: a refused change leaves nothing behind.
-        let mut tried = self.directory.borrow().clone();
-        tried.replace(Source::Admin, said.clone());
+        let mut tried = self.merge.borrow().clone();
+        tried.replace(Source::Admin, named.clone());
         let refused = |refusal: &&Refusal| refusal.source == Source::Admin && added.contains(&refusal.worker);
         if let Some(refusal) = tried.merged().refused.iter().find(refused) {
             let remedy = "`kvrouted worker list` shows the source that names it";
             return Err(Error::new(Kind::InvalidArgument, refusal.to_string(), remedy));
         }
-        self.say(Source::Admin, said);
+        self.set_source(Source::Admin, named);
         Ok(())
     }
 
     fn remove(&self, worker: Worker) -> Result<u32> {
-        let mut said = self.directory.borrow().workers_of(&Source::Admin);
-        let removed = self.remove_from(&mut said, worker)?;
-        self.say(Source::Admin, said);
+        let mut named = self.merge.borrow().workers_of(&Source::Admin);
+        let removed = self.remove_from(&mut named, worker)?;
+        self.set_source(Source::Admin, named);
         Ok(removed)
     }
 
     /// Removes a worker, or all of its ranks, from those that requests named.
-    fn remove_from(&self, said: &mut NamedWorkers, worker: Worker) -> Result<u32> {
+    fn remove_from(&self, named: &mut NamedWorkers, worker: Worker) -> Result<u32> {
         let is_meant = |is: Worker| worker.selects(is);
-        let before = said.workers.len() + said.servers.len();
-        said.workers.retain(|worker| !is_meant(worker.worker));
-        said.servers.retain(|server| server.worker.worker.id != worker.id || worker.ranks() != RankSelection::Every);
-        let removed = before - said.workers.len() - said.servers.len();
+        let before = named.workers.len() + named.servers.len();
+        named.workers.retain(|worker| !is_meant(worker.worker));
+        named.servers.retain(|server| server.worker.worker.id != worker.id || worker.ranks() != RankSelection::Every);
+        let removed = before - named.workers.len() - named.servers.len();
         if removed > 0 {
             return Ok(removed as u32);
         }
-        let directory = self.directory.borrow();
-        let owner = directory.merged().workers.iter().find(|(is, _)| is_meant(**is)).map(|(_, (source, _))| source);
+        let merge = self.merge.borrow();
+        let owner = merge.merged().workers.iter().find(|(is, _)| is_meant(**is)).map(|(_, (source, _))| source);
         Err(match owner {
             Some(Source::Admin) => Error::new(
                 Kind::InvalidArgument,
@@ -238,16 +238,16 @@ impl DesiredFleet {
     fn set(&self, worker: Worker, fields: &[(String, String)]) -> Result<u32> {
         let patch = WorkerPatch::parse("the request", fields).map_err(|problems| invalid(&problems))?;
         let meant: Vec<Worker> = {
-            let directory = self.directory.borrow();
+            let merge = self.merge.borrow();
             let is_meant = |is: &Worker| worker.selects(*is);
-            directory.merged().workers.keys().copied().filter(is_meant).collect()
+            merge.merged().workers.keys().copied().filter(is_meant).collect()
         };
         if meant.is_empty() {
             return Err(unknown_worker(worker));
         }
-        self.tell(|directory| {
+        self.change_sources(|merge| {
             for worker in &meant {
-                directory.set(*worker, &patch);
+                merge.set(*worker, &patch);
             }
         });
         Ok(meant.len() as u32)
@@ -284,7 +284,7 @@ mod tests {
     fn ordered_changes_are_made_together_or_not_at_all() {
         let spaces = vec![SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
         let desired = DesiredFleet::new(NamedWorkers::default(), spaces, Arc::default());
-        let (changes, there) = (desired.changes(), || desired.directory().merged().workers.len());
+        let (changes, there) = (desired.changes(), || desired.merge().merged().workers.len());
         let version = *changes.borrow();
         let orders: Vec<_> = (0..256).map(|id| add(id, &[])).collect();
         assert_eq!(desired.change_together(&orders).unwrap(), 256);

@@ -40,7 +40,7 @@ pub(super) async fn find_publishers(desired: &DesiredFleet, counters: &CounterSe
     let mut asking: JoinSet<(String, Result<ServerInfo>)> = JoinSet::new();
     loop {
         changes.mark_unchanged();
-        let unanswered = desired.directory().unanswered();
+        let unanswered = desired.merge().unanswered();
         attempts.retain(|url, attempt| attempt.asking || unanswered.contains(url));
         let now = Instant::now();
         for url in unanswered {
@@ -97,13 +97,13 @@ fn take_answer(
                 endpoint = info.ranks.first().map(|first| first.events.endpoint.as_str()),
                 "the engine answered where it publishes"
             );
-            desired.answered(&url, &info);
+            desired.set_answer(&url, &info);
         }
         Err(error) => {
             let [_, back_off_ms_max] = SERVER_INFO_BACK_OFF_MS;
             counters.bump(DaemonCounter::ServerInfoFailed);
             let Some(attempt) = attempts.get_mut(&url) else { return };
-            if !desired.directory().names_url(&url) {
+            if !desired.merge().names_url(&url) {
                 // No source names it any more: there is no problem to report.
                 attempts.remove(&url);
                 return;
@@ -149,8 +149,8 @@ pub(super) async fn check_health(desired: &DesiredFleet, tables: &RequestTables,
     let mut round = Duration::ZERO;
     loop {
         tokio::time::sleep(Duration::from_millis(SERVER_CHECK_EVERY_MS)).await;
-        failed.retain(|url, _| desired.directory().has_answered(url));
-        let mut urls = desired.directory().answered_urls().into_iter();
+        failed.retain(|url, _| desired.merge().has_answered(url));
+        let mut urls = desired.merge().answered_urls().into_iter();
         let (began, mut under_way) = (std::time::Instant::now(), JoinSet::new());
         loop {
             urls.by_ref().take(SERVERS_ASKED_MAX - under_way.len()).for_each(|url| {
@@ -187,7 +187,7 @@ fn take_health(url: &str, answer: Result<()>, failed: u32, desired: &DesiredFlee
         }
         return 0;
     };
-    if !desired.directory().has_answered(url) {
+    if !desired.merge().has_answered(url) {
         // No source names it any more: there is no problem to report.
         return 0;
     }
@@ -209,10 +209,10 @@ fn take_health(url: &str, answer: Result<()>, failed: u32, desired: &DesiredFlee
 fn back_off(url: &str, round: Duration, desired: &DesiredFleet, tables: &RequestTables) {
     let check_ns = round.as_nanos() as u64 + (SERVER_CHECK_EVERY_MS + SERVER_CHECK_MS_MAX) * 1_000_000;
     let until_ns = tables.now_ns().saturating_add(2 * check_ns);
-    let workers = desired.directory().workers_of_url(url);
+    let workers = desired.merge().workers_of_url(url);
     let fleet = tables.fleet.load();
     for record in fleet.workers.iter().filter(|record| workers.contains(&record.worker)) {
-        tables.loads.leave_alone(record.index, until_ns);
+        tables.loads.back_off_until(record.index, until_ns);
     }
 }
 

@@ -78,7 +78,7 @@ impl FleetReconciler {
         self.listen();
         loop {
             changes.mark_unchanged();
-            let steps = plan(&self.present, desired.directory().merged());
+            let steps = plan(&self.present, desired.merge().merged());
             let changed = !steps.is_empty();
             for step in steps {
                 self.take(step, desired, ingest_threads).await;
@@ -101,11 +101,11 @@ impl FleetReconciler {
         match step {
             Step::Remove(worker) => self.remove(worker, ingest_threads).await,
             // It has no sockets that others could get meanwhile.
-            Step::Change { config, restream } if restream && !self.receives_events(config.worker) => {
+            Step::Change { config, resubscribe } if resubscribe && !self.receives_events(config.worker) => {
                 self.remove(config.worker, ingest_threads).await;
                 self.add(config, desired, ingest_threads).await;
             }
-            Step::Change { config, restream } => self.change(config, restream, desired, ingest_threads).await,
+            Step::Change { config, resubscribe } => self.change(config, resubscribe, desired, ingest_threads).await,
             Step::Add(config) => self.add(config, desired, ingest_threads).await,
         }
     }
@@ -138,18 +138,18 @@ impl FleetReconciler {
             None => None,
         };
         let load = newcomer.as_ref().map(|newcomer| newcomer.load.clone());
-        let admission = AddWorker { record, blocks_max: config.blocks_max, publisher, load };
-        let answer = asked(ingest_threads, shard, |stream| stream.add_worker(admission.clone())).await;
-        drop(admission);
+        let command = AddWorker { record, blocks_max: config.blocks_max, publisher, load };
+        let answer = asked(ingest_threads, shard, |thread| thread.add_worker(command.clone())).await;
+        drop(command);
         if let Some(Err(error)) = newcomer.map(|newcomer| self.snapshots.feed_newcomer(newcomer)) {
             tracing::warn!(%worker, %error, "the worker's snapshot is not loaded");
         }
         match answer {
-            Ok(WorkerAccepted { no_events: unopened }) => {
+            Ok(WorkerAccepted { no_events: refused }) => {
                 self.indexes.insert(worker, index);
                 self.counters.bump(DaemonCounter::WorkersAdded);
                 tracing::info!(%worker, source, name = config.name, "worker added");
-                self.note_no_events(worker, no_events.or(unopened), &trust);
+                self.note_no_events(worker, no_events.or(refused), &trust);
             }
             Err(error) => {
                 self.views.take(index);
@@ -164,7 +164,7 @@ impl FleetReconciler {
     async fn change(
         &mut self,
         config: WorkerConfig,
-        restream: bool,
+        resubscribe: bool,
         desired: &DesiredFleet,
         ingest_threads: &IngestThreads,
     ) {
@@ -177,19 +177,19 @@ impl FleetReconciler {
         };
         let trust = Arc::clone(&held.trust);
         let record = self.records.changed(&config, held.index, held.shard, held.slot, held.trust);
-        let amendment = UpdateWorker { record, blocks_max: config.blocks_max, resubscribe: restream };
+        let command = UpdateWorker { record, blocks_max: config.blocks_max, resubscribe };
         let prefill = config.prefill;
         self.present.insert(worker, config);
-        match asked(ingest_threads, held.shard, |stream| stream.update_worker(amendment.clone())).await {
-            Ok(WorkerAccepted { no_events: unopened }) => {
+        match asked(ingest_threads, held.shard, |thread| thread.update_worker(command.clone())).await {
+            Ok(WorkerAccepted { no_events }) => {
                 self.loads.set_prefill(held.index, prefill);
                 self.counters.bump(DaemonCounter::WorkersChanged);
-                if restream {
+                if resubscribe {
                     self.counters.bump(DaemonCounter::WorkersEmptied);
                 }
-                tracing::info!(%worker, source, restream, "worker changed");
-                if restream {
-                    self.note_no_events(worker, unopened, &trust);
+                tracing::info!(%worker, source, resubscribe, "worker changed");
+                if resubscribe {
+                    self.note_no_events(worker, no_events, &trust);
                 }
             }
             Err(error) => tracing::error!(%worker, source, %error, "worker not changed"),
@@ -205,8 +205,8 @@ impl FleetReconciler {
         self.fleet.update(|table| table.take(index).is_some());
         let gone_since = self.fleet.load().version;
         self.loads.leave(index);
-        let departure = RemoveWorker { index, space: record.space, slot: record.slot, table_version: gone_since };
-        match queued(ingest_threads, record.shard, |stream| stream.remove_worker(departure)).await {
+        let command = RemoveWorker { index, space: record.space, slot: record.slot, table_version: gone_since };
+        match queued(ingest_threads, record.shard, |thread| thread.remove_worker(command)).await {
             Ok(gone) => self.leaving.push((index, gone)),
             Err(error) => tracing::error!(%worker, %error, "the shard of a removed worker still holds it"),
         }
@@ -249,12 +249,12 @@ impl FleetReconciler {
             Some(LoadSource { index, worker: config.worker, endpoint, scheme })
         };
         let mut sources: Vec<_> = publish.filter_map(source).collect();
-        let heard = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
-        let room = self.descriptors;
+        let event_publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
+        let limits = self.descriptors;
         // Events come first: without them prefixes are missed, without a load only its report is.
-        for refused in sources.split_off(room.publishers_max.saturating_sub(heard).min(sources.len())) {
+        for refused in sources.split_off(limits.publishers_max.saturating_sub(event_publishers).min(sources.len())) {
             self.load_reports.bump(LoadReportCounter::SourcesRefused);
-            let (worker, limit) = (refused.worker, room.limit);
+            let (worker, limit) = (refused.worker, limits.limit);
             tracing::error!(%worker, limit, "too few open files to receive the worker's load: raise the limit (ulimit -n)");
         }
         if let Err(error) = self.listener.follow(sources) {
@@ -295,9 +295,9 @@ impl FleetReconciler {
     /// The error if one more publisher's connections are beyond the limit of open files.
     fn too_few_descriptors(&self) -> Option<Error> {
         let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count() + 1;
-        let room = self.descriptors;
-        let message = format!("{} open files are too few for {publishers} publishers", room.limit);
-        (room.publishers_max < publishers).then(|| Error::new(Kind::System, message, "raise the limit (ulimit -n)"))
+        let limits = self.descriptors;
+        let message = format!("{} open files are too few for {publishers} publishers", limits.limit);
+        (limits.publishers_max < publishers).then(|| Error::new(Kind::System, message, "raise the limit (ulimit -n)"))
     }
 }
 
@@ -316,10 +316,10 @@ async fn queued<T>(
     shard: ShardId,
     ask: impl Fn(&IngestHandle) -> Result<oneshot::Receiver<T>>,
 ) -> Result<oneshot::Receiver<T>> {
-    let stream = ingest_threads.of(shard).ok_or_else(|| no_thread(shard))?;
+    let thread = ingest_threads.of(shard).ok_or_else(|| no_thread(shard))?;
     loop {
-        match ask(stream) {
-            Err(error) if error.kind() == Kind::Overloaded && stream.is_running() => {
+        match ask(thread) {
+            Err(error) if error.kind() == Kind::Overloaded && thread.is_running() => {
                 tokio::time::sleep(Duration::from_millis(RECONCILE_RETRY_MS)).await;
             }
             answer => return answer,

@@ -20,14 +20,14 @@ use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::requests::{CoreMetrics, RequestQueue, RequestTables, RoutingService};
 use crate::route::PolicyTable;
-use crate::serve::{HttpBackend, HttpMetrics, HttpPort, HttpThread, MetricsPages, WorkerChangeOrder};
+use crate::serve::{HttpBackend, HttpMetrics, HttpPort, MetricsPages, PortThread, WorkerChangeOrder, draining};
 
 /// Changes of workers to make together, and the receiver of the result.
 type ChangeRequest = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
 
 /// The HTTP port as the control thread sees it.
 pub(super) struct Http {
-    pub(super) thread: Option<HttpThread>,
+    pub(super) thread: Option<PortThread>,
     changes: mpsc::Receiver<ChangeRequest>,
     is_draining: Arc<AtomicBool>,
 }
@@ -125,9 +125,7 @@ impl HttpBackend for Backend {
             mpsc::error::TrySendError::Full(_) => {
                 Error::new(Kind::Overloaded, "too many changes of workers wait", "ask again later")
             }
-            mpsc::error::TrySendError::Closed(_) => {
-                Error::new(Kind::Draining, "the daemon drains", "ask another, or this one once it has restarted")
-            }
+            mpsc::error::TrySendError::Closed(_) => draining(),
         })?;
         Ok(outcome)
     }

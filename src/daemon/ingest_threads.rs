@@ -16,12 +16,12 @@ impl IngestThreads {
     }
 
     pub(super) fn are_running(&self) -> bool {
-        self.0.iter().all(|(_, stream)| stream.is_running())
+        self.0.iter().all(|(_, thread)| thread.is_running())
     }
 
     /// The thread that owns a shard.
     pub(super) fn of(&self, shard: ShardId) -> Option<&IngestHandle> {
-        self.0.iter().find(|(id, _)| *id == shard).map(|(_, stream)| stream)
+        self.0.iter().find(|(id, _)| *id == shard).map(|(_, thread)| thread)
     }
 
     /// Asks for all blocks of a worker.
@@ -34,6 +34,6 @@ impl IngestThreads {
     pub(super) fn reset(&self, one: Option<(ShardId, Worker)>, scope: ResetScope) -> Result<()> {
         let of = |id: &ShardId| one.is_none_or(|(shard, _)| shard == *id);
         let worker = one.map(|(_, worker)| worker);
-        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, stream)| stream.reset(worker, scope))
+        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, thread)| thread.reset(worker, scope))
     }
 }

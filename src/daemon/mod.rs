@@ -40,8 +40,8 @@ use crate::limits::{BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CON
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, HttpThread, IoBackend,
-    Lanes, MetricsPort, MetricsThread, choose_io_backend,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, IoBackend, Lanes,
+    MetricsPort, MetricsThread, PortThread, choose_io_backend,
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -86,7 +86,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let Listeners { routing, admin, admissions, scrapes, http } = Listeners::bind(config).await?;
     let snapshots = Snapshots::open(config)?;
     let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
-    let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one core more.
+    let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
     let policies = reload::policies(config, 1);
     let tables = RequestTables::new(config, (deciding, started), (&fleet, policies), indexes, &predictions, &loads);
     let lanes = Arc::new(lanes(config, descriptors, &tables.users));
@@ -240,12 +240,12 @@ fn start_ingest(
     for plan in plans {
         let shard = plan.shard;
         let (restore, loads) = snapshots::loads_of(&plan, &mut checked);
-        let stream = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads)?;
+        let thread = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads)?;
         snapshots.feed(restore)?;
-        for refused in stream.refused() {
+        for refused in thread.refused() {
             tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");
         }
-        ingest_threads.0.push((shard, stream));
+        ingest_threads.0.push((shard, thread));
     }
     Ok(ingest_threads)
 }
@@ -390,12 +390,12 @@ fn end(
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
     // Until now it has answered requests with the error `draining`.
-    ended.extend(http.map(HttpThread::stop));
+    ended.extend(http.map(PortThread::stop));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // This is the last reference. If another were left, the threads would end with the process.
     let ingest_threads = Arc::into_inner(ingest_threads).unwrap_or_default();
-    ended.extend(ingest_threads.0.into_iter().map(|(_, stream)| stream.stop()));
+    ended.extend(ingest_threads.0.into_iter().map(|(_, thread)| thread.stop()));
     ended.extend(predictor.map(PredictorThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the serving threads, so that it writes their last notes.
@@ -434,6 +434,6 @@ mod tests {
         assert!(watched.is_err(), "all threads run");
         core.drain(Instant::now());
         core.join().unwrap();
-        assert_eq!(runtime.block_on(threads::watch(&handles, &ingest_threads, &others)), "a core thread");
+        assert_eq!(runtime.block_on(threads::watch(&handles, &ingest_threads, &others)), "a serving thread");
     }
 }

@@ -112,7 +112,7 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Con
                 grace_ms.set(next.discovery.grace_ms);
                 reloaded.replace_policies(&next);
                 reloaded.replace_shadow(&next, &mut shadow);
-                desired.say(Source::Config, named(&next));
+                desired.set_source(Source::Config, named(&next));
                 tracing::info!(
                     workers = next.workers.len(),
                     urls = next.servers.len(),

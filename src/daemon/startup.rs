@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, PlaceAllocator};
 use crate::ids::{ShardId, SpaceId, WorkerSlot};
 use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
-use crate::ingest::{Publisher, ShardPlan, WorkerView};
+use crate::ingest::{PublisherPlan, ShardPlan, WorkerView};
 use crate::load::{BackOff, Loads, LoadsConfig};
 
 /// What exists before the first thread.
@@ -99,7 +99,7 @@ struct Shards {
     /// By `ShardId`, then by `SpaceId`.
     indexes: Vec<Vec<(ShardWriter, ShardReader)>>,
     /// By `ShardId`.
-    publishers: Vec<Vec<Publisher>>,
+    publishers: Vec<Vec<PublisherPlan>>,
 }
 
 impl Shards {

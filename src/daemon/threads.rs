@@ -20,7 +20,7 @@ use super::predictor_thread::PredictorThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
-use crate::serve::{CoreHandle, HttpThread, MetricsThread};
+use crate::serve::{CoreHandle, MetricsThread, PortThread};
 use crate::snapshot::Keeper;
 
 /// The threads beside the serving threads and the ingest threads.
@@ -30,7 +30,7 @@ pub(super) struct OtherThreads {
     pub(super) journal: WriterThread,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
-    pub(super) http: Option<HttpThread>,
+    pub(super) http: Option<PortThread>,
     pub(super) metrics: MetricsThread,
 }
 
@@ -46,7 +46,7 @@ impl OtherThreads {
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");
         }
-        if !self.http.as_ref().is_none_or(HttpThread::is_running) {
+        if !self.http.as_ref().is_none_or(PortThread::is_running) {
             return Some("the HTTP port");
         }
         if !self.metrics.is_running() {
@@ -62,7 +62,7 @@ pub(super) async fn watch(cores: &[CoreHandle], ingest_threads: &IngestThreads, 
     loop {
         every.tick().await;
         if !cores.iter().all(CoreHandle::is_alive) {
-            return "a core thread";
+            return "a serving thread";
         }
         if !ingest_threads.are_running() {
             return "an ingest thread";

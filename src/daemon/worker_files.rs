@@ -202,7 +202,7 @@ fn apply(change: FilesChange, desired: &DesiredFleet, counters: &CounterSet<Daem
             desired.note(&name(&path), None);
             tracing::info!(path = %path.display(), workers = named.workers.len(), urls = named.servers.len(), "a file of workers is read");
         }
-        desired.say(Source::File(path), named);
+        desired.set_source(Source::File(path), named);
     }
 }
 

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::config::{Salts, SpaceConfig, WorkerConfig};
 use crate::fleet::{SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
-use crate::ingest::{Publisher, WorkerView};
+use crate::ingest::{PublisherPlan, WorkerView};
 use crate::load::Loads;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
@@ -102,9 +102,9 @@ impl WorkerRecords {
     }
 
     /// The ingest thread's description of a worker that publishes events.
-    pub(super) fn publisher(&self, record: &WorkerRecord, view: &Arc<WorkerView>) -> Option<Publisher> {
+    pub(super) fn publisher(&self, record: &WorkerRecord, view: &Arc<WorkerView>) -> Option<PublisherPlan> {
         let (config, scheme) = self.spaces.get(record.space.0 as usize)?;
-        Some(Publisher {
+        Some(PublisherPlan {
             index: record.index,
             worker: record.worker,
             space: record.space,

@@ -48,8 +48,8 @@ pub struct EngineArgs {
     pub capacity_blocks: usize,
 }
 
-/// `kvrouted demo-gateway`: replays the workload through the daemon. Runs until the workload is complete or its standard
-/// input closes.
+/// `kvrouted demo-gateway`: replays the workload through the daemon. Runs until the workload is complete or its
+/// standard input closes.
 #[derive(Clone, Debug, Args)]
 pub struct GatewayArgs {
     /// The daemon's socket.

@@ -1,8 +1,8 @@
 //! The processes of the demo and their folder: start, supervision and end.
 //!
-//! No process outlives the demo. Engines and gateway read from a pipe whose other end only the demo holds: when the demo
-//! dies, by any signal, their standard input ends and so do they. The daemon does not read standard input; [`run_daemon`]
-//! starts it and asks the kernel for a signal instead.
+//! No process outlives the demo. Engines and gateway read from a pipe whose other end only the demo holds: when the
+//! demo dies, by any signal, their standard input ends and so do they. The daemon does not read standard input;
+//! [`run_daemon`] starts it and asks the kernel for a signal instead.
 
 use std::fs::File;
 use std::io::Read;
@@ -113,8 +113,8 @@ impl Processes {
         self.shared.children.lock().extract_if(.., has_ended).count() > 0
     }
 
-    /// The error of a process that ended unexpectedly. The daemon comes first: without it the gateway ends, and without the
-    /// gateway the engines end.
+    /// The error of a process that ended unexpectedly. The daemon comes first: without it the gateway ends, and without
+    /// the gateway the engines end.
     pub(crate) fn ended(&self) -> Option<Error> {
         let mut children = self.shared.children.lock();
         let ended = children.iter_mut().filter_map(|named| match named.child.try_wait() {

@@ -1,12 +1,13 @@
 //! Compares every overlap that the daemon reported with the engines' own caches. Pure.
 //!
-//! A candidate's overlap is **wrong** if it differs from the prompt's depth in that engine's cache at every batch boundary
-//! from the last batch the daemon had applied when the request was sent to the last batch published when the reply
-//! arrived. An overlap that is not marked `exact` may also be less: a lookup that gave up among changes answers 0.
+//! A candidate's overlap is **wrong** if it differs from the prompt's depth in that engine's cache at every batch
+//! boundary from the last batch the daemon had applied when the request was sent to the last batch published when the
+//! reply arrived. An overlap that is not marked `exact` may also be less: a lookup that gave up among changes answers
+//! 0.
 //!
-//! The first boundary comes from the reply (`as_of_seq`, read before the index). It is never earlier than the state when
-//! the request was sent, so the check is never too lax. Published are all batches stamped before the reply's arrival;
-//! engines take the stamp before they send, on one clock for all processes.
+//! The first boundary comes from the reply (`as_of_seq`, read before the index). It is never earlier than the state
+//! when the request was sent, so the check is never too lax. Published are all batches stamped before the reply's
+//! arrival; engines take the stamp before they send, on one clock for all processes.
 
 use rustc_hash::FxHashMap;
 
@@ -15,8 +16,8 @@ use super::run_records::{BatchRecord, EventRecord, ReplyRecord};
 /// Most wrong overlaps described in words.
 const EXAMPLES_MAX: usize = 5;
 
-/// One engine's cache at every batch boundary. Boundary 0 is before the first batch, boundary `s + 1` after the batch with
-/// sequence number `s`.
+/// One engine's cache at every batch boundary. Boundary 0 is before the first batch, boundary `s + 1` after the batch
+/// with sequence number `s`.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// For each block, the half-open ranges of boundaries at which it was held, ascending.

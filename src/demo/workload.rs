@@ -125,8 +125,8 @@ impl Workload {
         tokens
     }
 
-    /// Capacity of each of `workers` engines in blocks. Together they hold somewhat more than the working set, so that it
-    /// does not fit one engine but fits all; each holds at least three of the longest request.
+    /// Capacity of each of `workers` engines in blocks. Together they hold somewhat more than the working set, so that
+    /// it does not fit one engine but fits all; each holds at least three of the longest request.
     pub(crate) fn capacity_blocks(&self, workers: usize) -> usize {
         let longest = self.requests.iter().map(Request::blocks).max().unwrap_or(0);
         let share = self.working_set_blocks() * 2 / workers.max(1);

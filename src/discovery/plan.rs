@@ -16,7 +16,7 @@ pub(crate) enum Step {
         /// The new record.
         config: WorkerConfig,
         /// Whether its events now come from another source.
-        restream: bool,
+        resubscribe: bool,
     },
     /// Add a worker.
     Add(WorkerConfig),
@@ -33,7 +33,7 @@ pub(crate) fn plan(is: &BTreeMap<Worker, WorkerConfig>, shall: &Merged) -> Vec<S
         match is.get(worker) {
             Some(was) if was == config => {}
             Some(was) if was.space == config.space && was.events.is_some() == config.events.is_some() => {
-                changes.push(Step::Change { config: config.clone(), restream: was.events != config.events });
+                changes.push(Step::Change { config: config.clone(), resubscribe: was.events != config.events });
             }
             Some(_) => {
                 removes.push(Step::Remove(*worker));
@@ -64,7 +64,7 @@ mod tests {
         merge.replace(Source::Config, named(to));
         let shown = |step: Step| match step {
             Step::Remove(worker) => format!("remove {}", worker.id),
-            Step::Change { config, restream } => format!("change {} {restream}", config.worker.id),
+            Step::Change { config, resubscribe } => format!("change {} {resubscribe}", config.worker.id),
             Step::Add(config) => format!("add {}", config.worker.id),
         };
         plan(&is, merge.merged()).into_iter().map(shown).collect()

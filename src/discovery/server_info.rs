@@ -1,7 +1,7 @@
 //! Answers of engines' HTTP servers about where their ranks publish.
 //!
-//! * SGLang: `GET /server_info`, its field `kv_events`: `{publisher, endpoint_host, endpoint_port_base, topic, block_size,
-//!   dp_size, replay_endpoint_port_base, load_endpoint_port_base}`; rank r publishes at base + r.
+//! * SGLang: `GET /server_info`, its field `kv_events`: `{publisher, endpoint_host, endpoint_port_base, topic,
+//!   block_size, dp_size, replay_endpoint_port_base, load_endpoint_port_base}`; rank r publishes at base + r.
 //! * vLLM: `GET /kv_event_sources`: for each data-parallel rank `{publisher, endpoint, replay_endpoint, topic, …}`.
 //!
 //! In place of a wildcard host, where the server binds, the URL's host is used. Answers are untrusted: only the needed
@@ -11,7 +11,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer};
 
-use crate::config::{WorkerConfig, rank_of};
+use crate::config::{WorkerConfig, of_rank};
 use crate::endpoint::{Endpoint, check_topic};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::EventSource;
@@ -226,8 +226,8 @@ impl<'de> Deserialize<'de> for VllmRanks {
 }
 
 impl ServerInfo {
-    /// Reads the body of SGLang's answer. `url` is the server's `http://host:port`. `None`: the answer has no field about
-    /// events.
+    /// Reads the body of SGLang's answer. `url` is the server's `http://host:port`. `None`: the answer has no field
+    /// about events.
     ///
     /// # Errors
     /// [`Kind::Undecodable`], with the missing or invalid field.
@@ -300,7 +300,7 @@ impl ServerInfo {
     pub fn workers(&self, first: &WorkerConfig) -> Vec<WorkerConfig> {
         let first = WorkerConfig { events: None, load: None, ..first.clone() };
         let worker = |info: &RankInfo| {
-            let worker = rank_of(&first, info.rank)?;
+            let worker = of_rank(&first, info.rank)?;
             Some(WorkerConfig { events: Some(info.events.clone()), load: info.load.clone(), ..worker })
         };
         self.ranks.iter().filter_map(worker).collect()
@@ -342,16 +342,11 @@ fn vllm_rank(url: &str, rank: u32, answer: &VllmRank) -> Result<Option<RankInfo>
 }
 
 fn rank_info(first: &EventSource, load: Option<&Endpoint>, rank: u32) -> Option<RankInfo> {
-    let replay = match &first.replay {
-        Some(replay) => Some(replay.of_rank(rank)?),
-        None => None,
-    };
     let load = match load {
         Some(load) => Some(load.of_rank(rank)?),
         None => None,
     };
-    let events = EventSource { endpoint: first.endpoint.of_rank(rank)?, replay, topic: first.topic.clone() };
-    Some(RankInfo { rank, events, load })
+    Some(RankInfo { rank, events: first.of_rank(rank)?, load })
 }
 
 /// The host of a publisher; `None` if it is a wildcard and the URL has no host.

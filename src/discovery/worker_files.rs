@@ -1,5 +1,5 @@
-//! Files of workers over time. The merge keeps a file's last valid workers while the file is invalid, and for a grace period
-//! after it is deleted: no change is reported meanwhile.
+//! Files of workers over time. The merge keeps a file's last valid workers while the file is invalid, and for a grace
+//! period after it is deleted: no change is reported meanwhile.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -11,11 +11,12 @@
 //! | any but Gone | a live gap or restart | | Wanted to prove, now |
 //! | Idle | quiet for long enough | | Wanted to probe |
 //! | Wanted or Asked to probe | a live batch in its place, or a dump or load begins | | Idle |
+//! | Wanted or Asked to renew | a dump or load begins | | Idle |
 //! | Wanted | asked | the sequence to begin at | Asked, unproven |
 //! | Asked | the last batch known, same bytes | Skip | Asked, proven |
 //! | Asked | batch 0, or the next one of what is proven | Apply | Asked, proven |
 //! | Asked | a batch known, other bytes | AnotherIncarnation, or after [`REPLAYS_PER_RECOVERY_MAX`] GivenUp; at 0: Apply | Wanted, from 0, or Idle; Asked, proven |
-//! | Asked, unproven | any later batch: what was asked for is gone | Late, or after [`REPLAY_LATE_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
+//! | Asked, unproven | any later batch: the publisher no longer has the batch asked for | Late, or after [`REPLAY_LATE_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
 //! | Asked, proven | a batch behind a hole | Hole, or after [`REPLAY_TRIES_MAX`] Unfillable | Wanted; Asked, proven |
 //! | Asked, proven | end marker, and the live stream follows | Recovered | Idle |
 //! | Asked, proven | end marker, and batches are missing before the live stream | Short, or GivenUp | Wanted; Idle |
@@ -68,7 +69,7 @@ pub enum Replayed {
     Apply,
     /// It was applied before.
     Skip,
-    /// What is missing before it cannot be had: empty the worker and go on from here.
+    /// The batches before it cannot be fetched: empty the worker and go on from here.
     Unfillable,
     /// Empty the worker, forget the stream, and drop the rest of the answer: a replay from 0 is wanted.
     AnotherIncarnation,
@@ -78,7 +79,7 @@ pub enum Replayed {
     Late,
     /// The publisher still has all of it: empty the worker, apply this batch 0 as the first, and let live batches wait.
     Renewed,
-    /// The publisher has its beginning no more: drop the rest of the answer.
+    /// The publisher no longer has the beginning of the stream: drop the rest of the answer.
     Forgotten,
     /// Yet another incarnation, after as many replays as one recovery may ask for: drop the rest of the answer, empty
     /// the worker, and go on with what comes next.
@@ -324,7 +325,7 @@ impl Recovery {
             Verdict::First { .. } if self.again(answer.advanced, REPLAY_LATE_TRIES_MAX, now_ms) => {
                 return Replayed::Late;
             }
-            // What begins late is known late; there is nothing to empty.
+            // No batch is known yet, so the worker joins late and holds nothing that would have to be emptied.
             Verdict::First { .. } => Replayed::Apply,
             Verdict::InOrder if answer.proven => Replayed::Apply,
             Verdict::Gap { .. } if answer.proven => {

@@ -51,10 +51,10 @@ const LEVEL_SHIFT: u32 = 56;
 /// | the rest | Relaxed: each is whole by itself, and no other memory hangs on it | Relaxed |
 ///
 /// Why no reader finds a worker emptied and still `exact`: the writer stores the fallen level before it empties the
-/// worker. Emptying is the Release store HOLDERS of `index::shared` (for a removal, CLOSE of a node's header). A reader whose
-/// Acquire load sees that store also sees the fallen level, because it loads the level again after the walk
-/// ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes the reason that lowers the trust
-/// together with the order to empty.
+/// worker. Emptying is the Release store HOLDERS of `index::shared_index` (for a removal, CLOSE of a node's header). A
+/// reader whose Acquire load sees that store also sees the fallen level, because it loads the level again after the
+/// walk ([`TrustCell::changed_since`]). `Stream::empty` keeps the writer's order: it takes the reason that lowers the
+/// trust together with the order to empty.
 #[derive(Debug)]
 pub struct TrustCell {
     /// Level in the top byte, reasons below.
@@ -151,8 +151,8 @@ const fn pack_trust(trust: &Trust) -> u64 {
 
 const _: () = assert!(TrustReasons::KNOWN_BITS < 1 << LEVEL_SHIFT, "a reason would reach the level");
 
-/// A space's hash scheme: configured, or learnt from the first worker that shows one; zero = unknown. Beside it, the forms
-/// in which the salts of the space's workers came.
+/// A space's hash scheme: configured, or learnt from the first worker that shows one; zero = unknown. Beside it, the
+/// forms in which the salts of the space's workers came.
 #[derive(Debug, Default)]
 pub struct SchemeCell {
     scheme: AtomicU64,

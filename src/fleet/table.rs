@@ -24,6 +24,18 @@ pub struct EventSource {
     pub topic: String,
 }
 
+impl EventSource {
+    /// The source of the rank `ranks` ranks later. `None` if an endpoint has no port, or if a sum is not a port.
+    #[must_use]
+    pub fn of_rank(&self, ranks: u32) -> Option<Self> {
+        let replay = match &self.replay {
+            Some(replay) => Some(replay.of_rank(ranks)?),
+            None => None,
+        };
+        Some(Self { endpoint: self.endpoint.of_rank(ranks)?, replay, topic: self.topic.clone() })
+    }
+}
+
 /// A space: prompts and blocks of one model, namespace and pool, which may be compared.
 #[derive(Clone, Debug)]
 pub struct Space {
@@ -328,7 +340,7 @@ mod tests {
         assert_eq!((again.place(), again.generation()), (1, 1));
         assert_ne!(again, b);
         places.give_back(b);
-        assert_eq!(places.take(), Some(WorkerIndex(3)), "who has left cannot free the place of who came after");
+        assert_eq!(places.take(), Some(WorkerIndex(3)), "a worker that has left cannot free its successor's place");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! XXH3-64 with AVX2.
 //!
-//! Up to 64 bytes, four blocks are multiplied side by side: four 32-bit products make one of 64 bits. For 65 to 240 bytes that
-//! gains nothing over the scalar multiplier, which is compiled here with the multiplication that leaves the flags alone.
-//! Above 240 bytes, two registers hold a block's accumulators.
+//! Up to 64 bytes, four blocks are multiplied side by side: four 32-bit products make one of 64 bits. For 65 to 240
+//! bytes that gains nothing over the scalar multiplier, which is compiled here with the multiplication that leaves the
+//! flags alone. Above 240 bytes, two registers hold a block's accumulators.
 
 use super::blocks::Blocks;
 use super::keys::Keys;
@@ -160,7 +160,8 @@ fn products(left: __m256i, right: __m256i) -> __m256i {
     fold(_mm256_unpacklo_epi64(left, right), _mm256_unpackhi_epi64(left, right))
 }
 
-/// The two halves of the products of words, combined by XOR. They are made of 32-bit products, as in long multiplication.
+/// The two halves of the products of words, combined by XOR. They are made of 32-bit products, as in long
+/// multiplication.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn fold(x: __m256i, y: __m256i) -> __m256i {

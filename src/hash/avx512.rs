@@ -1,17 +1,17 @@
 //! XXH3-64 of eight blocks side by side, with AVX-512.
 //!
-//! Up to 240 bytes, XXH3 multiplies pairs of words to 128 bits, which no vector instruction does. The lower half is a 64-bit
-//! vector product; the upper half is put together from 52-bit products. Two blocks share a register, one in the even elements
-//! and one in the odd ones, so that one round of products serves both. Above 240 bytes a block has a register of accumulators
-//! to itself, and only its end is multiplied beside others.
+//! Up to 240 bytes, XXH3 multiplies pairs of words to 128 bits, which no vector instruction does. The lower half is a
+//! 64-bit vector product; the upper half is put together from 52-bit products. Two blocks share a register, one in the
+//! even elements and one in the odd ones, so that one round of products serves both. Above 240 bytes a block has a
+//! register of accumulators to itself, and only its end is multiplied beside others.
 //!
-//! The time of eight blocks of 64 bytes is bounded by the number of vector instructions: 84, of which 29 are products. A
-//! processor that executes them in halves, such as Zen 4, completes two per cycle. Meanwhile two more blocks go through the
-//! scalar multiplier.
+//! The time of eight blocks of 64 bytes is bounded by the number of vector instructions: 84, of which 29 are products.
+//! A processor that executes them in halves, such as Zen 4, completes two per cycle. Meanwhile two more blocks go
+//! through the scalar multiplier.
 //!
-//! Tried and rejected: four 32-bit products for each of 64 bits (slower by a seventh to a fifth); one, three or four scalar
-//! blocks beside each eight (slower by a tenth). Counted and rejected: five 52-bit products, with the lower half as a
-//! correction, take two instructions more in all.
+//! Tried and rejected: four 32-bit products for each of 64 bits (slower by a seventh to a fifth); one, three or four
+//! scalar blocks beside each eight (slower by a tenth). Counted and rejected: five 52-bit products, with the lower half
+//! as a correction, take two instructions more in all.
 
 use super::blocks::Blocks;
 use super::keys::Keys;
@@ -32,7 +32,8 @@ use std::arch::x86_64::{
 const EIGHT: usize = 8;
 /// Bytes of a register.
 const LINE: usize = 64;
-/// From this many left-over blocks on, the last eight blocks are hashed once more, instead of the left-over ones one by one.
+/// From this many left-over blocks on, the last eight blocks are hashed once more, instead of the left-over ones one by
+/// one.
 const REST_MIN: usize = 4;
 
 /// How the bytes of a block are loaded into registers.
@@ -60,8 +61,8 @@ pub(super) fn hash_blocks(blocks: Blocks<'_>, keys: &Keys, out: &mut [LocalHash]
     }
 }
 
-/// Hashes blocks of the most common length in tens: eight side by side, and meanwhile two by the scalar multiplier. Answers
-/// with the number of blocks hashed.
+/// Hashes blocks of the most common length in tens: eight side by side, and meanwhile two by the scalar multiplier.
+/// Answers with the number of blocks hashed.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma,avx2,bmi2")]
 fn tens(lines: &[[u8; LINE]], keys: &Keys, out: &mut [LocalHash]) -> usize {
     let layout = Layout::new(LINE, keys);
@@ -126,8 +127,8 @@ const fn known<const WINDOW: usize>(window: usize) -> usize {
 struct Layout {
     front: __m512i,
     back: __m512i,
-    front_lanes: __mmask8,
-    back_lanes: __mmask8,
+    front_mask: __mmask8,
+    back_mask: __mmask8,
     /// The offset of the back part.
     back_at: usize,
 }
@@ -148,7 +149,7 @@ impl Layout {
             _ => ([0, 16, 32, 48], [64, 80, 96, 112]),
         };
         // Up to 96 bytes, the fourth piece from either end does not count: its product is with 0.
-        let (front_lanes, back_lanes) =
+        let (front_mask, back_mask) =
             if (65..=96).contains(&window) { (0b0011_1111, 0b1111_1100) } else { (0xff, 0xff) };
         let back_at = match window {
             0..=LINE => 0,
@@ -157,7 +158,7 @@ impl Layout {
         };
         // SAFETY: both arrays are 64 bytes.
         let (front, back) = unsafe { (load(line(front).as_ptr()), load(line(back).as_ptr())) };
-        Self { front, back, front_lanes, back_lanes, back_at }
+        Self { front, back, front_mask, back_mask, back_at }
     }
 }
 
@@ -206,9 +207,9 @@ unsafe fn two<const SHAPE: u8, const WINDOW: usize>(
     keys: &Keys,
 ) -> __m512i {
     let window = known::<WINDOW>(window);
-    let Layout { front, back, front_lanes, back_lanes, back_at } = *layout;
-    // SAFETY: `left` and `right` begin `window` readable bytes, of which the shape takes: all 64; the first and the last 32;
-    // the first 64 and 64 more from `back_at`, which is at most `window` - 64; or more than 240.
+    let Layout { front, back, front_mask, back_mask, back_at } = *layout;
+    // SAFETY: `left` and `right` begin `window` readable bytes, of which the shape takes: all 64; the first and the
+    // last 32; the first 64 and 64 more from `back_at`, which is at most `window` - 64; or more than 240.
     unsafe {
         match SHAPE {
             ONE_LINE => products(_mm512_xor_si512(front, load(left)), _mm512_xor_si512(front, load(right))),
@@ -218,11 +219,11 @@ unsafe fn two<const SHAPE: u8, const WINDOW: usize>(
             }
             TWO_LINES => {
                 let whole = WINDOW > 96;
-                let key = |lanes, key, line| {
-                    if whole { _mm512_xor_si512(key, line) } else { _mm512_maskz_xor_epi64(lanes, key, line) }
+                let key = |mask, key, line| {
+                    if whole { _mm512_xor_si512(key, line) } else { _mm512_maskz_xor_epi64(mask, key, line) }
                 };
-                let first = |block| key(front_lanes, front, load(block));
-                let second = |block: *const u8| key(back_lanes, back, load(block.add(back_at)));
+                let first = |block| key(front_mask, front, load(block));
+                let second = |block: *const u8| key(back_mask, back, load(block.add(back_at)));
                 _mm512_add_epi64(products(first(left), first(right)), products(second(left), second(right)))
             }
             _ => products(accumulated(left, window, keys), accumulated(right, window, keys)),
@@ -295,14 +296,14 @@ fn scrambled(sums: __m512i, key: __m512i) -> __m512i {
     _mm512_mullo_epi64(mixed, _mm512_set1_epi64(i64::from(PRIME_SCRAMBLE)))
 }
 
-/// The folded products of the pairs of words of two blocks, in alternation.
+/// The folded products of the pairs of words of two blocks, alternating.
 #[target_feature(enable = "avx512f,avx512dq,avx512ifma")]
 #[inline]
 fn products(left: __m512i, right: __m512i) -> __m512i {
     fold(_mm512_unpacklo_epi64(left, right), _mm512_unpackhi_epi64(left, right))
 }
 
-/// The halves of the products of words, one over the other.
+/// The two halves of the products of words, combined by XOR.
 ///
 /// With 52 bits below and 12 above, a product is `a + 2^52 b + 2^104 c`, where `a` has 52 bits, `b` is the sum of
 /// three such and `c` of three that are small. Its upper half does not depend on `a`.
@@ -322,7 +323,7 @@ fn fold(x: __m512i, y: __m512i) -> __m512i {
     _mm512_xor_si512(high, low)
 }
 
-/// The sums of the even lanes and of the odd lanes of each register, one after the other.
+/// The sums of the even elements and of the odd elements of each register, one after the other.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn in_block_order([a, b, c, d]: [__m512i; 4]) -> __m512i {
@@ -342,22 +343,22 @@ fn avalanche(sums: __m512i) -> __m512i {
 /// 64 bytes at any alignment.
 ///
 /// # Safety
-/// They are readable.
+/// The bytes are readable.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn load(at: *const u8) -> __m512i {
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: the caller guarantees the bytes.
     unsafe { _mm512_loadu_si512(at.cast()) }
 }
 
 /// The first and the last 32 of `window` bytes.
 ///
 /// # Safety
-/// They are readable, and at least 32.
+/// The bytes are readable, and `window` is at least 32.
 #[target_feature(enable = "avx512f,avx2")]
 #[inline]
 unsafe fn load_ends(at: *const u8, window: usize) -> __m512i {
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: the caller guarantees the bytes.
     let (first, last) = unsafe { (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(window - 32).cast())) };
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), last)
 }

@@ -7,11 +7,11 @@ pub(super) const SECRET_BYTES: usize = 192;
 /// The secret of seed 0.
 const SECRET: [u8; SECRET_BYTES] = const_custom_default_secret(0);
 
-/// A seed and its secret. Of each 16 bytes of the plain secret, the seed is added to the first word and subtracted from the
-/// second.
+/// A seed and its secret. Of each 16 bytes of the plain secret, the seed is added to the first word and subtracted from
+/// the second.
 ///
-/// The short lengths of XXH3 add the seed to words of the plain secret instead. At multiples of 16 bytes, where nearly all of
-/// their words are, that gives the words of this secret.
+/// The short lengths of XXH3 add the seed to words of the plain secret instead. At multiples of 16 bytes, where nearly
+/// all of their words are, that gives the words of this secret.
 #[repr(align(64))]
 pub(super) struct Keys {
     secret: [u8; SECRET_BYTES],

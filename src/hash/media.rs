@@ -41,8 +41,8 @@ pub(super) fn with_sorted(media: &[(u32, u64)], f: impl FnOnce(&[(u32, u64)])) {
 
 /// Writes the local hash of every block; `media` are sorted.
 ///
-/// A block's input is its tokens and the hashes of its objects. Neighbouring blocks with equally many objects have inputs of
-/// equal length: these are copied together and hashed side by side.
+/// A block's input is its tokens and the hashes of its objects. Neighbouring blocks with equally many objects have
+/// inputs of equal length: these are copied together and hashed side by side.
 pub(super) fn local_hashes(blocks: Blocks<'_>, seed: Seed, mut media: &[(u32, u64)], out: &mut [LocalHash]) {
     let keys = Keys::new(seed.0);
     let mut at = 0;

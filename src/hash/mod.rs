@@ -5,8 +5,8 @@
 //! position of a block does not enter it. A **sequence hash** chains local hashes:
 //! `s[0] = l[0]`, `s[i] = xxh3(s[i-1] || l[i])` under the plain seed 1337.
 //!
-//! Several blocks of a prompt are hashed side by side. `scalar` is the reference implementation of XXH3; `avx2` and `avx512`
-//! compute the same with vectors. `isa` picks the implementation once, by CPUID.
+//! Several blocks of a prompt are hashed side by side. `scalar` is the reference implementation of XXH3; `avx2` and
+//! `avx512` compute the same with vectors. `isa` picks the implementation once, by CPUID.
 //!
 //! XXH3 is public and not keyed: a caller that chooses prompts can make two blocks collide.
 
@@ -75,10 +75,9 @@ pub fn token_bytes(tokens: &[u32]) -> &[u8] {
 
 /// Clears `out` and fills it with the local hash of every whole block.
 ///
-/// `tokens_le` are little-endian u32 token ids at any alignment; what does not fill a block is ignored.
-/// `media` are (block index, object hash) in any order; those of blocks that are not whole are ignored.
-/// Allocates nothing once `out` is large enough: unsorted `media` are sorted, and blocks with media copied, in buffers that
-/// the thread keeps.
+/// `tokens_le` are little-endian u32 token ids at any alignment; what does not fill a block is ignored. `media` are
+/// (block index, object hash) in any order; those of blocks that are not whole are ignored. Allocates nothing once
+/// `out` is large enough: unsorted `media` are sorted, and blocks with media copied, in buffers that the thread keeps.
 pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32, u64)], out: &mut Vec<LocalHash>) {
     let blocks = Blocks::of_tokens(scheme, tokens_le);
     // Existing elements are overwritten, not cleared first: that would cost time for nothing.
@@ -93,8 +92,8 @@ pub fn local_hashes(scheme: Scheme, seed: Seed, tokens_le: &[u8], media: &[(u32,
     }
 }
 
-/// The least number of blocks, of `window` bytes each, for which hashing side by side is faster than one by one. The test
-/// module `timing` measures it.
+/// The least number of blocks, of `window` bytes each, for which hashing side by side is faster than one by one. The
+/// test module `timing` measures it.
 const fn side_by_side_min(window: usize) -> usize {
     match window {
         0..=16 => usize::MAX,
@@ -106,22 +105,22 @@ const fn side_by_side_min(window: usize) -> usize {
     }
 }
 
-/// Clears `out` and fills it with local hashes given as little-endian u64 at any alignment; trailing bytes that do not fill a
-/// hash are ignored. Allocates nothing once `out` is large enough.
+/// Clears `out` and fills it with local hashes given as little-endian u64 at any alignment; trailing bytes that do not
+/// fill a hash are ignored. Allocates nothing once `out` is large enough.
 #[expect(unsafe_code, reason = "newtypes over u64 are written as bytes")]
 pub fn given_hashes(hashes_le: &[u8], out: &mut Vec<LocalHash>) {
     let count = hashes_le.len() / size_of::<LocalHash>();
     // Existing elements are overwritten, not cleared first: that would cost time for nothing.
     out.resize(count, LocalHash(0));
     let whole = &hashes_le[..count * size_of::<LocalHash>()];
-    // SAFETY: `LocalHash` is a transparent newtype of `u64`, so `count` of them are `whole.len()` bytes, and any bytes are
-    // valid values. They are borrowed from `out` alone.
+    // SAFETY: `LocalHash` is a transparent newtype of `u64`, so `count` of them are `whole.len()` bytes, and any bytes
+    // are valid values. They are borrowed from `out` alone.
     let bytes = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), whole.len()) };
     bytes.copy_from_slice(whole);
 }
 
-/// Clears `out` and fills it with the sequence hashes of `locals`. Each needs the one before it, so they are computed one
-/// after the other.
+/// Clears `out` and fills it with the sequence hashes of `locals`. Each needs the one before it, so they are computed
+/// one after the other.
 pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {
     out.clear();
     let mut previous = None;

@@ -1,5 +1,6 @@
-//! XXH3-64, one block after the other: the reference that the vector implementations equal bit for bit. Processors without
-//! those instructions run it. The words of the secret come from [`Keys`], so that a prompt pays for its seed once.
+//! XXH3-64, one block after the other: the reference that the vector implementations equal bit for bit. Processors
+//! without those instructions run it. The words of the secret come from [`Keys`], so that a prompt pays for its seed
+//! once.
 
 use super::blocks::Blocks;
 use super::keys::{Keys, half_word, word};
@@ -97,8 +98,8 @@ fn fold(left: u64, right: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Keeps a word in a register of its own. Otherwise the compiler gathers words in vectors, which the next step, a 64-bit
-/// multiplication, has to take apart again.
+/// Keeps a word in a register of its own. Otherwise the compiler gathers words in vectors, which the next step, a
+/// 64-bit multiplication, has to take apart again.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn apart(mut word: u64) -> u64 {

@@ -2,8 +2,8 @@
 //!
 //! A **shard** is the index of the workers of one ingest thread. [`shard`] makes one and returns its two ends: a
 //! [`ShardWriter`], which alone changes the shard, and a [`ShardReader`], of which every serving thread has a clone
-//! inside its [`IndexReader`]. The index uses no socket and no clock. Its only thread
-//! touches memory before a writer needs it (`ahead`).
+//! inside its [`IndexReader`]. The index uses no socket and no clock. Its only thread touches memory before a writer
+//! needs it (`prefault`).
 //!
 //! # What is stored
 //!

@@ -31,6 +31,7 @@ mod tests;
 use self::bucket::{Bucket, ENTRIES};
 use super::pages;
 use super::simd::prefetch;
+use super::types::spread;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -93,14 +94,6 @@ impl Mixer {
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
-}
-
-/// A number without pattern from one that may have any: the finisher of SplitMix64.
-const fn spread(secret: u64) -> u64 {
-    let mut z = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Words by name. `name_of` returns the name at a word of the map, the one with which the word was added.

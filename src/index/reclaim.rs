@@ -474,7 +474,7 @@ mod tests {
             let late = reader.enter();
             leave.wait();
             left.wait();
-            assert_eq!(collected(&mut garbage), ['a'], "who enters after the flush does not hold it up");
+            assert_eq!(collected(&mut garbage), ['a'], "a reader that enters after the flush does not delay it");
             drop(late);
         });
     }

@@ -69,7 +69,7 @@ mod vector {
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn differ_wide(a: *const u64, b: *const u64) -> __mmask8 {
-        // SAFETY: the caller vouches for 8 readable elements at each; the loads need no alignment.
+        // SAFETY: the caller guarantees 8 readable elements at each; the loads need no alignment.
         let (left, right) = unsafe { (_mm512_loadu_epi64(a.cast()), _mm512_loadu_epi64(b.cast())) };
         _mm512_cmpneq_epi64_mask(left, right)
     }
@@ -123,7 +123,7 @@ mod vector {
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn equal_narrow(a: *const u64, b: *const u64) -> u32 {
-        // SAFETY: the caller vouches for 4 readable elements at each; the loads need no alignment.
+        // SAFETY: the caller guarantees 4 readable elements at each; the loads need no alignment.
         let (left, right) = unsafe { (_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast())) };
         _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(left, right))).cast_unsigned()
     }

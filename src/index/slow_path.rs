@@ -42,7 +42,7 @@ impl Worker {
         if blocks == 0 {
             return StoreOutcome::default();
         }
-        if !limits.counts_copies && self.says_nothing_new(tree, store) {
+        if !limits.counts_copies && self.is_ambiguous_slow(tree, store) {
             return StoreOutcome { ambiguous: true, already: blocks, ..StoreOutcome::default() };
         }
         if let Some(refusal) = self.beyond_bounds(tree, limits, store) {
@@ -149,7 +149,8 @@ impl Worker {
         }
     }
 
-    fn says_nothing_new(&mut self, tree: &Tree, store: &StoreBlocks<'_>) -> bool {
+    /// As `is_ambiguous`, for any store.
+    fn is_ambiguous_slow(&mut self, tree: &Tree, store: &StoreBlocks<'_>) -> bool {
         let layer = self.layer(store.tier, store.group);
         let Some(holder) = self.group(layer, store.group).map(|group| group.holder) else { return false };
         store.parent.is_none()

@@ -53,6 +53,7 @@
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
 use super::reclaim::{Guard, Reclaimer};
 use super::simd::prefetch;
+use super::types::spread;
 use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
 
 /// Lines of the smallest table.
@@ -428,7 +429,7 @@ struct Keys([u64; 2]);
 
 impl Keys {
     fn new(secret: u64) -> Self {
-        Self([expand(secret), expand(secret ^ 0x6a09_e667_f3bc_c909)])
+        Self([spread(secret), spread(secret ^ 0x6a09_e667_f3bc_c909)])
     }
 
     /// The hash of a key; its highest bits choose the segment.
@@ -563,14 +564,6 @@ impl<'a> Table<'a> {
     fn prefetch(self, hash: u64) {
         prefetch(std::ptr::from_ref(self.line(self.home(hash))).cast());
     }
-}
-
-/// A key made of a secret: the output function of SplitMix64.
-fn expand(secret: u64) -> u64 {
-    let mut key = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    key = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    key = (key ^ key >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    key ^ key >> 31
 }
 
 /// Empty lines: zeroed memory. The operating system provides its pages when they are first written.

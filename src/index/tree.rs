@@ -30,7 +30,7 @@ pub(super) enum Waste {
     /// Words of the arena: the first, and the number.
     Words(u32, u32),
     Overflow(#[expect(dead_code, reason = "dropped after the grace period")] Box<Overflow>),
-    HolderBits(#[expect(dead_code, reason = "dropped after the grace period")] Box<HolderTable>),
+    HolderTable(#[expect(dead_code, reason = "dropped after the grace period")] Box<HolderTable>),
     Table(#[expect(dead_code, reason = "dropped after the grace period")] Retired),
     SharedIndex(#[expect(dead_code, reason = "dropped after the grace period")] Box<SharedIndex>),
 }
@@ -112,7 +112,7 @@ impl Tree {
         if !nested {
             self.head.end_multi_write();
         }
-        self.garbage.push(Waste::HolderBits(before), bytes);
+        self.garbage.push(Waste::HolderTable(before), bytes);
     }
 
     /// Hands garbage to the reclaimer, and reuses what it returns.

@@ -41,7 +41,8 @@ pub struct ShardLimits {
 }
 
 impl ShardLimits {
-    /// Whether a shard may have a chunk mapped before it is needed. A shard with a ceiling takes no memory on suspicion.
+    /// Whether a shard may have a chunk mapped before it is needed. A shard with a ceiling takes no memory on
+    /// suspicion.
     pub(super) const fn maps_ahead(&self) -> bool {
         self.memory_bytes_max == u64::MAX
     }
@@ -65,6 +66,14 @@ impl Default for ShardLimits {
             secret: 0,
         }
     }
+}
+
+/// A key made of a secret: a number without pattern from one that may have any: the finisher of SplitMix64.
+pub(super) const fn spread(secret: u64) -> u64 {
+    let mut z = secret.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// A chain of blocks that a worker says it holds.

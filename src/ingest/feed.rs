@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Scratch, Stream};
-use super::{Publisher, WorkerView};
+use super::{PublisherPlan, WorkerView};
 use crate::endpoint::Endpoint;
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
@@ -42,7 +42,7 @@ impl Feed {
         let (mut writer, reader) = index::shard(Self::SHARD, limits);
         let slot = writer.add_worker().unwrap_or(Self::SLOT);
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
-        let plan = Publisher {
+        let plan = PublisherPlan {
             index: WorkerIndex(0),
             worker,
             space: SpaceId(0),

@@ -6,17 +6,17 @@
 //!
 //! | event | the blocks | trust |
 //! |---|---|---|
-//! | a connector's store of a hash that is held in some tier | count there, as what is held | |
+//! | a connector's store of a hash that is held in some tier | count there, as the held block | |
 //! | a connector's store of any other hash | wait, bounded | offload_unbound |
 //! | a store that defines a waiting hash | count there from then on | offload_unbound goes with the last |
-//! | a removal | taken from what counts or waits; unknown there | lower_tiers_unknown |
+//! | a removal | one reference goes, counted or waiting; a removal of any other block is unknown | lower_tiers_unknown |
 //! | the first stores of a tier, by hash alone, in whose batch no chain's first block is: chunks may name only their last | count | lower_tiers_unknown |
 //! | a connector's store of several blocks: a chunk, which is loaded whole or not at all | count | lookahead_hash |
 //! | a store by hash alone of such a connector: only the last block of its chunk | counts | lower_tiers_unknown |
-//! | a store that never says when its blocks go | do not count | lower_tiers_unknown |
+//! | a store that never announces removals | do not count | lower_tiers_unknown |
 //! | an engine's clear, after a connector has announced a block | every tier is emptied, although the connector may still hold them | lower_tiers_unknown |
 //! | a connector's first event, after a clear that removed reasons about missed events | count | lower_tiers_unknown |
-//! | device memory binds a hash to something else than a lower tier did | the lower tier's are bound again | hash_conflict |
+//! | device memory binds a hash to another block than a lower tier did | the lower tier's references are bound to that block | hash_conflict |
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -9,9 +9,9 @@
 //! thread is the only writer of the shard's part of the index, and hands nothing to another thread on the way. It takes
 //! a bounded number of messages of one publisher, its quantum, before the next publisher gets the thread.
 //!
-//! Readers see each event as soon as it is applied. They see the sequence number that this corresponds to at the end of
-//! the quantum, so what they read is at least as new as that number. Trust that falls is shown at once, before the
-//! index changes. Trust that rises is shown at the end of the quantum.
+//! Readers see each event as soon as it is applied. The sequence number that they see moves only at the end of the
+//! quantum, so the blocks that they see are at least as new as that number. Trust that falls is shown at once, before
+//! the index changes. Trust that rises is shown at the end of the quantum.
 //!
 //! If a publisher can replay, the thread fetches lost batches again and does not empty the worker. It does so on every
 //! connection, on a gap, and, in case the last batches were lost, once the publisher has been quiet for a while. Live
@@ -30,6 +30,9 @@
 //! | the commands: dump, load, reset, add, update and remove a worker | `shard/commands.rs` |
 //! | one publisher's sockets | `shard/publisher.rs`, `publisher_socket.rs` |
 //! | the state of one stream | `stream.rs`, with `stream/hold.rs`, `stream/recover.rs`, `stream/relay.rs` |
+//! | dumps and loads of a worker | `dump.rs`, `shard/transfers.rs`, `stream/hold.rs` |
+//! | replays of lost batches | `shard/replays.rs`, `stream/recover.rs` |
+//! | engines' published loads | `loads.rs` |
 //! | one batch onto the index | `apply.rs`, with `hashing.rs`, `groups.rs`, `copies.rs`, `lower_tiers.rs` |
 
 mod apply;
@@ -109,9 +112,9 @@ impl Default for IngestConfig {
     }
 }
 
-/// One publisher and its worker.
+/// The plan of one publisher and its worker.
 #[derive(Clone, Debug)]
-pub struct Publisher {
+pub struct PublisherPlan {
     /// The index of its worker in the fleet's table.
     pub index: WorkerIndex,
     /// Its worker. Batches that name another rank are refused.
@@ -144,7 +147,7 @@ pub struct ShardPlan {
     /// One writer for each space: a worker of any space may be added.
     pub writers: Vec<(SpaceId, ShardWriter)>,
     /// The publishers of its workers.
-    pub publishers: Vec<Publisher>,
+    pub publishers: Vec<PublisherPlan>,
 }
 
 /// An error of the operating system.

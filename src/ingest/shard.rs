@@ -44,7 +44,7 @@ use super::publisher_socket::{Link, LinkChange, update_worker_state};
 use super::republish::Republisher;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Scratch};
-use super::{IngestConfig, Publisher, ShardPlan, system};
+use super::{IngestConfig, PublisherPlan, ShardPlan, system};
 use crate::error::Result;
 use crate::event::worker_trust::TrustInput;
 use crate::fleet::Fleet;
@@ -52,7 +52,7 @@ use crate::ids::{ShardId, SpaceId, WorkerIndex};
 use crate::index::ShardWriter;
 use crate::limits::{
     CHOKED_PAUSE_MS, INGEST_COMMANDS_MAX, INGEST_ROUND_INTERVAL_US, INGEST_ROUND_MESSAGES_MAX, INGEST_ROUND_QUANTA_MAX,
-    LEAVING_PAUSE_MS,
+    REMOVAL_PAUSE_MS,
 };
 use crate::metrics::WorkerCounter;
 
@@ -88,7 +88,7 @@ pub(super) struct Shard {
     /// Changes for the fleet, made all at once after the round: each update of the fleet copies its table.
     changes: Vec<(WorkerIndex, LinkChange)>,
     /// Every publisher whose events are wanted, by its newest plan: sockets are opened again from these.
-    plans: Vec<Publisher>,
+    plans: Vec<PublisherPlan>,
     /// The worker whose events or sockets are being handled.
     current_worker: Option<WorkerIndex>,
     /// The worker that is being added (`true`) or updated, and where the answer goes.
@@ -223,7 +223,7 @@ impl Shard {
     fn poll_timeout_ms(&self, next_tick_ms: u64) -> u64 {
         let choked = |at: &usize| self.publishers.get(*at).is_some_and(|publisher| self.spaces[publisher.space].choked);
         let while_choked = self.spaces.iter().any(|space| space.choked).then_some(CHOKED_PAUSE_MS);
-        let while_removing = (!self.removals.is_empty()).then_some(LEAVING_PAUSE_MS);
+        let while_removing = (!self.removals.is_empty()).then_some(REMOVAL_PAUSE_MS);
         match self.transfers.timeout_ms().into_iter().chain(while_choked).chain(while_removing).min() {
             _ if !self.transfers.block_messages() && !self.ready.iter().all(choked) => 0,
             Some(timeout_ms) => timeout_ms,
@@ -354,7 +354,7 @@ impl Drop for Shard {
 }
 
 /// Joins each writer with the plans of the space's publishers.
-fn spaces(writers: Vec<(SpaceId, ShardWriter)>, plans: &[Publisher], shards: usize) -> Vec<SpaceShard> {
+fn spaces(writers: Vec<(SpaceId, ShardWriter)>, plans: &[PublisherPlan], shards: usize) -> Vec<SpaceShard> {
     let with_workers = |(id, writer)| {
         let mut space = SpaceShard::new(id, writer);
         plans.iter().filter(|plan| plan.space == id).for_each(|plan| space.add_worker(plan, shards));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Publisher;
+use super::PublisherPlan;
 use crate::fleet::SchemeCell;
 use crate::ids::{SpaceId, WorkerSlot};
 use crate::index::ShardWriter;
@@ -45,7 +45,7 @@ impl SpaceShard {
     }
 
     /// Adds a worker. All workers of a space have the same scheme cell.
-    pub(super) fn add_worker(&mut self, plan: &Publisher, shards: usize) {
+    pub(super) fn add_worker(&mut self, plan: &PublisherPlan, shards: usize) {
         self.scheme = Arc::clone(&plan.scheme);
         self.relearns = shards == 1 && !plan.scheme_configured;
         self.slots.push(plan.slot);

@@ -9,20 +9,20 @@
 //! | state | live batch | dump or load begins | batches are missing | dump or load ends or is aborted | nothing is missing any more | no message waits | disconnected |
 //! |---|---|---|---|---|---|---|---|
 //! | Live | applied | Dumping, Loading | Recovering | – | Live | – | Live |
-//! | Dumping, Loading | waits; may abort the dump or load | – | unchanged | Releasing; Recovering if a replay is wanted | – | unchanged | aborted, then as there |
+//! | Dumping, Loading | waits; may abort the dump or load | – | unchanged | Releasing; Recovering if a replay is wanted | – | unchanged | aborted; then as in the state that follows |
 //! | Recovering | waits; the oldest are dropped beyond the limit | waits for Live | Recovering | – | Releasing | – | Live; the messages are dropped |
 //! | Releasing | stays in its socket | waits for Live | Recovering | – | Releasing | Live | Live if it was Recovering, and the messages are dropped |
 //!
 //! Four further parts belong to the state. Each is a machine of its own:
 //! - the sequence gate judges batches ([`crate::event::sequence_gate`]);
-//! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover` applies
-//!   it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe runs while
-//!   the stream is Live;
+//! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover`
+//!   applies it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe
+//!   runs while the stream is Live;
 //! - a relay's snapshot is taken only while Recovering (`relay`);
 //! - trust ([`crate::event::worker_trust`]).
 //!
-//! Beside these, `abort_reason` keeps the reason of an aborted dump or load until that has read it, and `last_dropped`
-//! the last batch that was dropped while Recovering, which the replay has to bring.
+//! Beside these, `abort_reason` keeps the reason of an aborted dump or load until the dump or load has read it, and
+//! `last_dropped` the last batch that was dropped while Recovering, which the replay has to bring.
 //!
 //! # The effect of a verdict where the publisher cannot replay
 //!
@@ -58,7 +58,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Publisher;
+use super::PublisherPlan;
 use super::copies::{Copies, LastCopies};
 use super::dump::AbortReason;
 use super::groups::{Groups, Unplaced};
@@ -148,12 +148,12 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(plan: &Publisher, now: Now) -> Self {
+    pub(super) fn new(plan: &PublisherPlan, now: Now) -> Self {
         Self::with_trust_input(plan, None, now)
     }
 
     /// A stream whose trust begins with an input, which readers see at once.
-    pub(super) fn with_trust_input(plan: &Publisher, input: Option<TrustInput>, now: Now) -> Self {
+    pub(super) fn with_trust_input(plan: &PublisherPlan, input: Option<TrustInput>, now: Now) -> Self {
         let mut trust = WorkerTrust::new(now.unix_ms);
         if let Some(input) = input {
             trust.apply(input, now.unix_ms);

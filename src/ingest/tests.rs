@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Scratch, Stream};
-use super::{Publisher, WorkerView};
+use super::{PublisherPlan, WorkerView};
 use crate::event::{DecodeWarning, Reason};
 use crate::fleet::{EventSource, SchemeCell, TrustCell};
 use crate::hash;
@@ -15,12 +15,12 @@ use crate::metrics::WorkerCounter as C;
 use crate::trust::{Trust, TrustLevel, TrustReason as R, TrustReasons};
 
 mod bounds;
+mod contradictions;
 mod copies;
 mod dump;
 mod formats;
 mod loaded;
 mod lossy;
-mod lowered_trust;
 mod offload_property;
 mod offloaded;
 mod replayed;
@@ -32,7 +32,7 @@ use vllm::{BLOCK_SIZE, Batch};
 
 const SCHEME: Scheme = Scheme { block_size: BLOCK_SIZE as u32, window: Window::Plain };
 
-impl Publisher {
+impl PublisherPlan {
     /// A publisher of the first space, of which nothing is known but where it is.
     pub(in crate::ingest) fn at(endpoint: &str, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Self {
         let endpoint = endpoint.parse().expect("an endpoint");
@@ -98,12 +98,12 @@ impl Rig {
             .enumerate()
             .map(|(at, slot)| {
                 let (index, worker) = (WorkerIndex(at as u32), Worker::new(at as u64 + 1, 0));
-                let publisher = Publisher {
+                let publisher = PublisherPlan {
                     scheme: Arc::clone(&scheme),
                     scheme_configured: options.scheme.is_some(),
                     salts_possible: options.salts_possible,
                     capacity_blocks: options.capacity_blocks,
-                    ..Publisher::at("ipc://@absent", index, worker, *slot)
+                    ..PublisherPlan::at("ipc://@absent", index, worker, *slot)
                 };
                 Stream::new(&publisher, Now::default())
             })

@@ -55,7 +55,7 @@ impl WorkerView {
             .filter(|(_, times)| *times > 0)
     }
 
-    /// Decode warnings by name, only those that occurred.
+    /// The count of decode warnings for each kind that occurred.
     pub fn warnings_by_name(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         DecodeWarning::ALL
             .iter()

@@ -163,9 +163,9 @@ impl DecisionRecorder {
         Share(self.shares.any.load(Ordering::Relaxed)).has(decision.seed)
     }
 
-    /// Queues a decision, if it is sampled, with the observation that it was made from. `at_ns` is its time, nanoseconds
-    /// since the daemon started. Nothing is allocated once enough buffers circulate (see
-    /// `RecyclingQueue`) that have grown to the workers of a space.
+    /// Queues a decision, if it is sampled, with the observation that it was made from. `at_ns` is its time,
+    /// nanoseconds since the daemon started. It allocates nothing once enough buffers circulate and each has room for
+    /// the workers of a space: see `RecyclingQueue`.
     pub fn note(
         &mut self,
         (at_ns, space): (u64, SpaceId),

@@ -7,7 +7,8 @@
 //!
 //! The preamble is a [`Preamble`]. The JSON says who wrote the file, and names the values of a record in their order.
 //! The values are numbers of a variable number of bytes ([`put`]). A checksum's seed is the record's position in the
-//! file, so that records cannot be lost, repeated or exchanged unnoticed; the seed of the head's checksum is the version.
+//! file, so that records cannot be lost, repeated or exchanged unnoticed; the seed of the head's checksum is the
+//! version.
 //!
 //! If a file's last record is cut off, its writer died while it wrote; the records before it are good.
 

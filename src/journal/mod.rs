@@ -12,7 +12,8 @@
 //! next record of that thread says how many are missing. One writer serves all serving threads.
 //!
 //! A record holds what [`judge`](crate::route::judge) reads: no prompt, no token, no hash. The records of one serving
-//! thread are in the order of its decisions. Records of different threads are in the order in which the writer took them.
+//! thread are in the order of its decisions. Records of different threads are in the order in which the writer took
+//! them.
 
 mod columns;
 mod decision_record;

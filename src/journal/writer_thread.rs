@@ -84,7 +84,8 @@ impl Files {
         owned_directory::remove(&all[..surplus])
     }
 
-    /// Writes to the open file. After a failure the file is closed as it is: the records before the failure can be read.
+    /// Writes to the open file. After a failure the file is closed as it is: the records before the failure can be
+    /// read.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some((file, written)) = &mut self.open else { return Ok(()) };
         let outcome = file.write_all(bytes);

@@ -2,20 +2,20 @@
 //!
 //! # Sync point SLEEP
 //!
-//! Each side has a word in which it announces what it is about to sleep for. A side that goes to sleep announces it first,
-//! and checks the ring once more afterwards. A side that moves a position moves it first, and reads the other side's word
-//! afterwards. A sequentially consistent fence stands between the two steps of each side, so that one of them sees the
-//! other: either the sleeper finds what was moved, or the mover rings.
+//! Each side has a word in which it announces what it is about to sleep for. A side that goes to sleep announces it
+//! first, and checks the ring once more afterwards. A side that moves a position moves it first, and reads the other
+//! side's word afterwards. A sequentially consistent fence stands between the two steps of each side, so that one of
+//! them sees the other: either the sleeper finds what was moved, or the mover rings.
 //!
-//! A peer that lies here harms only itself. A bit that it sets without sleeping costs a ring that it ignores. A bit that it
-//! clears leaves its own lane unserved until it rings.
+//! A peer that lies here harms only itself. A bit that it sets without sleeping costs a ring that it ignores. A bit
+//! that it clears leaves its own lane unserved until it rings.
 //!
 //! # The bell
 //!
 //! One side wakes the other by a byte through a socket that carries nothing else. It is not an eventfd: the two sides
-//! would share its file description, and with it O_NONBLOCK. A gateway that cleared the flag and filled the counter could
-//! block a serving thread in the middle of a ring. The ends of a socket are descriptions of their own, and `MSG_DONTWAIT`
-//! holds whatever their flags are.
+//! would share its file description, and with it O_NONBLOCK. A gateway that cleared the flag and filled the counter
+//! could block a serving thread in the middle of a ring. The ends of a socket are descriptions of their own, and
+//! `MSG_DONTWAIT` holds whatever their flags are.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -24,11 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::memory::LaneMemory;
-use super::memory::{ControlWord, LaneSizes};
-use super::ring::LaneFault;
-use super::ring::Word;
-use super::ring::{Consumer, Producer, Ring, WORD_BYTES};
+use super::memory::{ControlWord, LaneMemory, LaneSizes};
+use super::ring::{Consumer, LaneFault, Producer, Ring, WORD_BYTES, Word};
 use crate::error::{Error, Kind, Result};
 use crate::limits::LANE_BELL_BYTES;
 
@@ -50,8 +47,8 @@ pub struct Moved {
     pub rings: bool,
 }
 
-/// One end of a lane, through which whole words pass. A frame has whole words, and the next one follows without a gap. Where
-/// a frame lies in the ring does not matter, and it may be longer than the ring.
+/// One end of a lane, through which whole words pass. A frame has whole words, and the next one follows without a gap.
+/// Where a frame lies in the ring does not matter, and it may be longer than the ring.
 #[derive(Debug)]
 pub struct LaneEnd {
     memory: LaneMemory,
@@ -73,8 +70,8 @@ impl LaneEnd {
         self.memory.sizes()
     }
 
-    /// Keeps the memory after this end is dropped, so that the other side can still receive what was sent. Without this call
-    /// the memory is freed with the end.
+    /// Keeps the memory after this end is dropped, so that the other side can still receive what was sent. Without this
+    /// call the memory is freed with the end.
     pub fn leave(&mut self) {
         self.memory.leave();
     }
@@ -171,7 +168,8 @@ impl Awaited {
     /// Words to read, or room to write.
     pub const BOTH: Self = Self(Self::DATA.0 | Self::ROOM.0);
 
-    /// Announces in this side's word `own` that it is about to sleep. It must check the ring once more before it sleeps.
+    /// Announces in this side's word `own` that it is about to sleep. It must check the ring once more before it
+    /// sleeps.
     pub fn announce<W: Word>(self, own: &W) {
         // Relaxed: the fence orders it.
         own.set(self.0, Ordering::Relaxed);
@@ -185,13 +183,13 @@ impl Awaited {
         own.clear(self.0, Ordering::Relaxed);
     }
 
-    /// Whether the other side, whose word is `peer`, sleeps for what this side has just made available. Call it after the
-    /// position was moved. Of several concurrent calls, one returns `true`.
+    /// Whether the other side, whose word is `peer`, sleeps for what this side has just made available. Call it after
+    /// the position was moved. Of several concurrent calls, one returns `true`.
     pub fn is_to_ring<W: Word>(self, peer: &W) -> bool {
         // SeqCst: SLEEP, pairs with the fence in `announce`.
         W::fence();
-        // Relaxed: the fence orders the load, and the swap publishes nothing. A bit announced between the two is woken too:
-        // the swap takes every bit, so the caller rings for every bit.
+        // Relaxed: the fence orders the load, and the swap publishes nothing. A bit announced between the two is woken
+        // too: the swap takes every bit, so the caller rings for every bit.
         peer.load(Ordering::Relaxed) & self.0 != 0 && peer.swap(0, Ordering::Relaxed) != 0
     }
 }
@@ -227,8 +225,9 @@ pub fn hear(bell: &impl AsFd) -> Heard {
     loop {
         match recv(bell, &mut rings, RecvFlags::DONTWAIT) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => return Heard::Gone,
-            // A full buffer may leave bytes in the socket. They may wake no thread again (epoll reports edges), and need not:
-            // one ring stands for all before it, and the woken thread checks the ring of words before it sleeps.
+            // A full buffer may leave bytes in the socket. They may wake no thread again (epoll reports edges), and
+            // need not: one ring stands for all before it, and the woken thread checks the ring of words before it
+            // sleeps.
             Ok(_) | Err(Errno::AGAIN) => return Heard::Quiet,
             Err(Errno::INTR) => {}
             Err(_) => return Heard::Gone,

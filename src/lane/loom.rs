@@ -58,8 +58,8 @@ impl World {
     }
 }
 
-/// Whether a reader that goes to sleep beside a writer would sleep although there are words and no ring comes. `announce`
-/// and `is_to_ring` are the protocol or a mutant of it.
+/// Whether a reader that goes to sleep beside a writer would sleep although there are words and no ring comes.
+/// `announce` and `is_to_ring` are the protocol or a mutant of it.
 fn sleep_beside_a_writer(announce: fn(&World), is_to_ring: fn(&World) -> bool) -> (usize, usize) {
     let (slept, lost) = (std::sync::Arc::new(Counter::new(0)), std::sync::Arc::new(Counter::new(0)));
     let (slept_in, lost_in) = (std::sync::Arc::clone(&slept), std::sync::Arc::clone(&lost));

@@ -1,14 +1,14 @@
 //! The memory that the two sides of a lane share: the sizes of its rings, its layout, and how it is freed.
 //!
-//! It is an anonymous file that the daemon makes and seals. No process can shrink it, so no access to it can fail, whatever
-//! the other side does. Both sides map it whole. They see it only as atomic words, because the other side may change any
-//! word at any time.
+//! It is an anonymous file that the daemon makes and seals. No process can shrink it, so no access to it can fail,
+//! whatever the other side does. Both sides map it whole. They see it only as atomic words, because the other side may
+//! change any word at any time.
 //!
 //! # Locks that the other side can hold
 //!
-//! A `write()` from memory that never arrives (a userfaultfd, FUSE) keeps the file's inode locked for as long as the other
-//! side likes. A process that waits for that lock cannot be killed. So once the other side has the file, this side makes no
-//! system call that takes the lock. These are all its calls on the file:
+//! A `write()` from memory that never arrives (a userfaultfd, FUSE) keeps the file's inode locked for as long as the
+//! other side likes. A process that waits for that lock cannot be killed. So once the other side has the file, this
+//! side makes no system call that takes the lock. These are all its calls on the file:
 //!
 //! | call | inode lock | when |
 //! |---|---|---|
@@ -20,9 +20,9 @@
 //! | `fallocate(PUNCH_HOLE)` | yes | once no other process has the file open, so none is in a `write()` |
 //! | `close` | no, except for the last descriptor | any time |
 //!
-//! The two sides have file descriptions of their own. The kernel grants a write lease only if no other process has the file
-//! open, so a lease shows that the gateway has closed its description. Until then the lane keeps its place among the lanes,
-//! because the memory counts as this process's.
+//! The two sides have file descriptions of their own. The kernel grants a write lease only if no other process has the
+//! file open, so a lease shows that the gateway has closed its description. Until then the lane keeps its place among
+//! the lanes, because the memory counts as this process's.
 
 #![expect(unsafe_code, reason = "memory is mapped, and seen as words")]
 
@@ -160,9 +160,9 @@ impl LaneMemory {
     /// All words of the memory.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has exactly these bytes, is aligned to a page, readable and writable, and lives as long as
-        // `self`. The file is sealed against shrinking, so every page of it can be accessed. Any bytes are a valid word,
-        // and this process accesses words only as atomics, so what another process does to them races with atomic
+        // SAFETY: the mapping has exactly these bytes, is aligned to a page, readable and writable, and lives as long
+        // as `self`. The file is sealed against shrinking, so every page of it can be accessed. Any bytes are a valid
+        // word, and this process accesses words only as atomics, so what another process does to them races with atomic
         // accesses only.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.sizes.memory_bytes() / size_of::<AtomicU64>()) }
     }
@@ -190,8 +190,8 @@ struct EndedMemory {
 }
 
 impl EndedMemory {
-    /// Frees the memory, unless the other side still has the file open: then it returns `self` for a later try. It never
-    /// waits for the other side.
+    /// Frees the memory, unless the other side still has the file open: then it returns `self` for a later try. It
+    /// never waits for the other side.
     fn free(mut self) -> Option<Self> {
         // The filling thread would populate the pages again.
         if self.filling.as_ref().is_some_and(|filling| !filling.is_finished()) {
@@ -233,8 +233,8 @@ impl Mapping {
         Ok(Self { words: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
-    /// Makes the kernel populate the pages, so that a serving thread finds them there. Other pages are populated on first
-    /// use.
+    /// Makes the kernel populate the pages, so that a serving thread finds them there. Other pages are populated on
+    /// first use.
     fn fill(&self) {
         // SAFETY: the mapping lives as long as `self`, and its contents stay unchanged.
         let filled = unsafe { madvise(self.words.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite) };
@@ -255,13 +255,13 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether no other process has the file open. Then none is in a `write()` to it, and none can open it for one until the
-/// lease is broken, which takes the kernel's `fs.lease-break-time`.
+/// Whether no other process has the file open. Then none is in a `write()` to it, and none can open it for one until
+/// the lease is broken, which takes the kernel's `fs.lease-break-time`.
 ///
 /// A descriptor of the path alone (`O_PATH`) is not seen. It keeps the pages, and cannot write.
 fn is_sole_opener(file: &OwnedFd) -> rustix::io::Result<bool> {
-    // The kernel sends this signal if a process opens the file while the lease is held. By default it is ignored; the usual
-    // signal would end the process.
+    // The kernel sends this signal if a process opens the file while the lease is held. By default it is ignored; the
+    // usual signal would end the process.
     fcntl(file, F_SETSIG, libc::SIGURG)?;
     match fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) {
         Ok(()) => Ok(true),

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! The frames are those of the socket, one after the other. A ring is a stream of bytes: where a frame lies in it, and
-//! whether it wraps, does not matter. Each side copies received bytes into memory of its own and parses them there. Nothing
-//! is parsed, verified or measured in shared memory, where the other side could change it between two reads. Verification in
-//! place would therefore be unsound. Copying a prompt of 720 hashes takes about a tenth of a microsecond.
+//! whether it wraps, does not matter. Each side copies received bytes into memory of its own and parses them there.
+//! Nothing is parsed, verified or measured in shared memory, where the other side could change it between two reads.
+//! Verification in place would therefore be unsound. Copying a prompt of 720 hashes takes about a tenth of a
+//! microsecond.
 //!
 //! # Sync points
 //!
@@ -26,8 +27,9 @@
 //! * Positions are checked against what this side knows. An invalid one is a [`LaneFault`], and ends the lane.
 //! * Frames are as untrusted as those of a socket, and are decoded by the same code.
 //! * The memory cannot shrink, because it is sealed. The bell cannot make this side wait, because it is a socket.
-//! * The peer can lock the file for as long as it likes. This side makes no call that waits for that lock while the peer has
-//!   the file open. The memory, and the lane's place, are therefore freed only after the peer has closed it ([`Reclaimer`]).
+//! * The peer can lock the file for as long as it likes. This side makes no call that waits for that lock while the
+//!   peer has the file open. The memory, and the lane's place, are therefore freed only after the peer has closed it
+//!   ([`Reclaimer`]).
 //! * Wrong words about sleep harm only the peer's own lane.
 
 mod end;

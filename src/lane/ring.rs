@@ -1,7 +1,7 @@
 //! A ring of words with one writer and one reader, neither of which trusts the other.
 //!
-//! Each side keeps its own position, and the other side's last valid position, in memory of its own. It never reads its own
-//! position back from shared memory. It checks a position that it reads there against both before it uses it.
+//! Each side keeps its own position, and the other side's last valid position, in memory of its own. It never reads its
+//! own position back from shared memory. It checks a position that it reads there against both before it uses it.
 //!
 //! Positions count words since the lane was made. At 10 GiB a second, a u64 lasts for centuries.
 
@@ -135,8 +135,8 @@ impl Consumer {
         Ok((tail - self.head) as usize)
     }
 
-    /// Appends up to `words_max` words, at most one ring, to `out`, and frees their room. Answers with their bytes. Words that
-    /// arrive meanwhile are copied too. Every word is read once: later writes to it change nothing here.
+    /// Appends up to `words_max` words, at most one ring, to `out`, and frees their room. Answers with their bytes.
+    /// Words that arrive meanwhile are copied too. Every word is read once: later writes to it change nothing here.
     ///
     /// # Errors
     /// As [`Consumer::ready`], and only if nothing was copied. Otherwise the next call finds the fault.
@@ -177,8 +177,8 @@ impl Consumer {
     }
 }
 
-/// A word that two processes share: the operations of an atomic that a lane needs, so that the model checker can use its own
-/// atomics.
+/// A word that two processes share: the operations of an atomic that a lane needs, so that the model checker can use
+/// its own atomics.
 pub trait Word {
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;

@@ -11,8 +11,8 @@ pub const HELD_MESSAGES_MAX: usize = 1 << 14;
 pub const HELD_BYTES_MAX: usize = 64 << 20;
 /// Payload bytes that wait for the recovery of all workers of a shard.
 pub const RECOVERY_HELD_BYTES_MAX: usize = 256 << 20;
-/// Replays requested by a shard and not yet received, each over a socket of its own. An idle engine takes up to 100 ms to
-/// answer, so a thousand workers need this many to reconnect within seconds.
+/// Replays requested by a shard and not yet received, each over a socket of its own. An idle engine takes up to 100 ms
+/// to answer, so a thousand workers need this many to reconnect within seconds.
 pub const REPLAYS_AT_ONCE_MAX: usize = 16;
 /// Estimated bytes in flight in the replays of one shard. Beyond it no replay begins.
 pub const REPLAYS_UNDER_WAY_BYTES_MAX: usize = 256 << 20;
@@ -20,8 +20,8 @@ pub const REPLAYS_UNDER_WAY_BYTES_MAX: usize = 256 << 20;
 pub const REPLAY_BYTES_GUESSED: usize = 16 << 20;
 /// Bytes of one replay. At this limit it is cut and requested again from where it stands.
 pub const REPLAY_BYTES_MAX: usize = 256 << 20;
-/// Longest replay, with its snapshot, from request to end, milliseconds. Then it is cut and requested again, as if it had
-/// not been answered.
+/// Longest replay, with its snapshot, from request to end, milliseconds. Then it is cut and requested again, as if it
+/// had not been answered.
 pub const REPLAY_WHOLE_MS_MAX: u64 = 600_000;
 /// Bytes of a replay with a snapshot: the largest snapshot and the batches after it.
 pub const REPLAY_SNAPSHOT_BYTES_MAX: usize = super::RELAY_SNAPSHOT_BYTES_MAX + REPLAY_BYTES_MAX;
@@ -93,15 +93,15 @@ pub const ZMQ_HANDSHAKE_MS_MAX: u64 = 10_000;
 pub const NAME_LOOKUPS_MAX: usize = 128;
 /// Addresses tried for one host name, in the resolver's order.
 pub const NAME_ADDRESSES_MAX: usize = 8;
-/// Bytes of one replay received and not yet applied, plus [`ZMQ_HELD_MESSAGE_BYTES`] for each message. Further bytes wait in
-/// the kernel and then in the engine.
+/// Bytes of one replay received and not yet applied, plus [`ZMQ_HELD_MESSAGE_BYTES`] for each message. Further bytes
+/// wait in the kernel and then in the engine.
 pub const REPLAY_READ_AHEAD_BYTES_MAX: usize = 32 << 20;
 /// Fairness quantum of a replay: bytes received before the next.
 pub const REPLAY_RECEIVE_BYTES_MAX: usize = 4 << 20;
 /// Bytes counted for a waiting message besides its payload.
 pub const ZMQ_HELD_MESSAGE_BYTES: usize = 128;
-/// How often replays are received between the quanta of publishers, milliseconds: an engine drops messages that its socket
-/// cannot take at once.
+/// How often replays are received between the quanta of publishers, milliseconds: an engine drops messages that its
+/// socket cannot take at once.
 pub const REPLAY_RECEIVE_EVERY_MS: u64 = 1;
 
 /// Peers on each of a relay's two ports.
@@ -120,11 +120,11 @@ pub const RELAY_PEER_QUANTUM_MESSAGES_MAX: usize = 256;
 pub const RELAY_HANDSHAKE_MS_MAX: u64 = 5_000;
 /// How long a relay's peer may read nothing while messages wait for it, milliseconds.
 pub const RELAY_PEER_STALL_MS_MAX: u64 = 30_000;
-/// Bytes of the stream that wait for one subscriber. Messages beyond are dropped for it, and it requests a replay. A single
-/// message always fits if none waits. Subscribers share the bytes of one message.
+/// Bytes of the stream that wait for one subscriber. Messages beyond are dropped for it, and it requests a replay. A
+/// single message always fits if none waits. Subscribers share the bytes of one message.
 pub const RELAY_SUBSCRIBER_BYTES_MAX: usize = 64 << 20;
-/// A subscriber with a waiting message that is older than this many times [`RELAY_SUBSCRIBER_BYTES_MAX`] of the stream is
-/// disconnected: it has missed messages anyway, and old messages would stay in memory for it alone.
+/// A subscriber with a waiting message that is older than this many times [`RELAY_SUBSCRIBER_BYTES_MAX`] of the stream
+/// is disconnected: it has missed messages anyway, and old messages would stay in memory for it alone.
 pub const RELAY_SUBSCRIBER_LAG_FACTOR_MAX: u64 = 4;
 /// Messages that wait for one subscriber.
 pub const RELAY_SUBSCRIBER_MESSAGES_MAX: usize = 1 << 14;

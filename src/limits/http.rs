@@ -19,8 +19,8 @@ pub const HTTP_BODY_MS_MAX: u64 = 30_000;
 pub const HTTP_WRITE_STALL_MS_MAX: u64 = 10_000;
 /// Rate at which a response must be read, bytes in a second. A slower reader uses up the time above.
 pub const HTTP_REPLY_BYTES_PER_S_MIN: u64 = 128 << 10;
-/// Bytes of all unread responses, over all connections. A response that does not fit is refused. A single response always
-/// fits.
+/// Bytes of all unread responses, over all connections. A response that does not fit is refused. A single response
+/// always fits.
 pub const HTTP_REPLIES_BYTES_MAX: usize = 64 << 20;
 /// Responses of up to this many bytes do not count there: all connections together have at most 26 MiB of them. The
 /// response about one worker is such a response.
@@ -65,11 +65,13 @@ pub const HTTP_DUMPS_MAX: usize = 1;
 pub const HTTP_DUMP_CHUNK_BYTES: usize = 64 << 10;
 /// Pieces of a dump that wait for its reader.
 pub const HTTP_DUMP_CHUNKS_MAX: usize = 16;
-/// Highest configurable time of one worker's dump, milliseconds. For that long its reader can delay the worker's events.
+/// Highest configurable time of one worker's dump, milliseconds. For that long its reader can delay the worker's
+/// events.
 pub const HTTP_DUMP_WORKER_MS_CEILING: u64 = 600_000;
 /// Rate at which a dump must be read, bytes in a second. A slower reader uses up the time below.
 pub const HTTP_DUMP_BYTES_PER_S_MIN: u64 = 128 << 10;
-/// How long a dump may wait for its reader beyond the time at that rate, milliseconds: there is only one dump at a time.
+/// How long a dump may wait for its reader beyond the time at that rate, milliseconds: there is only one dump at a
+/// time.
 pub const HTTP_DUMP_LAG_MS_MAX: u64 = 5_000;
 /// Entries of `[http] worker_hosts`.
 pub const HTTP_WORKER_HOSTS_MAX: usize = 256;

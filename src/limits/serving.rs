@@ -1,5 +1,5 @@
-//! Limits of clients and connections: access, receive buffers, descriptors, fairness quanta, shm lanes, and the clients of
-//! this package.
+//! Limits of clients and connections: access, receive buffers, descriptors, fairness quanta, shm lanes, and the clients
+//! of this package.
 
 use super::{ADMIN_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX, SERVERS_ASKED_MAX};
 
@@ -14,12 +14,12 @@ pub const FRAME_TIMEOUT_MS_CEILING: u64 = 3_600_000;
 /// Checks for stalled frames in each `frame_timeout_ms`.
 pub const FRAME_TIMEOUT_CHECKS: u32 = 8;
 
-/// Bytes of all receive buffers of one serving thread, each beyond its minimum. More only if two frames of the configured
-/// size need it.
+/// Bytes of all receive buffers of one serving thread, each beyond its minimum. More only if two frames of the
+/// configured size need it.
 pub const CORE_RECEIVE_BYTES_MAX: usize = 256 << 20;
 
-/// Largest body answered on the admin socket, whose requests are small. It limits the bytes that all its connections can
-/// send at once.
+/// Largest body answered on the admin socket, whose requests are small. It limits the bytes that all its connections
+/// can send at once.
 pub const ADMIN_FRAME_BODY_BYTES_MAX: u32 = 1 << 20;
 
 const _: () = assert!(FRAME_TIMEOUT_CHECKS > 0);
@@ -35,11 +35,11 @@ pub const DESCRIPTORS_PER_CONNECTION: u64 = 2;
 pub const DESCRIPTORS_PER_LANE: u64 = 4;
 /// A serving thread takes these for its event loop and its wake-ups.
 pub const DESCRIPTORS_PER_CORE: u64 = 8;
-/// An ingest thread takes these for its event loop (twice: accepted connections have a handle of their own), its wake-ups
-/// and its name lookups.
+/// An ingest thread takes these for its event loop (twice: accepted connections have a handle of their own), its
+/// wake-ups and its name lookups.
 pub const DESCRIPTORS_PER_SHARD: u64 = 16;
-/// Reserved for the daemon itself: listeners, files, the connections of other ports (admin connections twice, as above),
-/// and descriptors about to be closed.
+/// Reserved for the daemon itself: listeners, files, the connections of other ports (admin connections twice, as
+/// above), and descriptors about to be closed.
 pub const DESCRIPTORS_RESERVED: u64 =
     128 + (HTTP_CONNECTIONS_MAX + METRICS_CONNECTIONS_MAX + 2 * ADMIN_CONNECTIONS_MAX + SERVERS_ASKED_MAX) as u64;
 /// Most descriptors requested from the kernel, however high the hard limit is.
@@ -133,8 +133,8 @@ pub const LANE_POLLS_PER_CLOCK: u32 = 16;
 pub const LANE_HAND_OVER_MS_MAX: u64 = 1_000;
 /// Pause before that is retried, milliseconds.
 pub const LANE_HAND_OVER_RETRY_MS: u64 = 1;
-/// First back-off before the daemon tries again to free the memory of ended lanes that gateways still hold, milliseconds.
-/// Doubles up to [`LANE_RECLAIM_BACK_OFF_MS_MAX`].
+/// First back-off before the daemon tries again to free the memory of ended lanes that gateways still hold,
+/// milliseconds. Doubles up to [`LANE_RECLAIM_BACK_OFF_MS_MAX`].
 pub const LANE_RECLAIM_BACK_OFF_MS_MIN: u64 = 1;
 /// See [`LANE_RECLAIM_BACK_OFF_MS_MIN`].
 pub const LANE_RECLAIM_BACK_OFF_MS_MAX: u64 = 250;
@@ -157,8 +157,9 @@ const _: () = assert!(LANES_CEILING <= super::CONNECTIONS_MAX as u64, "every lan
 
 /// Default number of requests in flight on one connection. Further ones wait within their own deadlines.
 pub const CLIENT_IN_FLIGHT_MAX_DEFAULT: usize = 1024;
-/// Reports that wait until the daemon is back. Beyond it the oldest are forgotten and counted; their bookings end by age.
-pub const CLIENT_REPORTS_OWED_MAX: usize = 1 << 16;
+/// Reports that wait until the daemon is back. Beyond it the oldest are forgotten and counted; their bookings end by
+/// age.
+pub const CLIENT_REPORTS_STORED_MAX: usize = 1 << 16;
 /// Default timeout of a call, connecting included, milliseconds.
 pub const CLIENT_TIMEOUT_MS_DEFAULT: u64 = 1_000;
 /// First back-off after a daemon did not answer, milliseconds. Doubles each time.
@@ -167,8 +168,8 @@ pub const CLIENT_BACK_OFF_MS_MIN: u64 = 50;
 pub const CLIENT_BACK_OFF_MS_MAX: u64 = 2_000;
 /// Shortest time between two checks of the connection by the blocking client, milliseconds.
 pub const CLIENT_CHECK_AFTER_MS: u64 = 1;
-/// Share of a call's timeout that its booking may wait in the daemon's queue, percent: the daemon must refuse before the
-/// client takes its silence for a failure.
+/// Share of a call's timeout that its booking may wait in the daemon's queue, percent: the daemon must refuse before
+/// the client takes its silence for a failure.
 pub const CLIENT_QUEUE_SHARE_PERCENT: u32 = 80;
 /// Default number of leading tokens by which the fallback chooses a worker.
 pub const FALLBACK_PREFIX_TOKENS_DEFAULT: usize = 4096;
@@ -176,4 +177,4 @@ pub const FALLBACK_PREFIX_TOKENS_DEFAULT: usize = 4096;
 const _: () = assert!(CLIENT_BACK_OFF_MS_MIN <= CLIENT_BACK_OFF_MS_MAX);
 const _: () = assert!(CLIENT_QUEUE_SHARE_PERCENT < 100);
 const _: () = assert!(FALLBACK_PREFIX_TOKENS_DEFAULT <= super::PROMPT_TOKENS_MAX);
-const _: () = assert!(CLIENT_IN_FLIGHT_MAX_DEFAULT <= CLIENT_REPORTS_OWED_MAX);
+const _: () = assert!(CLIENT_IN_FLIGHT_MAX_DEFAULT <= CLIENT_REPORTS_STORED_MAX);

@@ -26,8 +26,8 @@ pub struct Load {
     pub version: u64,
 }
 
-/// One record, on two cache lines of its own: a decision reads the first, and the second only of workers whose prefills
-/// are modelled or who say something. The seqlock of [`SeqWord`].
+/// One record, on two cache lines of its own: a decision reads the first, and the second only of workers with modelled
+/// prefills or a load report. The seqlock of [`SeqWord`].
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct LoadCell {

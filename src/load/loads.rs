@@ -649,8 +649,8 @@ impl Loads {
         Ok(until_ns.saturating_sub(now_ns))
     }
 
-    /// The daemon itself saw that a worker's engine answers no requests: no request is routed to it until then.
-    pub fn leave_alone(&self, worker: WorkerIndex, until_ns: u64) {
+    /// Gives a worker a back-off until a time: the daemon saw that its engine does not answer.
+    pub fn back_off_until(&self, worker: WorkerIndex, until_ns: u64) {
         let _ledger = self.ledger.lock();
         if self.cells.is_of(worker) {
             self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));

@@ -403,7 +403,7 @@ mod tests {
         prefills.set_figures(W, all);
         assert_eq!(prefills.duration_ns(W, 100, 7), Some(114));
         prefills.forget(W);
-        assert_eq!(prefills.duration_ns(W, 100, 7), Some(1012), "who follows in its place has none");
+        assert_eq!(prefills.duration_ns(W, 100, 7), Some(1012), "its successor in the place has none");
         assert_eq!(Prefills::new(PrefillModel::Off).duration_ns(W, 100, 7), None);
     }
 

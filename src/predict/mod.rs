@@ -1,8 +1,8 @@
 //! Predictions: the blocks that workers without events probably hold, guessed from the daemon's own bookings.
 //!
-//! A booked prompt counts as cached by its worker, from the booking on and for a while. That is a guess: an engine evicts
-//! when it likes. Predictions are never mixed with the index of observed blocks, and a worker that publishes events is
-//! never answered from them.
+//! A booked prompt counts as cached by its worker, from the booking on and for a while. That is a guess: an engine
+//! evicts when it likes. Predictions are never mixed with the index of observed blocks, and a worker that publishes
+//! events is never answered from them.
 //!
 //! ```text
 //! serving thread, after a booking  → BookedQueue (bounded, never waits) → Predictor (one thread) → SpacePredictions
@@ -16,10 +16,10 @@
 //! * Blocks are dropped when a worker exceeds its limit, or the space its memory. The least recently booked blocks go
 //!   first, and the end of a prompt before its beginning.
 //! * All blocks of a worker are dropped when the worker is down, is removed, or publishes events.
-//! * **A thread's own bookings become visible late.** A lookup sees a booking if it begins after the predictor has taken
-//!   the booking. The predictor takes a thread's bookings in their order, within microseconds when it is idle, and no
-//!   request waits for it: two equal prompts closer together than that may go to two workers. A booking that finds the
-//!   queue full is dropped and counted.
+//! * **A thread's own bookings become visible late.** A lookup sees a booking if it begins after the predictor has
+//!   taken the booking. The predictor takes a thread's bookings in their order, within microseconds when it is idle,
+//!   and no request waits for it: two equal prompts closer together than that may go to two workers. A booking that
+//!   finds the queue full is dropped and counted.
 //! * A booking that ends keeps its predictions: the cache stays warm.
 //!
 //! Blocks are named by their sequence hashes, because no engine names them.

@@ -338,8 +338,8 @@ pub struct PredictionReader {
 }
 
 impl PredictionReader {
-    /// Looks up a prompt whose blocks have the hashes `locals`. It takes no lock, and allocates nothing once `depths` has
-    /// grown.
+    /// Looks up a prompt whose blocks have the hashes `locals`. It takes no lock, and allocates nothing once `depths`
+    /// has grown.
     pub fn look_up<'a>(&self, locals: &[LocalHash], depths: &'a mut Depths) -> Predicted<'a> {
         let workers = self.workers.load();
         let contended = self.index.lookup(locals, depths).contended;

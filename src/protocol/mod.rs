@@ -1,5 +1,5 @@
-//! The messages between a gateway and the daemon, as plain values: requests, replies and reports. `wire` makes bytes of them;
-//! `route`, `load` and `fleet` act on them.
+//! The messages between a gateway and the daemon, as plain values: requests, replies and reports. `wire` makes bytes of
+//! them; `route`, `load` and `fleet` act on them.
 
 mod mode;
 mod reply;

@@ -101,12 +101,12 @@ struct Waiting<T> {
 /// Requests that wait until one of their workers has room.
 #[derive(Debug)]
 pub struct Queue<T> {
-    bounds: QueueLimits,
+    limits: QueueLimits,
     sets: WorkerSets,
     waiting: FxHashMap<Ticket, Waiting<T>>,
     by_end: BTreeSet<(u64, Ticket)>,
     /// Dispatched requests, and whether they were cancelled since.
-    in_hand: FxHashMap<Ticket, bool>,
+    dispatched: FxHashMap<Ticket, bool>,
     next_ticket: u64,
     bytes: usize,
     is_closed: bool,
@@ -118,13 +118,13 @@ pub struct Queue<T> {
 impl<T> Queue<T> {
     /// An empty queue.
     #[must_use]
-    pub fn new(bounds: QueueLimits) -> Self {
+    pub fn new(limits: QueueLimits) -> Self {
         Self {
-            bounds,
+            limits,
             sets: WorkerSets::default(),
             waiting: FxHashMap::default(),
             by_end: BTreeSet::new(),
-            in_hand: FxHashMap::default(),
+            dispatched: FxHashMap::default(),
             next_ticket: 0,
             bytes: 0,
             is_closed: false,
@@ -181,7 +181,7 @@ impl<T> Queue<T> {
     }
 
     fn full_for(&self, claim: &Claim, workers: &[WorkerIndex]) -> Option<QueueFull> {
-        let (QueueLimits { requests_max, bytes_max, sets_max, user_sets_max }, user) = (self.bounds, claim.user);
+        let (QueueLimits { requests_max, bytes_max, sets_max, user_sets_max }, user) = (self.limits, claim.user);
         if self.is_closed {
             Some(QueueFull::Closed)
         } else if self.waiting.len() >= requests_max {
@@ -215,7 +215,7 @@ impl<T> Queue<T> {
 
     fn take(&mut self, ticket: Ticket) -> Option<Dequeued<T>> {
         let taken = self.leave(ticket)?;
-        self.in_hand.insert(ticket, false);
+        self.dispatched.insert(ticket, false);
         Some(taken)
     }
 
@@ -254,13 +254,13 @@ impl<T> Queue<T> {
             // One eighth is new, so that a burst does not hide the pace.
             self.served_every_ns = self.served_every_ns / 8 * 7 + now_ns.saturating_sub(last_ns) / 8;
         }
-        self.in_hand.remove(&ticket).unwrap_or(false)
+        self.dispatched.remove(&ticket).unwrap_or(false)
     }
 
     /// Returns a dispatched request whose `workers` are all busy again to the queue, with its old rank. No limit
     /// applies.
     pub fn put_back(&mut self, taken: Dequeued<T>, workers: &[WorkerIndex]) -> Requeued<T> {
-        let is_cancelled = self.in_hand.remove(&taken.ticket).unwrap_or(false);
+        let is_cancelled = self.dispatched.remove(&taken.ticket).unwrap_or(false);
         if is_cancelled {
             return Requeued::Cancelled(taken.what);
         }
@@ -273,7 +273,7 @@ impl<T> Queue<T> {
 
     /// Cancels a request. `None` if it is dispatched (its holder learns of the cancellation) or gone.
     pub fn cancel(&mut self, ticket: Ticket) -> Option<T> {
-        if let Some(cancelled) = self.in_hand.get_mut(&ticket) {
+        if let Some(cancelled) = self.dispatched.get_mut(&ticket) {
             *cancelled = true;
         }
         self.leave(ticket).map(|taken| taken.what)

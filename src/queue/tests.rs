@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ids::WorkerIndex;
 
-const BOUNDS: QueueLimits = QueueLimits { requests_max: 12, bytes_max: 60, sets_max: 5, user_sets_max: 3 };
+const LIMITS: QueueLimits = QueueLimits { requests_max: 12, bytes_max: 60, sets_max: 5, user_sets_max: 3 };
 const WORKERS: u32 = 5;
 
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ struct Entry {
 #[derive(Default)]
 struct Model {
     waiting: Vec<Entry>,
-    in_hand: Vec<(Dequeued<u64>, Entry, bool)>,
+    dispatched: Vec<(Dequeued<u64>, Entry, bool)>,
     given: u64,
     is_closed: bool,
 }
@@ -93,10 +93,10 @@ impl Model {
         let (sets, of_user) = (sets_where(&|_| true), sets_where(&|entry| entry.claim.user == claim.user));
         match () {
             () if self.is_closed => Some(QueueFull::Closed),
-            () if self.waiting.len() >= BOUNDS.requests_max => Some(QueueFull::Requests),
-            () if self.bytes() + claim.bytes > BOUNDS.bytes_max => Some(QueueFull::Bytes),
-            () if sets.len() >= BOUNDS.sets_max && !sets.contains(&workers) => Some(QueueFull::Sets),
-            () if of_user.len() >= BOUNDS.user_sets_max && !of_user.contains(&workers) => Some(QueueFull::UserSets),
+            () if self.waiting.len() >= LIMITS.requests_max => Some(QueueFull::Requests),
+            () if self.bytes() + claim.bytes > LIMITS.bytes_max => Some(QueueFull::Bytes),
+            () if sets.len() >= LIMITS.sets_max && !sets.contains(&workers) => Some(QueueFull::Sets),
+            () if of_user.len() >= LIMITS.user_sets_max && !of_user.contains(&workers) => Some(QueueFull::UserSets),
             () => None,
         }
     }
@@ -112,7 +112,7 @@ impl Model {
         if let (Some(at), Some(taken)) = (at, taken) {
             let entry = self.waiting.swap_remove(at);
             assert_eq!((taken.since_ns, taken.what), (entry.since_ns, entry.ticket.0));
-            self.in_hand.push((taken, entry, false));
+            self.dispatched.push((taken, entry, false));
         }
     }
 }
@@ -134,10 +134,10 @@ fn push(queue: &mut Queue<u64>, model: &mut Model, now_ns: u64, claim: &Claim, w
 }
 
 fn put_back(queue: &mut Queue<u64>, model: &mut Model, nth: usize, workers: &[u32]) {
-    if nth >= model.in_hand.len() {
+    if nth >= model.dispatched.len() {
         return;
     }
-    let (taken, entry, is_cancelled) = model.in_hand.swap_remove(nth);
+    let (taken, entry, is_cancelled) = model.dispatched.swap_remove(nth);
     let what = taken.what;
     let became = queue.put_back(taken, &set(workers));
     match (is_cancelled, model.is_closed) {
@@ -155,7 +155,7 @@ fn cancel(queue: &mut Queue<u64>, model: &mut Model, nth: usize) {
     let waits = model.waiting.iter().position(|entry| entry.ticket == ticket);
     assert_eq!(queue.cancel(ticket), waits.map(|_| ticket.0));
     waits.map(|at| model.waiting.swap_remove(at));
-    for (taken, _, is_cancelled) in &mut model.in_hand {
+    for (taken, _, is_cancelled) in &mut model.dispatched {
         *is_cancelled |= taken.ticket == ticket;
     }
 }
@@ -193,8 +193,8 @@ fn apply(queue: &mut Queue<u64>, model: &mut Model, now_ns: u64, step: &Step) {
     match step {
         Step::Push { claim, workers } => push(queue, model, now_ns, claim, workers),
         Step::NextFor { .. } | Step::NextWhere { .. } | Step::TakeBack { .. } => take(queue, model, step),
-        Step::Finish { nth } if *nth < model.in_hand.len() => {
-            let (taken, _, is_cancelled) = model.in_hand.swap_remove(*nth);
+        Step::Finish { nth } if *nth < model.dispatched.len() => {
+            let (taken, _, is_cancelled) = model.dispatched.swap_remove(*nth);
             assert_eq!(queue.finish(taken.ticket, now_ns), is_cancelled);
         }
         Step::Finish { .. } => {}
@@ -215,7 +215,7 @@ fn apply(queue: &mut Queue<u64>, model: &mut Model, now_ns: u64, step: &Step) {
 proptest! {
     #[test]
     fn the_queue_equals_an_unsorted_list(steps in prop::collection::vec(steps(), 1..200)) {
-        let (mut queue, mut model) = (Queue::new(BOUNDS), Model::default());
+        let (mut queue, mut model) = (Queue::new(LIMITS), Model::default());
         for (now_ns, step) in steps.iter().enumerate() {
             apply(&mut queue, &mut model, now_ns as u64 / 2, step);
             prop_assert_eq!((queue.len(), queue.bytes()), (model.waiting.len(), model.bytes()));
@@ -241,7 +241,7 @@ const CLAIM: Claim = Claim {
 
 #[test]
 fn a_blocked_request_does_not_block_others() {
-    let mut queue = Queue::new(BOUNDS);
+    let mut queue = Queue::new(LIMITS);
     queue.push(0, &Claim { priority: 9, ..CLAIM }, &[WorkerIndex(1)], "first, and stuck").unwrap();
     queue.push(1, &CLAIM, &[WorkerIndex(1), WorkerIndex(2)], "either").unwrap();
     queue.push(2, &CLAIM, &[WorkerIndex(3)], "another").unwrap();
@@ -252,7 +252,7 @@ fn a_blocked_request_does_not_block_others() {
 
 #[test]
 fn a_request_that_is_put_back_keeps_its_rank() {
-    let mut queue = Queue::new(BOUNDS);
+    let mut queue = Queue::new(LIMITS);
     let set = [WorkerIndex(1)];
     let first = queue.push(0, &CLAIM, &set, "first").unwrap();
     queue.push(1, &CLAIM, &set, "second").unwrap();
@@ -264,7 +264,7 @@ fn a_request_that_is_put_back_keeps_its_rank() {
 
 #[test]
 fn retry_after_is_about_the_time_to_serve_one_request() {
-    let mut queue = Queue::new(BOUNDS);
+    let mut queue = Queue::new(LIMITS);
     assert_eq!(queue.retry_after_ns(), crate::limits::QUEUE_RETRY_NS_MIN);
     for at in 0..100 {
         let ticket = queue.push(0, &CLAIM, &[WorkerIndex(1)], at).unwrap();

@@ -20,9 +20,7 @@ use bytes::Bytes;
 use crossbeam::channel::{self, Receiver, TryRecvError};
 use parking_lot::Mutex;
 
-use super::publish::Kept;
-use super::publish::ReplayBuffer;
-use super::publish::count;
+use super::publish::{Kept, ReplayBuffer, count};
 use super::snapshot::{Failure, Progress, TakenSnapshot};
 use crate::event::flat::UNNUMBERED;
 use crate::ids::{EventSeq, Worker};
@@ -51,13 +49,13 @@ struct Current {
 }
 
 pub(super) struct Answering {
-    pub(super) server: Server,
-    pub(super) worker: Worker,
-    pub(super) name: RelayName,
-    pub(super) ingest: Arc<IngestHandle>,
-    pub(super) kept: Arc<Mutex<Kept>>,
-    pub(super) counters: Arc<CounterSet<RelayCounter>>,
-    pub(super) ends: Arc<AtomicBool>,
+    server: Server,
+    worker: Worker,
+    name: RelayName,
+    ingest: Arc<IngestHandle>,
+    kept: Arc<Mutex<Kept>>,
+    counters: Arc<CounterSet<RelayCounter>>,
+    ends: Arc<AtomicBool>,
     counted: ServerCounts,
     /// Received messages that are not handled yet.
     questions: Vec<(PeerId, zmtp::Message)>,

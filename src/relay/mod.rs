@@ -1,6 +1,6 @@
-//! A relay runs beside one engine. It takes the engine's events, keeps an index of its own, and publishes the events again in
-//! our own format (`schemas/kv_events.fbs`): hashed, with their trust, and with everything that lets a router tell whether it
-//! has received all of them.
+//! A relay runs beside one engine. It takes the engine's events, keeps an index of its own, and publishes the events
+//! again in our own format (`schemas/kv_events.fbs`): hashed, with their trust, and with everything that lets a router
+//! tell whether it has received all of them.
 //!
 //! ```text
 //! engine → ingest (as in the daemon) → republisher → Outbound → PUB            → routers
@@ -8,15 +8,15 @@
 //!                                    → dump → TakenSnapshot → ROUTER, on request → routers
 //! ```
 //!
-//! * Every batch carries the relay's generation, which is drawn at its start. A router that sees another generation has seen a
-//!   restart.
+//! * Every batch carries the relay's generation, which is drawn at its start. A router that sees another generation has
+//!   seen a restart.
 //! * A heartbeat each second names the last sequence. A lost tail therefore shows at once, and so does silence.
-//! * A router requests lost batches as from an engine. Batches that have left the buffer are replaced by a snapshot, as of a
-//!   watermark, and the batches after it. A router that connects late thus gets everything that the relay holds.
+//! * A router requests lost batches as from an engine. Batches that have left the buffer are replaced by a snapshot, as
+//!   of a watermark, and the batches after it. A router that connects late thus gets everything that the relay holds.
 //!
-//! The ingest thread makes the stream, and never waits. A second thread sends it to all subscribers. A third thread answers
-//! requests, a few at once, each as fast as its router reads. All memory is bounded: batches by number and bytes, one
-//! snapshot, the number of peers, and the bytes that each may send and that wait for it ([`crate::zmtp`]).
+//! The ingest thread makes the stream, and never waits. A second thread sends it to all subscribers. A third thread
+//! answers requests, a few at once, each as fast as its router reads. All memory is bounded: batches by number and
+//! bytes, one snapshot, the number of peers, and the bytes that each may send and that wait for it ([`crate::zmtp`]).
 
 mod answer;
 mod publish;
@@ -41,7 +41,7 @@ use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
 use crate::index::{self, ShardLimits};
 use crate::ingest::{
-    self, IngestConfig, IngestHandle, Publisher, RelayName, Republisher, ShardPlan, WorkerView, exposition,
+    self, IngestConfig, IngestHandle, PublisherPlan, RelayName, Republisher, ShardPlan, WorkerView, exposition,
 };
 use crate::limits::{
     RELAY_ANSWER_BYTES_MAX, RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT,
@@ -54,8 +54,7 @@ use crate::serve::{MetricsPort, MetricsThread};
 use crate::trust::Trust;
 use crate::zmtp::{Bounds, Role, Server, ServerPlan};
 use answer::Answering;
-use publish::{Kept, Publication};
-use publish::{Outbound, Sending};
+use publish::{Kept, Outbound, Publication, Sending};
 
 pub use answer::{Answer, Message, Step};
 pub use publish::ReplayBuffer;
@@ -159,8 +158,8 @@ impl Relay {
     /// Binds the sockets and connects to the engine.
     ///
     /// # Errors
-    /// [`Kind::Config`] if an endpoint cannot be bound or the engine's cannot be used; [`Kind::System`] if no socket or thread is
-    /// left.
+    /// [`Kind::Config`] if an endpoint cannot be bound or the engine's cannot be used; [`Kind::System`] if no socket or
+    /// thread is left.
     pub fn start(plan: &RelayPlan) -> Result<Self> {
         let publishing = bind(&plan.endpoint, PUBLISHING)?;
         let replaying = bind(&plan.replay, REPLAYING)?;
@@ -272,7 +271,7 @@ fn shard_plan(plan: &RelayPlan, view: &Arc<WorkerView>) -> Result<ShardPlan> {
         .add_worker()
         .ok_or_else(|| Error::new(Kind::Config, "the worker does not fit the index", "raise memory_bytes_max"))?;
     writer.bound_worker(slot, plan.blocks_max);
-    let publisher = Publisher {
+    let publisher = PublisherPlan {
         index: WorkerIndex(0),
         worker: plan.worker,
         space: SpaceId(0),

@@ -1,5 +1,5 @@
-//! The relay's stream: from the ingest thread, which makes it, to the thread that sends it, and to the buffer from which
-//! lost batches are replayed.
+//! The relay's stream: from the ingest thread, which makes it, to the thread that sends it, and to the buffer from
+//! which lost batches are replayed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,8 +17,7 @@ use crate::ids::EventSeq;
 use crate::ingest::{Outlet, Republished};
 use crate::limits::{RELAY_STREAM_BYTES_MAX, RELAY_STREAM_MESSAGES_MAX, RELAY_WAIT_MS};
 use crate::metrics::{CounterSet, RelayCounter};
-use crate::zmtp;
-use crate::zmtp::{Server, ServerCounts};
+use crate::zmtp::{self, Server, ServerCounts};
 
 /// The state that the ingest thread, which sends, shares with the thread that answers requests.
 #[derive(Debug)]
@@ -100,7 +99,8 @@ impl Outbound {
         Self { messages, bytes: AtomicUsize::new(0), woken: AtomicBool::new(false), waker }
     }
 
-    /// Queues a message; `false` = the queue is full, and the message is dropped. An empty queue takes a message of any size.
+    /// Queues a message; `false` = the queue is full, and the message is dropped. An empty queue takes a message of any
+    /// size.
     pub(super) fn push(&self, message: Bytes) -> bool {
         // Relaxed: only the sum counts, and only this thread adds to it.
         let waiting = self.bytes.load(Ordering::Relaxed);
@@ -173,8 +173,8 @@ pub(super) fn count(counters: &CounterSet<RelayCounter>, before: &mut ServerCoun
     *before = now;
 }
 
-/// Consecutive batches, bounded in number and bytes. The last batch is always there, whatever its size, so that a router that
-/// has it learns that nothing is missing.
+/// Consecutive batches, bounded in number and bytes. The last batch is always there, whatever its size, so that a
+/// router that has it learns that nothing is missing.
 #[derive(Debug)]
 pub struct ReplayBuffer {
     first: u64,
@@ -191,7 +191,8 @@ impl ReplayBuffer {
         Self { first: 0, batches: VecDeque::new(), bytes: 0, batches_max, bytes_max }
     }
 
-    /// Adds the next batch. Answers with how many batches it displaced. A batch that does not follow the last begins anew.
+    /// Adds the next batch. Answers with how many batches it displaced. A batch that does not follow the last begins
+    /// anew.
     pub fn push(&mut self, seq: EventSeq, payload: Arc<[u8]>) -> u64 {
         if seq != self.next() {
             self.forget();

@@ -34,7 +34,7 @@ pub enum Failure {
 pub struct TakenSnapshot {
     id: u64,
     name: RelayName,
-    said: Option<Said>,
+    head: Option<PartHead>,
     encoder: Encoder,
     parts: Vec<Arc<[u8]>>,
     bytes: usize,
@@ -44,7 +44,7 @@ pub struct TakenSnapshot {
 
 /// The facts that every part repeats.
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct PartHead {
     last: Republished,
     info: BatchInfo,
 }
@@ -54,13 +54,13 @@ impl TakenSnapshot {
     #[must_use]
     pub fn new(id: u64, name: RelayName) -> Self {
         let (parts, progress) = (Vec::new(), Progress::Taking);
-        Self { id, name, said: None, encoder: Encoder::new(), parts, bytes: 0, chunks: 0, progress }
+        Self { id, name, head: None, encoder: Encoder::new(), parts, bytes: 0, chunks: 0, progress }
     }
 
     /// Its watermark: the last batch that it covers; `None` before its first part.
     #[must_use]
     pub fn watermark(&self) -> Option<EventSeq> {
-        self.said.map(|said| said.last.seq)
+        self.head.map(|head| head.last.seq)
     }
 
     /// Its progress.
@@ -95,7 +95,7 @@ impl TakenSnapshot {
                     scheme: begin.scheme,
                     ..BatchInfo::default()
                 };
-                self.said = Some(Said { last, info });
+                self.head = Some(PartHead { last, info });
                 let groups: Vec<StoreBlocks<'_>> = begin.groups.iter().map(|place| without_blocks(*place)).collect();
                 self.push(SnapshotPhase::Begin, (0, 0), groups.into_iter());
             }
@@ -120,7 +120,7 @@ impl TakenSnapshot {
         (blocks, digest): (u64, u64),
         stores: impl Iterator<Item = StoreBlocks<'a>>,
     ) {
-        let Some(Said { last, info }) = self.said else {
+        let Some(PartHead { last, info }) = self.head else {
             return self.fail(Failure::Aborted(AbortReason::Corrupt));
         };
         let is_end = phase == SnapshotPhase::End;

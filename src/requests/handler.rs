@@ -7,7 +7,8 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::request_queue::{
-    Booked, Delivery, DispatchedRequest, Outcome, PendingReply, QueueInbox, QueuedRequest, RequestQueue, booked_by,
+    BookedHandles, Delivery, DispatchedRequest, Outcome, PendingReply, QueueInbox, QueuedRequest, RequestQueue,
+    booked_by,
 };
 use super::service::{Routed, Service};
 use crate::error::{Error, Kind, Result};
@@ -425,7 +426,7 @@ impl<S: Service> RequestHandler<S> {
                 Err(error)
             }
         };
-        let booked = outcome.as_ref().map_or_else(|_| Booked::default(), |decision| booked_by(decision));
+        let booked = outcome.as_ref().map_or_else(|_| BookedHandles::default(), |decision| booked_by(decision));
         if dispatched.answer(outcome) == Delivery::Unwanted {
             self.free_undelivered(session, booked);
         }
@@ -447,8 +448,8 @@ impl<S: Service> RequestHandler<S> {
     }
 
     /// Frees the bookings of a reply that could not be delivered.
-    pub(crate) fn free_undelivered(&mut self, session: SessionId, booked: Booked) {
-        let Some(own) = self.queue.as_ref().filter(|_| booked != Booked::default()) else { return };
+    pub(crate) fn free_undelivered(&mut self, session: SessionId, booked: BookedHandles) {
+        let Some(own) = self.queue.as_ref().filter(|_| booked != BookedHandles::default()) else { return };
         own.queue.counters().bump(QueueCounter::Undelivered);
         for handle in booked.into_iter().flatten() {
             if let Err(error) = self.service.free(session, &BookingRef::Handle(handle)) {

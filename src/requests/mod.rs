@@ -1,5 +1,6 @@
 //! What each request of a gateway does: decide, book, queue, report and free. Frames, JSON and sockets are the concern
-//! of [`serve`](crate::serve), which calls this room; this room calls [`route`](crate::route) and the tables below it.
+//! of [`serve`](crate::serve), which calls this module; this module calls [`route`](crate::route) and the tables below
+//! it.
 //!
 //! ```text
 //! serve: socket frame ─┐                        ┌─▶ route: decide ─▶ index, fleet, load

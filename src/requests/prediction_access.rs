@@ -7,7 +7,7 @@ use crate::ids::SpaceId;
 use crate::metrics::{CounterSet, PredictorCounter};
 use crate::predict::{BookedQueue, PredictionReader};
 
-/// What requests need to read predictions and to hand over bookings. Empty if no space is approximate.
+/// What requests need to read predictions and to queue bookings. Empty if no space is approximate.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PredictionAccess {
     /// By `SpaceId`.

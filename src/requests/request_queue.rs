@@ -33,10 +33,10 @@ use crate::shares::{SharedResource, UserQuotas, UserReservation};
 pub(crate) type Outcome = Result<Box<Decision>>;
 
 /// The bookings of a request: of the worker that decodes or does both, and of the worker that prefills.
-pub(crate) type Booked = [Option<BookingHandle>; 2];
+pub(crate) type BookedHandles = [Option<BookingHandle>; 2];
 
 /// The bookings of a decision.
-pub(crate) fn booked_by(decision: &Decision) -> Booked {
+pub(crate) fn booked_by(decision: &Decision) -> BookedHandles {
     [decision.booking, decision.prefill.as_ref().and_then(|prefill| prefill.booking)]
 }
 
@@ -73,8 +73,8 @@ pub(crate) struct PendingReply {
 
 impl PendingReply {
     /// The bookings to undo if the reply cannot be delivered.
-    pub(crate) fn booked(&self) -> Booked {
-        self.outcome.as_ref().map_or_else(|_| Booked::default(), |decision| booked_by(decision))
+    pub(crate) fn booked(&self) -> BookedHandles {
+        self.outcome.as_ref().map_or_else(|_| BookedHandles::default(), |decision| booked_by(decision))
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(wait.workers, [WorkerIndex(0), WorkerIndex(1)]);
         let Claim { discipline, deadline_ns, ends_ns, prefill_tokens, .. } = wait.claim;
         assert_eq!((discipline, deadline_ns, ends_ns), (Discipline::Wspt, None, 2_000_007));
-        assert_eq!(prefill_tokens, 165 - 3 * 16, "of who holds most of those who may");
+        assert_eq!(prefill_tokens, 165 - 3 * 16, "of the eligible worker that holds most");
         let (at_the_mark, decision) = facts(&[(50, 0)]);
         assert_eq!(QUEUE.wait(&booked(), &at_the_mark, &decision, 7), None);
     }

@@ -8,8 +8,8 @@
 //!
 //! In every round the runtime asks the kernel about every socket and the clock about every timer. A poll of one lane is
 //! a load from memory, and a poll of one socket is a try to read from it: both cost less than a round. Only polls
-//! discover data in a lane, so the polled lanes share a number of polls between two rounds. A connection that had all of
-//! the last few requests is polled for longer before the others have their round. Only such a connection's socket is
+//! discover data in a lane, so the polled lanes share a number of polls between two rounds. A connection that had all
+//! of the last few requests is polled for longer before the others have their round. Only such a connection's socket is
 //! polled by itself: where several sockets are busy, the kernel reports at once which are.
 //!
 //! A connection is polled only for a while after its last request. The task that polls it calls [`BusyPoll::on_work`]

@@ -26,7 +26,8 @@ use crate::limits::FRAME_TIMEOUT_CHECKS;
 use crate::metrics::CoreCounter;
 use crate::requests::Service;
 
-/// The connection sets it; the task that checks the deadlines reads it.
+/// The input, or the space for replies, that a connection waits for. The connection sets it; the task that checks the
+/// deadlines reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PeerWait {
     /// Nothing that has begun.

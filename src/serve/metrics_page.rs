@@ -17,8 +17,6 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc as std_mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -32,7 +30,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::http::browser_guard;
 use super::http::connections::{ConnectionLimits, TimeLimits, serve};
-use crate::error::{Error, Kind, Result};
+use super::http::port_thread::{self, PortThread};
+use crate::error::Result;
 use crate::limits::{
     METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
     METRICS_PAGE_REUSE_FACTOR, METRICS_PAGES_MAX, METRICS_SCRAPES_WAITING_MAX,
@@ -43,6 +42,9 @@ use crate::metrics::{CounterSet, PageCounter};
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The retry time for a scrape without a page, seconds.
 const RETRY_AFTER_S: &str = "1";
+
+/// The port's name in errors.
+const PORT: &str = "metrics port";
 
 /// The metrics port, bound.
 #[derive(Debug)]
@@ -55,27 +57,21 @@ impl MetricsPort {
     /// Binds a port of the loopback interface, which also answers to the names in `hosts`; 0 = no port.
     ///
     /// # Errors
-    /// [`Kind::System`] if the port is taken or may not be bound.
+    /// [`Kind::System`](crate::error::Kind::System) if the port is taken or may not be bound.
     pub fn bind(port: u16, hosts: &[String]) -> Result<Option<Self>> {
         if port == 0 {
             return Ok(None);
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let bound = std::net::TcpListener::bind(address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|cause| {
-                let message = format!("cannot bind the metrics port {address}");
-                Error::new(Kind::System, message, "choose another metrics.port").caused_by(cause)
-            })?;
-        Ok(Some(Self { listener: bound, hosts: hosts.to_vec() }))
+        let listener = port_thread::bind(address, PORT, "choose another metrics.port")?;
+        Ok(Some(Self { listener, hosts: hosts.to_vec() }))
     }
 }
 
 /// The thread that makes pages and serves the metrics port, if there is one.
 #[derive(Debug)]
 pub struct MetricsThread {
-    end: watch::Sender<bool>,
-    thread: thread::JoinHandle<()>,
+    thread: PortThread,
     pages: MetricsPages,
 }
 
@@ -83,7 +79,7 @@ impl MetricsThread {
     /// Starts it. `render` appends a page to the text.
     ///
     /// # Errors
-    /// [`Kind::System`] if the thread or its runtime cannot be started.
+    /// [`Kind::System`](crate::error::Kind::System) if the thread or its runtime cannot be started.
     pub fn start(
         port: Option<MetricsPort>,
         counters: Arc<CounterSet<PageCounter>>,
@@ -91,25 +87,15 @@ impl MetricsThread {
     ) -> Result<Self> {
         let (ask, asked) = mpsc::channel(METRICS_SCRAPES_WAITING_MAX);
         let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
-        let (end, ending) = watch::channel(false);
-        let (send, started) = std_mpsc::sync_channel(1);
         let maker = PageMaker { render, newest: None, alive: Arc::default(), counters };
         let scraped = pages.clone();
-        let body = move || match runtime(port) {
-            // The receiver waits for this message.
-            Err(error) => drop(send.send(Err(error))),
-            Ok((runtime, port)) => {
-                drop(send.send(Ok(())));
-                runtime.block_on(run(port, maker, asked, scraped, ending));
-            }
-        };
-        let unavailable = |cause: std::io::Error| {
-            let message = "cannot start the thread of the metrics port";
-            Error::new(Kind::System, message, "raise the limit of processes").caused_by(cause)
-        };
-        let thread = thread::Builder::new().name("kvrouted-metrics".into()).spawn(body).map_err(unavailable)?;
-        started.recv().map_err(|_| panicked())??;
-        Ok(Self { end, thread, pages })
+        let thread = PortThread::start("kvrouted-metrics", PORT, move |ending| {
+            let listen = |port: MetricsPort| -> Result<Listening> {
+                Ok((port_thread::register(port.listener, PORT)?, port.hosts))
+            };
+            Ok(run(port.map(listen).transpose()?, maker, asked, scraped, ending))
+        })?;
+        Ok(Self { thread, pages })
     }
 
     /// The source of pages for other ports.
@@ -121,39 +107,20 @@ impl MetricsThread {
     /// Whether the thread still runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        !self.thread.is_finished()
+        self.thread.is_running()
     }
 
     /// Ends it. A page that is being read is cut after a moment.
     ///
     /// # Errors
-    /// [`Kind::Internal`] if it panicked.
+    /// [`Kind::Internal`](crate::error::Kind::Internal) if it panicked.
     pub fn stop(self) -> Result<()> {
-        // The receiver goes only with the thread.
-        let _ = self.end.send(true);
-        self.thread.join().map_err(|_| panicked())
+        self.thread.stop()
     }
-}
-
-fn panicked() -> Error {
-    Error::new(Kind::Internal, "the thread of the metrics port ended by a panic", "report it with the log's last lines")
 }
 
 /// The port in its runtime, and its names.
 type Listening = (tokio::net::TcpListener, Vec<String>);
-
-fn runtime(port: Option<MetricsPort>) -> Result<(tokio::runtime::Runtime, Option<Listening>)> {
-    let failed = |cause: std::io::Error| {
-        Error::new(Kind::System, "cannot serve the metrics port", "see the cause").caused_by(cause)
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let listening = {
-        let _inside = runtime.enter();
-        let listen = |port: MetricsPort| Ok((tokio::net::TcpListener::from_std(port.listener)?, port.hosts));
-        port.map(listen).transpose().map_err(failed)?
-    };
-    Ok((runtime, listening))
-}
 
 async fn run<R: Fn(&mut String) -> fmt::Result>(
     port: Option<Listening>,
@@ -167,12 +134,12 @@ async fn run<R: Fn(&mut String) -> fmt::Result>(
         match port {
             Some((listener, hosts)) => {
                 let whole = Some(Duration::from_millis(METRICS_CONNECTION_MS_MAX));
-                let terms = ConnectionLimits {
+                let limits = ConnectionLimits {
                     times: TimeLimits { whole, ..TimeLimits::default() },
                     connections_max: METRICS_CONNECTIONS_MAX,
                     reserved: (0, Router::new()),
                 };
-                serve(listener, router(pages, hosts), terms, Arc::default(), until_told).await;
+                serve(listener, router(pages, hosts), limits, Arc::default(), until_told).await;
             }
             None => drop(ending.wait_for(|ending| *ending).await),
         }
@@ -338,6 +305,9 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc as std_mpsc;
+    use std::thread;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 

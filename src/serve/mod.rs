@@ -6,7 +6,7 @@
 //! AdminServer (control thread) ────────────────────── Stream (epoll) ────────────────────▶ Connection ─▶ AdminResponder ──▶ AdminService
 //! ```
 //!
-//! A [`Connection`] turns bytes into frames and frames into replies, and knows nothing of I/O backends. The room
+//! A [`Connection`] turns bytes into frames and frames into replies, and knows nothing of I/O backends. The module
 //! [`requests`](crate::requests) does what requests ask for, and knows nothing of bytes. Between them the responder
 //! dispatches each request.
 //!
@@ -16,11 +16,11 @@
 //! # Fairness
 //!
 //! The connections of a core are served in turn. Each has a *fairness quantum*, whose limits are in
-//! [`limits`](crate::limits): a number of requests, bytes of requests, bytes of replies, or work. At the end of a quantum
-//! its replies are written, and every other connection with something to do has its quantum. So a request waits for at
-//! most one quantum of each other connection of its core, and for the earlier requests of its own connection. Nothing
-//! interrupts a quantum: the longest is that of the requests that take longest to decide. A reply with the whole fleet,
-//! as to a watch, fills a quantum where the fleet is large.
+//! [`limits`](crate::limits): a number of requests, bytes of requests, bytes of replies, or work. At the end of a
+//! quantum its replies are written, and every other connection with something to do has its quantum. So a request waits
+//! for at most one quantum of each other connection of its core, and for the earlier requests of its own connection.
+//! Nothing interrupts a quantum: the longest is that of the requests that take longest to decide. A reply with the
+//! whole fleet, as to a watch, fills a quantum where the fleet is large.
 //!
 //! A core that has nothing to do sleeps, or busy-polls for a while where that pays: see `busy_poll`.
 //!
@@ -29,6 +29,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `accept` | the users that may connect, the choice of a core |
+//! | `socket_file` | the socket files: bound, taken over, removed |
 //! | `core` | a serving thread, its mailbox, its drain |
 //! | `io_backend` | epoll and io_uring |
 //! | `connection`, `receive`, `reply_writer` | a connection: its frames, its receive buffer, its writes |
@@ -59,7 +60,7 @@ pub use accept::{Acceptor, Admission, Admissions};
 pub use admin::{AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreHandle, CoreOptions};
-pub(crate) use http::{HttpBackend, HttpMetrics, HttpPort, HttpThread, WorkerChangeOrder};
+pub(crate) use http::{HttpBackend, HttpMetrics, HttpPort, PortThread, WorkerChangeOrder, draining};
 pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};

@@ -92,8 +92,8 @@ impl KeptRequest for RouteBody {
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Answers by `service`, without lanes. The hello reply states `frame_body_bytes_max` as the limit of the connections'
-    /// frames.
+    /// Answers by `service`, without lanes. The hello reply states `frame_body_bytes_max` as the limit of the
+    /// connections' frames.
     #[must_use]
     pub fn new(service: S, counters: Arc<CounterSet<CoreCounter>>, frame_body_bytes_max: u32) -> Self {
         Self {

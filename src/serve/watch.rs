@@ -58,8 +58,8 @@ impl Watches {
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Begins a watch, in place of the one that the connection may have. The answer is the first page, unless the gateway
-    /// has the fleet's present version (0 = it has none).
+    /// Begins a watch, in place of the one that the connection may have. The answer is the first page, unless the
+    /// gateway has the fleet's present version (0 = it has none).
     pub(super) fn watch(
         &mut self,
         connection: u64,

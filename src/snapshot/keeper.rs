@@ -39,7 +39,7 @@ pub struct KeeperPlan {
     pub keep: Duration,
 }
 
-/// The running thread. If this value is dropped, the thread ends after the snapshot that it is writing.
+/// The running thread. If this value is dropped, the thread abandons the snapshot that it is writing, and ends.
 #[derive(Debug)]
 pub struct Keeper {
     stop: Sender<Instant>,

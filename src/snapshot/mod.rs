@@ -5,17 +5,18 @@
 //! read    file → format::Decoder: every checksum, the worker's identity → ingest load → unproven until a replay
 //! ```
 //!
-//! A snapshot is a dump ([`crate::ingest::DumpPart`]) with the worker's name. [`Keeper`] takes and writes snapshots, one
-//! worker at a time, and only of workers that have changed. Only the worker's own messages wait for a dump, within the
-//! limits of every dump. When the daemon starts, and when a worker joins later, [`check`] reads each file to its end.
-//! [`Restore`] feeds the good files to their workers before these take their first message.
+//! A snapshot is a dump ([`crate::ingest::DumpPart`]) with the worker's name. [`Keeper`] takes and writes snapshots,
+//! one worker at a time, and only of workers that have changed. Only the worker's own messages wait for a dump, within
+//! the limits of every dump. When the daemon starts, and when a worker joins later, [`check`] reads each file to its
+//! end. [`Restore`] feeds the good files to their workers before these take their first message.
 //!
-//! Losing a snapshot is safe, and a snapshot alone is never believed. It says what an engine held when it was taken. Only
-//! the engine's events can show that the engine still holds those blocks, except the ones that it has removed since. A
-//! worker without a replay endpoint is therefore not restored. A worker with one is `unproven` until the engine has sent
-//! again the payloads that the snapshot remembers.
+//! Losing a snapshot is safe, and a snapshot alone is never believed. It says what an engine held when it was taken.
+//! Only the engine's later events can show which of those blocks it still holds. A worker without a replay endpoint is
+//! therefore not restored. A worker with one is `unproven` until the engine has sent again the payloads that the
+//! snapshot remembers.
 //!
-//! A file that is damaged, cut off or of another worker is refused with a reason ([`Refusal`]). Its worker starts empty.
+//! A file that is damaged, cut off or of another worker is refused with a reason ([`Refusal`]). Its worker starts
+//! empty.
 
 mod directory;
 mod format;

@@ -1,8 +1,9 @@
 //! Restores workers from snapshots, at the daemon's start and when a worker joins later. Every file is checked from its
-//! first byte to its last. Only then it is read once more, part by part, into the worker.
+//! first byte to its last. Only then is it read once more, part by part, into the worker.
 //!
-//! Whether the engine's events continue from the snapshot is not known yet. The worker is therefore restored as one whose
-//! connection broke: `unproven`, reason `disconnected`. A replay of the payloads that the snapshot remembers proves it.
+//! Whether the engine's events continue from the snapshot is not known yet. The worker is therefore restored as one
+//! whose connection broke: `unproven`, reason `disconnected`. A replay of the payloads that the snapshot remembers
+//! proves it.
 
 use std::fs::File;
 use std::io::{BufReader, Read};

@@ -59,8 +59,8 @@ pub struct SnapshotStats {
     pub counters: CounterSet<SnapshotCounter>,
     refused: Box<[AtomicU64]>,
     writing_ns: AtomicU64,
-    /// For the worker whose snapshot is oldest: when the snapshot was last known to hold everything. 0 = no worker has
-    /// one.
+    /// When the snapshot that is furthest behind its worker was last known to be complete, milliseconds of Unix time.
+    /// 0 = no snapshot.
     oldest_unix_ms: AtomicU64,
 }
 
@@ -101,7 +101,8 @@ impl SnapshotStats {
         self.oldest_unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
-    /// The age of the oldest snapshot, seconds: no snapshot lacks events from before. `None` = no worker has one.
+    /// How long ago the snapshot that is furthest behind its worker was last known to be complete, seconds. `None` = no
+    /// worker has a snapshot.
     #[must_use]
     pub fn oldest_age_seconds(&self, now_unix_ms: u64) -> Option<f64> {
         let oldest = self.oldest_unix_ms.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Endpoints as addresses, and the resolution of host names.
 //!
-//! The system's resolver blocks, for seconds if a name server does not answer. Each lookup therefore has a thread of its
-//! own, and only a few run at once.
+//! The system's resolver blocks, for seconds if a name server does not answer. Each lookup therefore has a thread of
+//! its own, and only a few run at once.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use crossbeam::channel::{Receiver, TryRecvError, bounded};
 use mio::unix::pipe;
 use mio::{Interest, Registry, Token};
 
+use crate::endpoint::{Parts, split};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{NAME_ADDRESSES_MAX, NAME_LOOKUPS_MAX};
 
@@ -41,15 +42,17 @@ impl Address {
         if endpoint.contains('\0') {
             return Err(wrong());
         }
-        if let Some(path) = endpoint.strip_prefix("ipc://") {
-            return match path.strip_prefix('@') {
-                Some("") => Err(wrong()),
-                Some(name) => Ok(Self::Abstract(name.as_bytes().to_vec())),
-                None if path.is_empty() => Err(wrong()),
-                None => Ok(Self::Path(path.into())),
-            };
-        }
-        let (host, port) = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;
+        let (host, port) = match split(endpoint).ok_or_else(wrong)? {
+            Parts::Ipc(path) => {
+                return match path.strip_prefix('@') {
+                    Some("") => Err(wrong()),
+                    Some(name) => Ok(Self::Abstract(name.as_bytes().to_vec())),
+                    None if path.is_empty() => Err(wrong()),
+                    None => Ok(Self::Path(path.into())),
+                };
+            }
+            Parts::Tcp { host, port } => (host, port),
+        };
         let port = if port == "*" { 0 } else { port.parse().map_err(|_| wrong())? };
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         match (host, host.parse::<IpAddr>()) {

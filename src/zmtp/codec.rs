@@ -6,9 +6,9 @@
 //! | handshake | one READY command of a socket type that fits ours | [`Item::Ready`] |
 //! | traffic | message parts; PING, PONG, SUBSCRIBE, CANCEL and unknown commands between any two of them | never |
 //!
-//! A part or command is refused as soon as its header exceeds a limit, before its body arrives. Of a message only the last
-//! part, and an eight-byte part before it, are kept. A message that never ends therefore takes no memory, even below the
-//! limits.
+//! A part or command is refused as soon as its header exceeds a limit, before its body arrives. Of a message only the
+//! last part, and an eight-byte part before it, are kept. A message that never ends therefore takes no memory, even
+//! below the limits.
 
 use bytes::{Buf as _, Bytes};
 
@@ -195,8 +195,8 @@ impl Decoder {
         }
     }
 
-    /// Takes the next item off the front of `input`. `None` = the item is incomplete: call again with the same bytes and more
-    /// after them.
+    /// Takes the next item off the front of `input`. `None` = the item is incomplete: call again with the same bytes
+    /// and more after them.
     ///
     /// # Errors
     /// The peer broke the protocol or a limit. The connection must be closed.

@@ -14,8 +14,8 @@
 //! connection for each peer with back-pressure both ways. A socket of ours is less code, runs on its caller's thread,
 //! takes one descriptor, and lets subscribers share the bytes of a message.
 //!
-//! The protocol is ZMTP 3.0 and 3.1 with the NULL mechanism, over TCP and Unix sockets. Peers from libzmq 4.0 on speak it.
-//! Every limit is in [`crate::limits`].
+//! The protocol is ZMTP 3.0 and 3.1 with the NULL mechanism, over TCP and Unix sockets. Peers from libzmq 4.0 on speak
+//! it. Every limit is in [`crate::limits`].
 
 mod address;
 mod codec;

@@ -23,8 +23,7 @@ use bytes::Bytes;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Registry, Token};
 
-use super::address::Address;
-use super::address::{Looked, Lookup};
+use super::address::{Address, Looked, Lookup};
 use super::codec::{self, Bounds, Decoder, Item, Message, Refusal, Role};
 use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::Endpoint;
@@ -101,7 +100,8 @@ pub struct Peer {
     registry: Arc<Registry>,
     token: Token,
     state: State,
-    /// Events that the caller has not taken yet. They are few, because the connection does not proceed while there are any.
+    /// Events that the caller has not taken yet. They are few, because the connection does not proceed while there are
+    /// any.
     events: VecDeque<LinkEvent>,
     /// The pause after the next failure.
     back_off_ms: u64,
@@ -156,7 +156,8 @@ impl Peer {
         !self.events.is_empty()
     }
 
-    /// Does what is due: reconnects, ends a slow handshake, sends heartbeats. `true` = there is an event or a message to take.
+    /// Does what is due: reconnects, ends a slow handshake, sends heartbeats. `true` = there is an event or a message
+    /// to take.
     pub fn tick(&mut self, now_ms: u64) -> bool {
         match &mut self.state {
             State::BackingOff { until_ms } if now_ms >= *until_ms => self.connect(now_ms),
@@ -171,8 +172,8 @@ impl Peer {
         self.has_event()
     }
 
-    /// Advances the connection and takes the next message. Messages of a connection come between its `Handshake` and its
-    /// `Disconnected`.
+    /// Advances the connection and takes the next message. Messages of a connection come between its `Handshake` and
+    /// its `Disconnected`.
     pub fn next(&mut self, now_ms: u64) -> Next {
         if self.has_event() {
             return Next::Later;

@@ -1,11 +1,11 @@
 //! The binding end: a PUB or ROUTER for many peers, on its caller's thread.
 //!
-//! Every resource of a peer is bounded, as it arrives: its messages by [`Bounds`], the messages that wait for it by bytes and
-//! number, its handshake and its reading by time. The number of peers is bounded, over all and from one address. A peer that
-//! exceeds a limit is disconnected, and the others do not notice.
+//! Every resource of a peer is bounded, as it arrives: its messages by [`Bounds`], the messages that wait for it by
+//! bytes and number, its handshake and its reading by time. The number of peers is bounded, over all and from one
+//! address. A peer that exceeds a limit is disconnected, and the others do not notice.
 //!
-//! Subscriptions are not stored. All messages have the empty topic, which only the empty subscription matches, so a peer's
-//! subscriptions are one number, however many it makes.
+//! Subscriptions are not stored. All messages have the empty topic, which only the empty subscription matches, so a
+//! peer's subscriptions are one number, however many it makes.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -117,8 +117,8 @@ struct Connected {
     lag: Lag,
 }
 
-/// How far a subscriber is behind the stream. Subscribers that wait for the same messages share their bytes, so together they
-/// hold as much of the stream as the slowest of them.
+/// How far a subscriber is behind the stream. Subscribers that wait for the same messages share their bytes, so
+/// together they hold as much of the stream as the slowest of them.
 #[derive(Clone, Copy, Debug)]
 struct Lag {
     /// The bytes published before the oldest waiting message; at most a little too few.
@@ -231,8 +231,8 @@ impl Server {
         self.connected
     }
 
-    /// Waits for work, for a limited time, and serves every peer by one fairness quantum. Received messages are appended to
-    /// `received`.
+    /// Waits for work, for a limited time, and serves every peer by one fairness quantum. Received messages are
+    /// appended to `received`.
     ///
     /// # Errors
     /// The event loop failed; no more messages will come.
@@ -283,8 +283,8 @@ impl Server {
         }
     }
 
-    /// Sends a message to every subscriber. A peer misses it if too much waits for it. A peer for which too old a message waits is
-    /// disconnected.
+    /// Sends a message to every subscriber. A peer misses it if too much waits for it. A peer for which too old a
+    /// message waits is disconnected.
     pub fn publish(&mut self, message: &Bytes) {
         let lag_bytes_max = self.plan.waiting_bytes_max as u64 * RELAY_SUBSCRIBER_LAG_FACTOR_MAX;
         let before = self.published_bytes;

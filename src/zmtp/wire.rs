@@ -1,7 +1,7 @@
 //! One connection: a stream that never blocks, the decoder of received bytes, and the queue of bytes to send.
 //!
-//! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one gets a
-//! block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
+//! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one
+//! gets a block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -16,10 +16,7 @@ const LONG_BLOCKS: u64 = 1_000;
 
 /// Memory of this process that is in RAM, bytes.
 fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux says so");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("it is there");
-    let kib: u64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
-    kib << 10
+    crate::kit::resident_kib(std::process::id()) << 10
 }
 
 fn store(writer: &mut ShardWriter, slot: WorkerSlot, first: u64, blocks: u64) {

@@ -215,18 +215,23 @@ fn a_stop_writes_what_has_changed_and_a_fresh_start_forgets_it() {
     assert_eq!(fresh.status().workers[0].blocks_held, 0);
 }
 
+/// Two engines that hold a prompt, and their daemon, which knows it.
+fn two_that_hold(tokens: &[u32]) -> ([Engine; 2], Site, Daemon) {
+    let mut engines = [Engine::new(), Engine::new()];
+    let site = Site::new(engines.each_ref(), 1);
+    let daemon = site.start(&[]);
+    for (worker, engine) in engines.iter_mut().enumerate() {
+        engine.await_subscription();
+        engine.store(tokens);
+        wait_for_seq(&daemon, worker, 0);
+    }
+    (engines, site, daemon)
+}
+
 #[test]
 fn a_reset_empties_workers_and_their_snapshots() {
-    let (mut one, mut two) = (Engine::new(), Engine::new());
-    let site = Site::new([&one, &two], 1);
-    let daemon = site.start(&[]);
-    one.await_subscription();
-    two.await_subscription();
     let tokens = prompt(1, 3);
-    one.store(&tokens);
-    two.store(&tokens);
-    wait_for_seq(&daemon, 0, 0);
-    wait_for_seq(&daemon, 1, 0);
+    let ([mut one, _two], site, daemon) = two_that_hold(&tokens);
     until("both are written", || site.snapshot(1).exists() && site.snapshot(2).exists());
     let socket = site.path("s");
     let unknown = run(&["reset", "--socket", text(&socket), "--worker", "9/1"]);
@@ -248,16 +253,8 @@ fn a_reset_empties_workers_and_their_snapshots() {
 
 #[test]
 fn a_clear_that_a_caller_tells_is_seen_at_once_and_proven_by_the_one_that_is_published() {
-    let (mut one, mut two) = (Engine::new(), Engine::new());
-    let site = Site::new([&one, &two], 1);
-    let daemon = site.start(&[]);
-    one.await_subscription();
-    two.await_subscription();
     let tokens = prompt(1, 3);
-    one.store(&tokens);
-    two.store(&tokens);
-    wait_for_seq(&daemon, 0, 0);
-    wait_for_seq(&daemon, 1, 0);
+    let ([mut one, _two], site, daemon) = two_that_hold(&tokens);
     let socket = site.path("s");
     let done = run(&["reset", "--socket", text(&socket), "--worker", "1", "--engine-cleared"]);
     assert_eq!(done.status.code(), Some(0), "{done:?}");

@@ -22,7 +22,7 @@ pub(crate) fn seeds(default: u64) -> RangeInclusive<u64> {
     }
 }
 
-/// `KVROUTED_STRESS_SECONDS` seconds, or `default`.
+/// The number of seconds in `KVROUTED_STRESS_SECONDS`, or `default`.
 pub(crate) fn stress_time(default: Duration) -> Duration {
     number("KVROUTED_STRESS_SECONDS").map_or(default, Duration::from_secs)
 }
@@ -45,8 +45,8 @@ pub(crate) fn for_seeds(test: &'static str, count: u64, time: Duration, mut body
 
 /// The command that repeats a seed.
 pub(crate) fn command(test: &str, seed: u64) -> String {
-    let (file, name) = test.split_once("::").unwrap_or((test, ""));
-    format!("KVROUTED_SEED={seed} cargo test --release --test {file} -- --nocapture {name}")
+    let (binary, name) = test.split_once("::").unwrap_or((test, ""));
+    format!("KVROUTED_SEED={seed} cargo test --release --test {binary} -- --nocapture {name}")
 }
 
 /// Prints the command that repeats a seed if the test fails or hangs.
@@ -58,7 +58,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// `test` is `file::function`.
+    /// `test` is `binary::path::of::the::test`.
     pub(crate) fn new(test: &str, seed: u64) -> Self {
         let command = command(test, seed);
         let (done, wait) = channel();

@@ -222,7 +222,8 @@ fn a_gateway_that_chooses_by_itself_is_told_what_every_worker_would_have_to_do()
     assert_eq!(gateway.book(Mode::RoundRobin), 1, "a question takes no turn");
     daemon.worker_ok(&["set", "3", "draining=true"]);
     until("worker 3 drains", || gateway.ask(|request| request.pin = Some(Worker::new(3, 0))).candidates.is_empty());
-    // The first runs the prompt already: its blocks are there, its tokens are still to be computed. Who drains is listed.
+    // The first runs the prompt already: its blocks are there, its tokens are still to be computed. Who drains is
+    // listed.
     let loads = [(1, 1, 128, 4), (2, 0, 64, 4), (3, 0, 64, 4)];
     assert_eq!(asked(&mut gateway), loads);
     let tokens = gateway.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

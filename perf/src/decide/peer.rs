@@ -1,5 +1,5 @@
-//! The peer's decision, as its selection service makes it: `select_and_reserve`, and later `free_reservation`; in process,
-//! on one thread, without its HTTP server.
+//! The peer's decision, as its selection service makes it: `select_and_reserve`, and later `free_reservation`; in
+//! process, on one thread, without its HTTP server.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

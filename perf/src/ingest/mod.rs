@@ -1,7 +1,8 @@
 //! Events over ZeroMQ into the index: how many a second, how soon they are seen, and what decoding takes.
 //!
 //! `frames` makes the messages, `sender` publishes them from a process of its own; `floor`, `ours` and `peer` receive
-//! them, in turns; `seen` asks for what was just sent; `decode` has no socket. `run` puts it together, `report` says it.
+//! them, in turns; `seen` asks for what was just sent; `decode` has no socket. `run` puts it together, `report` says
+//! it.
 
 mod decode;
 mod floor;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvrouted::endpoint::Endpoint;
-use kvrouted::fleet::{DeviceClass, EventSource, Fleet, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
+use kvrouted::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
 use kvrouted::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, shard};
-use kvrouted::ingest::{self, IngestConfig, IngestHandle, Publisher, ShardPlan, WorkerView};
+use kvrouted::ingest::{self, IngestConfig, IngestHandle, PublisherPlan, ShardPlan, WorkerView};
 use kvrouted::metrics::WorkerCounter;
 use kvrouted::trust::Trust;
 
@@ -44,7 +44,7 @@ impl Ours {
         let slot = writer.add_worker().ok_or_else(|| Failure::Contract("no room for a worker".to_owned()))?;
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
         let parsed = Endpoint::parse(endpoint).map_err(|fault| Failure::Contract(format!("{endpoint}: {fault}")))?;
-        let publisher = Publisher {
+        let publisher = PublisherPlan {
             index: WorkerIndex(0),
             worker: Worker::new(1, 0),
             space: SpaceId(0),
@@ -103,23 +103,16 @@ impl Ours {
     }
 }
 
-fn record(publisher: &Publisher) -> WorkerRecord {
+fn record(publisher: &PublisherPlan) -> WorkerRecord {
     WorkerRecord {
-        index: publisher.index,
-        worker: publisher.worker,
         space: publisher.space,
         name: "worker".to_owned(),
         shard: SHARD,
-        slot: publisher.slot,
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::default(),
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
         state: WorkerState::Joining,
         trust: Arc::clone(&publisher.view.trust),
         events: Some(publisher.source.clone()),
+        ..WorkerRecord::new(publisher.index, publisher.worker, publisher.slot)
     }
 }
 

@@ -19,7 +19,8 @@ use crate::failure::Failure;
 
 /// Longest delay that is told from longer ones.
 const DELAY_NS_MAX: u64 = 60_000_000_000;
-/// How long the looking thread naps between two lookups: the delays are this much too long at most, on both sides alike.
+/// How long the looking thread naps between two lookups: the delays are this much too long at most, on both sides
+/// alike.
 const CHECK_EVERY: Duration = Duration::from_micros(50);
 /// Conversations before the first that counts.
 const WARM_UP: usize = 20;

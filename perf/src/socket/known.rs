@@ -70,7 +70,8 @@ pub(crate) fn held_by_peer(server: &Server, tokens: &[u32]) -> Result<Holders, F
     Ok(workers.iter().map(|worker| (number(&worker["worker_id"]), number(&worker["device_blocks"]))).collect())
 }
 
-/// Tells the workers' blocks and waits until `known` says all of them: both sides hold the same, or nothing is measured.
+/// Tells the workers' blocks and waits until `known` says all of them: both sides hold the same, or nothing is
+/// measured.
 ///
 /// # Errors
 /// They are not held in time.

@@ -1,9 +1,9 @@
 //! A lane beside the socket, as a gateway with the Rust client meets them: each request a route that books, timed from
 //! its call to its decoded reply, and then the free of that booking.
 //!
-//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. Where they look, each
-//! side has processors of its own. The floor of a lane is two threads that pass as many bytes through its rings and think
-//! nothing.
+//! Both ways ask one daemon in turns, with both sides asleep between requests and with both looking. Where they look,
+//! each side has processors of its own. The floor of a lane is two threads that pass as many bytes through its rings
+//! and think nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

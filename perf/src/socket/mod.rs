@@ -2,8 +2,9 @@
 //! peer's selection service over HTTP.
 //!
 //! `contents` says what workers hold and what is asked, `dialect` how it is put; `server` starts each side as a process
-//! of its own (`floor` is the one that does not think), `known` says what it holds, `beside` what engines say meanwhile,
-//! `load` asks it, `run` takes the sides in turns, `report` says it. `scaling` asks more cores from more processes.
+//! of its own (`floor` is the one that does not think), `known` says what it holds, `beside` what engines say
+//! meanwhile, `load` asks it, `run` takes the sides in turns, `report` says it. `scaling` asks more cores from more
+//! processes.
 
 mod beside;
 mod contents;

@@ -66,8 +66,8 @@ pub(crate) struct Summary {
     pub(crate) added_us: Vec<(&'static str, Pair)>,
     /// The same where both sides sleep.
     pub(crate) added_us_blocking: Vec<(&'static str, Pair)>,
-    /// Processor time that it adds to a route and its free, by size, microseconds: 32 in flight, closed loop, both sides
-    /// sleep.
+    /// Processor time that it adds to a route and its free, by size, microseconds: 32 in flight, closed loop, both
+    /// sides sleep.
     pub(crate) added_cpu_us: Vec<(&'static str, f64)>,
     /// How many times quicker than the peer: 720 hashes, one in flight, both sides spin (of the peer only its client).
     pub(crate) ratio_to_peer: Option<Pair>,

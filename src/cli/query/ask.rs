@@ -1,7 +1,8 @@
-//! Questions to a daemon over one connection: several in flight at once, answers delivered in the order of the questions.
+//! Questions to a daemon over one connection: several in flight at once, answers delivered in the order of the
+//! questions.
 //!
-//! A bound on questions and bytes in flight means that neither side holds a whole batch. A question larger than the bound
-//! is sent alone.
+//! A bound on questions and bytes in flight means that neither side holds a whole batch. A question larger than the
+//! bound is sent alone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -193,7 +194,7 @@ const BYTES_IN_FLIGHT_MAX: usize = 1 << 20;
 const QUESTION_OVERHEAD_BYTES: usize = 256;
 
 /// A connection as the pipeline sees it.
-pub(super) trait Exchange {
+trait Exchange {
     /// Queues one question.
     fn send(&mut self, question: &Question) -> Result<CorrelationId, Failure>;
     /// Writes everything queued.
@@ -210,7 +211,7 @@ fn bytes_of(question: &Question) -> usize {
 }
 
 /// Asks every question and passes each answer, with its question's index, to `deliver` in order.
-pub(super) fn run(
+fn run(
     exchange: &mut dyn Exchange,
     questions: &[Question],
     deliver: &mut dyn FnMut(usize, &Answer) -> Result<(), Failure>,

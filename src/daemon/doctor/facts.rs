@@ -10,8 +10,8 @@ use crate::wire::SourceStatus;
 /// The daemon at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    pub(super) workers: Vec<WorkerFacts>,
-    pub(super) spaces: Vec<SpaceFacts>,
+    pub(super) workers: Vec<WorkerCondition>,
+    pub(super) spaces: Vec<SpaceCondition>,
     /// Recent counts of all threads that decide.
     pub(super) cores: Counts<CoreCounter>,
     /// Recent counts of the control thread.
@@ -30,7 +30,7 @@ pub(super) struct Facts {
 
 /// One space.
 #[derive(Debug)]
-pub(super) struct SpaceFacts {
+pub(super) struct SpaceCondition {
     pub(super) id: SpaceId,
     pub(super) model: String,
     pub(super) scheme: Option<Scheme>,
@@ -38,7 +38,7 @@ pub(super) struct SpaceFacts {
 
 /// One worker.
 #[derive(Clone, Debug)]
-pub(super) struct WorkerFacts {
+pub(super) struct WorkerCondition {
     pub(super) worker: Worker,
     pub(super) space: SpaceId,
     pub(super) state: WorkerState,

@@ -135,9 +135,9 @@ struct Clocks {
     unix_ms: u64,
 }
 
-/// The memory from one diagnosis to the next.
+/// The history from one diagnosis to the next.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct History {
     counters: Recent<Moment>,
     /// When each present symptom began, on both clocks.
     began: BTreeMap<(Cause, Option<Worker>), Clocks>,
@@ -146,7 +146,7 @@ pub(super) struct Memory {
     step: Option<(i64, u64)>,
 }
 
-impl Memory {
+impl History {
     /// The recent counts.
     pub(super) fn recent(&mut self, now: &Moment, now_ms: u64) -> Moment {
         now.since(self.counters.older(now, now_ms))
@@ -206,34 +206,34 @@ mod tests {
 
     #[test]
     fn a_symptom_keeps_its_beginning_until_it_is_gone() {
-        let mut memory = Memory::default();
+        let mut history = History::default();
         let found = || vec![FoundSymptom::symptom(Symptom::WorkerDown, Worker::new(1, 0))];
         let at = |symptoms: Vec<FoundSymptom>| symptoms.first().and_then(|found| found.since_unix_ms);
-        assert_eq!(at(memory.since(found(), 10, 1010)), Some(1010));
-        assert_eq!(at(memory.since(found(), 20, 1020)), Some(1010));
-        assert_eq!(at(memory.since(Vec::new(), 30, 1030)), None);
-        assert_eq!(at(memory.since(found(), 40, 1040)), Some(1040));
+        assert_eq!(at(history.since(found(), 10, 1010)), Some(1010));
+        assert_eq!(at(history.since(found(), 20, 1020)), Some(1010));
+        assert_eq!(at(history.since(Vec::new(), 30, 1030)), None);
+        assert_eq!(at(history.since(found(), 40, 1040)), Some(1040));
     }
 
     #[test]
     fn a_symptom_that_must_last_is_reported_once_it_has_lasted() {
-        let mut memory = Memory::default();
+        let mut history = History::default();
         let found = || {
             vec![FoundSymptom { lasting_ms_min: 100, ..FoundSymptom::symptom(Symptom::EventsOff, Worker::new(1, 0)) }]
         };
-        assert!(memory.since(found(), 10, 1010).is_empty());
-        assert!(memory.since(found(), 109, 1109).is_empty());
-        assert_eq!(memory.since(found(), 110, 1110)[0].since_unix_ms, Some(1010));
+        assert!(history.since(found(), 10, 1010).is_empty());
+        assert!(history.since(found(), 109, 1109).is_empty());
+        assert_eq!(history.since(found(), 110, 1110)[0].since_unix_ms, Some(1010));
     }
 
     #[test]
     fn only_a_jump_of_the_clock_counts_as_a_step() {
-        let mut memory = Memory::default();
-        assert_eq!(memory.clock_step(0, 5_000), 0);
-        assert_eq!(memory.clock_step(60_000, 65_900), 0, "slewed");
-        assert_eq!(memory.clock_step(61_000, 60_000), -6_900);
-        assert_eq!(memory.clock_step(62_000, 61_000), -6_900, "still recent");
-        assert_eq!(memory.clock_step(62_000 + RECENT_MS, 61_000 + RECENT_MS), 0);
+        let mut history = History::default();
+        assert_eq!(history.clock_step(0, 5_000), 0);
+        assert_eq!(history.clock_step(60_000, 65_900), 0, "slewed");
+        assert_eq!(history.clock_step(61_000, 60_000), -6_900);
+        assert_eq!(history.clock_step(62_000, 61_000), -6_900, "still recent");
+        assert_eq!(history.clock_step(62_000 + RECENT_MS, 61_000 + RECENT_MS), 0);
     }
 
     #[test]

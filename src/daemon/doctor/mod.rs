@@ -29,8 +29,8 @@ use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
 use crate::limits::{DIAGNOSIS_AGE_MS_MAX, DIAGNOSIS_EVERY_MS};
 use crate::wire::SourceStatus;
-use facts::{Facts, SpaceFacts, WorkerFacts};
-use history::{Memory, Moment, WorkerCounts};
+use facts::{Facts, SpaceCondition, WorkerCondition};
+use history::{History, Moment, WorkerCounts};
 
 /// Makes diagnoses, and remembers what the next one needs.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Doctor {
     statistics: Arc<Statistics>,
     started: Instant,
     /// Locked during a diagnosis.
-    memory: Mutex<Memory>,
+    history: Mutex<History>,
     /// The latest diagnosis, for any thread.
     latest: ArcSwap<Diagnosis>,
     /// The sources of workers at the latest diagnosis.
@@ -58,9 +58,9 @@ struct Diagnosis {
 impl Doctor {
     /// Diagnoses from these statistics.
     pub(super) fn new(statistics: &Arc<Statistics>) -> Self {
-        let (memory, naming, pending) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (history, naming, pending) = (Mutex::default(), Mutex::default(), Mutex::default());
         let latest = ArcSwap::default();
-        Self { statistics: Arc::clone(statistics), started: Instant::now(), memory, latest, naming, pending }
+        Self { statistics: Arc::clone(statistics), started: Instant::now(), history, latest, naming, pending }
     }
 
     /// The findings of the latest diagnosis, the worst first.
@@ -73,25 +73,25 @@ impl Doctor {
     pub(super) fn findings(&self) -> Arc<[Finding]> {
         let now_ms = self.started.elapsed().as_millis() as u64;
         let latest = self.latest.load();
-        let memory = match latest.at_ms {
+        let history = match latest.at_ms {
             Some(at_ms) if now_ms.saturating_sub(at_ms) < DIAGNOSIS_AGE_MS_MAX => None,
-            Some(_) => self.memory.try_lock(),
-            None => Some(self.memory.lock()),
+            Some(_) => self.history.try_lock(),
+            None => Some(self.history.lock()),
         };
-        memory.map_or_else(|| Arc::clone(&latest.findings), |mut memory| self.diagnose(&mut memory))
+        history.map_or_else(|| Arc::clone(&latest.findings), |mut history| self.diagnose(&mut history))
     }
 
     /// Makes a diagnosis, which takes time in proportion to the fleet.
-    fn diagnose(&self, memory: &mut Memory) -> Arc<[Finding]> {
+    fn diagnose(&self, history: &mut History) -> Arc<[Finding]> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now_ms, now_unix_ms) = (self.started.elapsed().as_millis() as u64, unix.as_millis() as u64);
         let moment = Moment::read(&self.statistics);
-        let recent = memory.recent(&moment, now_ms);
-        let clock_step_ms = memory.clock_step(now_ms, now_unix_ms);
+        let recent = history.recent(&moment, now_ms);
+        let clock_step_ms = history.clock_step(now_ms, now_unix_ms);
         let (naming, pending) = (self.naming.lock().clone(), self.pending.lock().clone());
         let facts = Facts { naming, pending, ..facts(&self.statistics, &moment, &recent, clock_step_ms) };
         let findings: Arc<[Finding]> =
-            findings::findings(memory.since(rules::symptoms(&facts), now_ms, now_unix_ms)).into();
+            findings::findings(history.since(rules::symptoms(&facts), now_ms, now_unix_ms)).into();
         self.latest.store(Arc::new(Diagnosis { at_ms: Some(now_ms), findings: Arc::clone(&findings) }));
         findings
     }
@@ -108,7 +108,7 @@ pub(super) async fn watch(doctor: &Arc<Doctor>, desired: &DesiredFleet) {
         *doctor.pending.lock() = desired.pending();
         // On another thread, so that the control thread accepts gateways meanwhile, however large the fleet is.
         let diagnosing = Arc::clone(doctor);
-        let diagnose = move || diagnosing.diagnose(&mut diagnosing.memory.lock());
+        let diagnose = move || diagnosing.diagnose(&mut diagnosing.history.lock());
         let Ok(findings) = tokio::task::spawn_blocking(diagnose).await else { return };
         // Notes are not logged here: changes of a worker's trust are logged where they happen.
         let mut now = BTreeSet::new();
@@ -125,10 +125,10 @@ pub(super) async fn watch(doctor: &Arc<Doctor>, desired: &DesiredFleet) {
 
 fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_ms: i64) -> Facts {
     let table = statistics.fleet.load();
-    let spaces: Vec<SpaceFacts> = table
+    let spaces: Vec<SpaceCondition> = table
         .spaces
         .iter()
-        .map(|space| SpaceFacts { id: space.id, model: space.model.clone(), scheme: space.scheme.get() })
+        .map(|space| SpaceCondition { id: space.id, model: space.model.clone(), scheme: space.scheme.get() })
         .collect();
     // Workers added or removed since the counters were read are part of the next diagnosis.
     let views = statistics.views.of(&table);
@@ -149,8 +149,12 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
     }
 }
 
-fn worker(record: &WorkerRecord, view: &WorkerView, (total, recent): (&WorkerCounts, &WorkerCounts)) -> WorkerFacts {
-    WorkerFacts {
+fn worker(
+    record: &WorkerRecord,
+    view: &WorkerView,
+    (total, recent): (&WorkerCounts, &WorkerCounts),
+) -> WorkerCondition {
+    WorkerCondition {
         worker: record.worker,
         space: record.space,
         state: record.state,

@@ -1,6 +1,6 @@
 //! The rules of the diagnosis: pure functions from [`Facts`] to symptoms.
 
-use super::facts::{Facts, SpaceFacts, WorkerFacts};
+use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::findings::{Cause, FoundSymptom};
 use crate::finding::{Harm, Symptom};
 use crate::fleet::WorkerState;
@@ -17,7 +17,7 @@ use crate::trust::{TrustLevel, TrustReason};
 
 /// All symptoms in these facts.
 pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
-    let space_of = |worker: &WorkerFacts| facts.spaces.iter().find(|space| space.id == worker.space);
+    let space_of = |worker: &WorkerCondition| facts.spaces.iter().find(|space| space.id == worker.space);
     let mut symptoms: Vec<FoundSymptom> =
         facts.workers.iter().flat_map(|worker| of_worker(worker, space_of(worker))).collect();
     symptoms.extend(facts.spaces.iter().flat_map(|space| foreign_hashes(space, &facts.workers)));
@@ -48,12 +48,12 @@ const EXPLAINED: [TrustReason; 8] = [
 /// all workers of the space together, the finding is about the space. Otherwise it is about each worker for which it
 /// holds alone. A prompt that the engine refused, or evicted within the minute, counts wrongly. A single hit clears the
 /// symptom.
-fn foreign_hashes(space: &SpaceFacts, workers: &[WorkerFacts]) -> Vec<FoundSymptom> {
-    let missed = |worker: &WorkerFacts| worker.routed_recent.get(RouteCounter::RepeatsMissed);
-    let found = |worker: &WorkerFacts| worker.routed_recent.get(RouteCounter::OverlapsFound);
+fn foreign_hashes(space: &SpaceCondition, workers: &[WorkerCondition]) -> Vec<FoundSymptom> {
+    let missed = |worker: &WorkerCondition| worker.routed_recent.get(RouteCounter::RepeatsMissed);
+    let found = |worker: &WorkerCondition| worker.routed_recent.get(RouteCounter::OverlapsFound);
     // Workers without events have only predicted blocks.
     let of_space = || workers.iter().filter(|worker| worker.space == space.id && worker.topic.is_some());
-    let judged: Vec<&WorkerFacts> = of_space()
+    let judged: Vec<&WorkerCondition> = of_space()
         .filter(|worker| worker.blocks_held >= FOREIGN_BLOCKS_HELD_MIN && missed(worker) > 0)
         .filter(|worker| !EXPLAINED.iter().any(|reason| worker.trust.reasons.contains(*reason)))
         .collect();
@@ -64,12 +64,12 @@ fn foreign_hashes(space: &SpaceFacts, workers: &[WorkerFacts]) -> Vec<FoundSympt
     } else {
         format!("prompts match other workers of the space {:?}", space.model)
     };
-    let is_foreign = |worker: &&WorkerFacts| {
+    let is_foreign = |worker: &&WorkerCondition| {
         let enough = if whole_space { in_vain } else { missed(worker) };
         found(worker) == 0 && enough >= FOREIGN_REPEATS_MIN
     };
     let name = RouteCounter::RepeatsMissed.name();
-    let symptom_of = |worker: &WorkerFacts| {
+    let symptom_of = |worker: &WorkerCondition| {
         FoundSymptom::symptom(Symptom::ForeignHashes, worker.worker).counted(name, missed(worker))
     };
     judged.into_iter().filter(is_foreign).map(|worker| symptom_of(worker).saying(&*detail)).collect()
@@ -161,7 +161,7 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
 }
 
 /// The rules about one worker. The rule of foreign hashes is about a whole space.
-const RULES: [fn(&WorkerFacts) -> Option<FoundSymptom>; 11] = [
+const RULES: [fn(&WorkerCondition) -> Option<FoundSymptom>; 11] = [
     unreachable,
     unbounded,
     refused,
@@ -176,7 +176,7 @@ const RULES: [fn(&WorkerFacts) -> Option<FoundSymptom>; 11] = [
 ];
 
 /// The symptoms of one worker.
-fn of_worker(worker: &WorkerFacts, space: Option<&SpaceFacts>) -> Vec<FoundSymptom> {
+fn of_worker(worker: &WorkerCondition, space: Option<&SpaceCondition>) -> Vec<FoundSymptom> {
     let mut symptoms: Vec<FoundSymptom> = RULES.iter().filter_map(|rule| rule(worker)).collect();
     let explains_joining = symptoms.iter().any(|found| found.cause.harm() == Harm::Severe);
     let shown = worker.trust.reasons.iter().filter(|_| worker.trust.level != TrustLevel::Exact).filter(|reason| {
@@ -191,12 +191,12 @@ fn of_worker(worker: &WorkerFacts, space: Option<&SpaceFacts>) -> Vec<FoundSympt
     symptoms
 }
 
-fn found_in(symptom: Symptom, worker: &WorkerFacts, counter: C, count: u64) -> Option<FoundSymptom> {
+fn found_in(symptom: Symptom, worker: &WorkerCondition, counter: C, count: u64) -> Option<FoundSymptom> {
     Some(FoundSymptom::symptom(symptom, worker.worker).counted(counter.name(), count))
 }
 
 /// Down, or its endpoint is not a publisher's.
-fn unreachable(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn unreachable(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let failed = worker.recent.get(C::HandshakesFailed);
     if failed > 0 && matches!(worker.state, WorkerState::Joining | WorkerState::Down) {
         return found_in(Symptom::NoPublisher, worker, C::HandshakesFailed, failed);
@@ -205,20 +205,20 @@ fn unreachable(worker: &WorkerFacts) -> Option<FoundSymptom> {
 }
 
 /// It sends messages larger than any engine's.
-fn unbounded(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn unbounded(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let cut = worker.recent.get(C::MessagesUnbounded);
     (cut > 0).then(|| found_in(Symptom::MessageUnbounded, worker, C::MessagesUnbounded, cut)).flatten()
 }
 
 /// Its record names events, and the daemon does not receive them.
-fn refused(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn refused(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let is_refused = worker.topic.is_some() && worker.trust.reasons.contains(TrustReason::NoEvents);
     is_refused.then(|| FoundSymptom::symptom(Symptom::EventsRefused, worker.worker))
 }
 
 /// Connected and busy, but without a single message. An engine that computes prompts stores blocks, so either its
 /// events are off or the topic filters them out.
-fn no_events_received(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn no_events_received(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let topic = worker.topic.as_ref()?;
     let has_published = worker.trust.as_of_seq.is_some()
         || [C::Batches, C::MessagesMisframed, C::MessagesHeld].iter().any(|counter| worker.total.get(*counter) > 0);
@@ -232,11 +232,11 @@ fn no_events_received(worker: &WorkerFacts) -> Option<FoundSymptom> {
     Some(FoundSymptom { lasting_ms_min: EVENTS_OFF_MS_MIN, ..found })
 }
 
-fn choked(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn choked(worker: &WorkerCondition) -> Option<FoundSymptom> {
     worker.choked.then(|| FoundSymptom::symptom(Symptom::EventsChoked, worker.worker))
 }
 
-fn restart_loop(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn restart_loop(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let (restarts, breaks) = (worker.recent.get(C::Restarts), worker.recent.get(C::Disconnects));
     if restarts >= RESTARTS_RECENT_MIN {
         return found_in(Symptom::RestartLoop, worker, C::Restarts, restarts);
@@ -249,7 +249,7 @@ fn restart_loop(worker: &WorkerFacts) -> Option<FoundSymptom> {
 
 /// Many duplicates, and a good part of all batches: a reconnect repeats a few batches once. Messages that wait for a
 /// recovery are expected in the replay as well.
-fn duplicate_storm(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn duplicate_storm(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let batches = worker.recent.get(C::Batches);
     [C::Duplicates, C::StoresAmbiguous].into_iter().find_map(|counter| {
         let explained = if counter == C::Duplicates { worker.recent.get(C::MessagesHeld) } else { 0 };
@@ -259,26 +259,26 @@ fn duplicate_storm(worker: &WorkerFacts) -> Option<FoundSymptom> {
     })
 }
 
-fn messages_wait(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn messages_wait(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let waiting = worker.messages_waiting;
     let is_near = waiting >= HELD_MESSAGES_MAX as u64 / 2;
     is_near.then(|| FoundSymptom::symptom(Symptom::MessagesWait, worker.worker).counted("messages_waiting", waiting))
 }
 
 /// The replay endpoint never answers while the worker's events arrive.
-fn replay_silent(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn replay_silent(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let (silent, answered) = (worker.recent.get(C::ReplaysTimedOut), worker.recent.get(C::ReplaysAnswered));
     let is_silent = worker.state != WorkerState::Down && answered == 0 && silent >= REPLAYS_SILENT_RECENT_MIN;
     is_silent.then(|| found_in(Symptom::ReplaySilent, worker, C::ReplaysTimedOut, silent)).flatten()
 }
 
-fn recovery_fails(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn recovery_fails(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let failed = worker.recent.get(C::ReplaysUnfillable);
     let is_frequent = failed >= RECOVERIES_FAILED_RECENT_MIN;
     is_frequent.then(|| found_in(Symptom::RecoveryFails, worker, C::ReplaysUnfillable, failed)).flatten()
 }
 
-fn ingest_panicked(worker: &WorkerFacts) -> Option<FoundSymptom> {
+fn ingest_panicked(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let rebuilds = worker.recent.get(C::Rebuilds);
     // While it lasts, the reason of the worker's trust says so.
     let is_over = rebuilds > 0 && !worker.trust.reasons.contains(TrustReason::IngestFailed);
@@ -286,7 +286,7 @@ fn ingest_panicked(worker: &WorkerFacts) -> Option<FoundSymptom> {
 }
 
 /// A reason of its trust, with counter and details.
-fn because(worker: &WorkerFacts, space: Option<&SpaceFacts>, reason: TrustReason) -> FoundSymptom {
+fn because(worker: &WorkerCondition, space: Option<&SpaceCondition>, reason: TrustReason) -> FoundSymptom {
     let found = FoundSymptom::new(Cause::Reason(reason), Some(worker.worker));
     let found = match counter_of(reason) {
         Some(counter) => found.counted(counter.name(), worker.total.get(counter)),
@@ -303,7 +303,7 @@ fn because(worker: &WorkerFacts, space: Option<&SpaceFacts>, reason: TrustReason
 
 /// Blocks below blocks that are not counted have no chain. The remedy is that of the other reasons. If there are none,
 /// the engine has announced something that kvrouted does not know.
-fn unknown_root(found: FoundSymptom, worker: &WorkerFacts) -> FoundSymptom {
+fn unknown_root(found: FoundSymptom, worker: &WorkerCondition) -> FoundSymptom {
     const LEAVE_BLOCKS_OUT: [TrustReason; 13] = [
         TrustReason::JoinedLate,
         TrustReason::Gap,
@@ -328,7 +328,7 @@ fn unknown_root(found: FoundSymptom, worker: &WorkerFacts) -> FoundSymptom {
 }
 
 /// Names both block sizes, and the setting to change.
-fn mismatch(found: FoundSymptom, space: &SpaceFacts, known: Scheme, own: Scheme) -> FoundSymptom {
+fn mismatch(found: FoundSymptom, space: &SpaceCondition, known: Scheme, own: Scheme) -> FoundSymptom {
     let (known_tokens, own_tokens, model) = (known.block_size, own.block_size, &space.model);
     let remedy = if known_tokens == own_tokens {
         format!(

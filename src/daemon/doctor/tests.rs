@@ -1,6 +1,6 @@
 //! The findings in given facts: one row for each symptom, and one for each reason.
 
-use super::facts::{Facts, SpaceFacts, WorkerFacts};
+use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
 use crate::finding::{Finding, Harm, Symptom};
@@ -16,8 +16,8 @@ use crate::wire::SourceStatus;
 const PLAIN_16: Scheme = Scheme { block_size: 16, window: Window::Plain };
 
 /// A worker without symptoms.
-fn well(id: u64) -> WorkerFacts {
-    WorkerFacts {
+fn well(id: u64) -> WorkerCondition {
+    WorkerCondition {
         worker: Worker::new(id, 0),
         space: SpaceId(0),
         state: WorkerState::Ready,
@@ -34,13 +34,13 @@ fn well(id: u64) -> WorkerFacts {
     }
 }
 
-fn doubted(reason: TrustReason) -> WorkerFacts {
+fn doubted(reason: TrustReason) -> WorkerCondition {
     let reasons = [reason].into_iter().collect();
-    WorkerFacts { trust: Trust { level: reason.cap(), reasons, since_unix_ms: 5, ..well(1).trust }, ..well(1) }
+    WorkerCondition { trust: Trust { level: reason.cap(), reasons, since_unix_ms: 5, ..well(1).trust }, ..well(1) }
 }
 
-fn facts(workers: Vec<WorkerFacts>) -> Facts {
-    let spaces = vec![SpaceFacts { id: SpaceId(0), model: "m".into(), scheme: Some(PLAIN_16) }];
+fn facts(workers: Vec<WorkerCondition>) -> Facts {
+    let spaces = vec![SpaceCondition { id: SpaceId(0), model: "m".into(), scheme: Some(PLAIN_16) }];
     Facts { workers, spaces, ..Facts::default() }
 }
 
@@ -65,7 +65,7 @@ fn every_reason_is_a_finding_with_a_remedy() {
         let worker = doubted(*reason);
         // An events endpoint that the daemon does not receive from is worse than none, and has a symptom of its own.
         let no_events = *reason == TrustReason::NoEvents;
-        let worker = if no_events { WorkerFacts { topic: None, ..worker } } else { worker };
+        let worker = if no_events { WorkerCondition { topic: None, ..worker } } else { worker };
         let found = found(&facts(vec![worker]));
         let [finding] = found.as_slice() else { panic!("{reason:?}: {found:?}") };
         assert_eq!((finding.name.as_str(), finding.harm, finding.since_unix_ms), (reason.name(), reason.harm(), 5));
@@ -80,7 +80,7 @@ fn every_reason_is_a_finding_with_a_remedy() {
 fn second_copies_are_a_finding_with_its_setting_and_their_consequences_ask_for_no_report() {
     let doubted_by = |reasons: &[TrustReason]| {
         let reasons = reasons.iter().copied().collect();
-        found(&facts(vec![WorkerFacts { trust: Trust { reasons, ..doubted(TrustReason::Gap).trust }, ..well(1) }]))
+        found(&facts(vec![WorkerCondition { trust: Trust { reasons, ..doubted(TrustReason::Gap).trust }, ..well(1) }]))
     };
     let both = doubted_by(&[TrustReason::AmbiguousStore, TrustReason::UnknownRoot]);
     let of = |found: &[Finding], name: &str| found.iter().find(|finding| finding.name == name).cloned().expect("found");
@@ -96,7 +96,7 @@ fn second_copies_are_a_finding_with_its_setting_and_their_consequences_ask_for_n
 /// Facts with a symptom, and facts that just miss it.
 type Examples = (Facts, Facts);
 
-fn changed(change: impl Fn(&mut WorkerFacts)) -> Facts {
+fn changed(change: impl Fn(&mut WorkerCondition)) -> Facts {
     let mut worker = well(1);
     change(&mut worker);
     facts(vec![worker])
@@ -154,7 +154,7 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
         }
         Symptom::MessageUnbounded => (recent(C::MessagesUnbounded, 1), fine()),
         Symptom::EventsRefused => {
-            let WorkerFacts { trust, .. } = doubted(TrustReason::NoEvents);
+            let WorkerCondition { trust, .. } = doubted(TrustReason::NoEvents);
             (changed(|worker| worker.trust = trust), fine())
         }
         Symptom::EventsOff => {
@@ -186,7 +186,7 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
 /// Of symptoms of the daemon.
 fn of_daemon(symptom: Symptom) -> Option<Examples> {
     let unschemed = |n| Facts {
-        spaces: vec![SpaceFacts { id: SpaceId(0), model: "m".into(), scheme: None }],
+        spaces: vec![SpaceCondition { id: SpaceId(0), model: "m".into(), scheme: None }],
         ..cores(&[(Core::RoutesSchemeUnknown, n)])
     };
     let leaked = |bookings| Facts {
@@ -244,7 +244,7 @@ fn every_symptom_is_found_at_its_threshold_and_not_below() {
 fn a_block_size_mismatch_names_both_sizes_and_what_to_set() {
     let refused_scheme = Some(Scheme { block_size: 32, ..PLAIN_16 });
     let total = Counts::of(&[(C::StoresSchemeMismatch, 12)]);
-    let found = found(&facts(vec![WorkerFacts { refused_scheme, total, ..doubted(TrustReason::SchemeMismatch) }]));
+    let found = found(&facts(vec![WorkerCondition { refused_scheme, total, ..doubted(TrustReason::SchemeMismatch) }]));
     let finding = &found[0];
     for words in ["have 32 tokens", "have 16", "(stores_scheme_mismatch 12)"] {
         assert!(finding.what.contains(words), "{words}: {}", finding.what);
@@ -253,13 +253,13 @@ fn a_block_size_mismatch_names_both_sizes_and_what_to_set() {
         assert!(finding.remedy.contains(words), "{words}: {}", finding.remedy);
     }
     let refused_scheme = Some(Scheme { window: Window::Bigram, ..PLAIN_16 });
-    let facts = facts(vec![WorkerFacts { refused_scheme, ..doubted(TrustReason::SchemeMismatch) }]);
+    let facts = facts(vec![WorkerCondition { refused_scheme, ..doubted(TrustReason::SchemeMismatch) }]);
     assert!(self::found(&facts)[0].what.contains("(bigram)"), "{:?}", self::found(&facts));
 }
 
-fn routed(id: u64, missed: u64, found: u64) -> WorkerFacts {
+fn routed(id: u64, missed: u64, found: u64) -> WorkerCondition {
     let routed_recent = Counts::of(&[(Route::RepeatsMissed, missed), (Route::OverlapsFound, found)]);
-    WorkerFacts { routed_recent, ..well(id) }
+    WorkerCondition { routed_recent, ..well(id) }
 }
 
 #[test]
@@ -278,20 +278,20 @@ fn foreign_hashes_are_not_reported_if_something_else_explains_the_misses() {
     let foreign = || routed(1, 10 * FOREIGN_REPEATS_MIN, 0);
     assert_eq!(names(&facts(vec![foreign()])), ["foreign_hashes"]);
     let named = |worker| names(&facts(vec![worker])).contains(&"foreign_hashes".to_owned());
-    assert!(!named(WorkerFacts { blocks_held: FOREIGN_BLOCKS_HELD_MIN - 1, ..foreign() }), "a nearly empty cache");
-    assert!(!named(WorkerFacts { topic: None, ..foreign() }), "no events");
+    assert!(!named(WorkerCondition { blocks_held: FOREIGN_BLOCKS_HELD_MIN - 1, ..foreign() }), "a nearly empty cache");
+    assert!(!named(WorkerCondition { topic: None, ..foreign() }), "no events");
     for reason in [TrustReason::Joining, TrustReason::Disconnected, TrustReason::SchemeMismatch, TrustReason::Hybrid] {
-        let WorkerFacts { trust, .. } = doubted(reason);
-        assert!(!named(WorkerFacts { trust, ..foreign() }), "{reason:?}");
+        let WorkerCondition { trust, .. } = doubted(reason);
+        assert!(!named(WorkerCondition { trust, ..foreign() }), "{reason:?}");
     }
-    let WorkerFacts { trust, .. } = doubted(TrustReason::JoinedLate);
-    assert!(named(WorkerFacts { trust, ..foreign() }), "the blocks it holds by now are known, and would match");
-    assert!(!named(WorkerFacts { space: SpaceId(9), ..foreign() }));
+    let WorkerCondition { trust, .. } = doubted(TrustReason::JoinedLate);
+    assert!(named(WorkerCondition { trust, ..foreign() }), "the blocks it holds by now are known, and would match");
+    assert!(!named(WorkerCondition { space: SpaceId(9), ..foreign() }));
 }
 
 #[test]
 fn duplicates_and_disconnects_are_compared_with_their_usual_number() {
-    let recent = |counts: &[(C, u64)]| names(&facts(vec![WorkerFacts { recent: Counts::of(counts), ..well(1) }]));
+    let recent = |counts: &[(C, u64)]| names(&facts(vec![WorkerCondition { recent: Counts::of(counts), ..well(1) }]));
     let (many, busy) = (DUPLICATES_RECENT_MIN, 4 * DUPLICATES_RECENT_MIN);
     assert_eq!(recent(&[(C::StoresAmbiguous, many), (C::Batches, busy)]), ["duplicate_storm"]);
     assert!(recent(&[(C::Duplicates, many), (C::Batches, busy + 4)]).is_empty(), "a small part of many batches");
@@ -336,6 +336,6 @@ fn contended_reads_are_found_by_their_share() {
 
 #[test]
 fn a_worker_that_is_down_is_not_reported_as_joining_too() {
-    let down = WorkerFacts { state: WorkerState::Down, ..doubted(TrustReason::Joining) };
+    let down = WorkerCondition { state: WorkerState::Down, ..doubted(TrustReason::Joining) };
     assert_eq!(names(&facts(vec![down])), ["worker_down"]);
 }

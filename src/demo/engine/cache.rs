@@ -1,8 +1,8 @@
 //! A prefix cache like vLLM's, and the names of its blocks. Pure.
 //!
-//! Blocks in use are pinned. The others are evicted in the order of their last use; of one request, the block farthest from
-//! the root goes first. The names are a chained hash with nothing in common with the daemon's, so that a comparison of
-//! both proves something.
+//! Blocks in use are pinned. The others are evicted in the order of their last use; of one request, the block farthest
+//! from the root goes first. The names are a chained hash with nothing in common with the daemon's, so that a
+//! comparison of both proves something.
 
 use std::collections::BTreeMap;
 
@@ -67,9 +67,9 @@ impl PrefixCache {
         chain.iter().take_while(|name| self.held.contains_key(name)).count()
     }
 
-    /// Admits a prompt: pins its held blocks, stores the others, and reserves `output_blocks` for [`PrefixCache::append`].
-    /// Returns how many blocks were held before, or `None`, without a change, if running requests leave no room. Adds
-    /// evicted blocks to `evicted`.
+    /// Admits a prompt: pins its held blocks, stores the others, and reserves `output_blocks` for
+    /// [`PrefixCache::append`]. Returns how many blocks were held before, or `None`, without a change, if running
+    /// requests leave no room. Adds evicted blocks to `evicted`.
     pub(crate) fn admit(&mut self, chain: &[u64], output_blocks: usize, evicted: &mut Vec<u64>) -> Option<usize> {
         let cached = self.depth(chain);
         let already_pinned =

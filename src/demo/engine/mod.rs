@@ -1,8 +1,8 @@
 //! A simulated engine: a prefix cache that publishes events as vLLM does, and a clock in place of a GPU.
 //!
 //! It runs in steps, as engines do: a step admits waiting prompts, computes them, advances every running request by one
-//! block of output, and publishes the changes of the cache as one batch. Only its durations are invented: about a fortieth
-//! of a large model's on one accelerator.
+//! block of output, and publishes the changes of the cache as one batch. Only its durations are invented: about a
+//! fortieth of a large model's on one accelerator.
 
 mod cache;
 mod publish;
@@ -40,16 +40,16 @@ pub fn run(args: &EngineArgs) -> Result<(), Error> {
     let publisher = Publisher::bind(&args.log)?;
     writeln!(std::io::stdout().lock(), "{}", publisher.endpoint()?)
         .map_err(|error| system("standard output is closed").caused_by(error))?;
-    // Keep the publisher open after the gateway has left: to the daemon a closed publisher is a lost engine. The demo ends
-    // this process.
+    // Keep the publisher open after the gateway has left: to the daemon a closed publisher is a lost engine. The demo
+    // ends this process.
     let _publisher = serve(&listener, publisher, args.capacity_blocks)?;
     loop {
         std::thread::park();
     }
 }
 
-/// Waits for the daemon's subscription and for a gateway, and serves the gateway until it leaves. Returns the publisher,
-/// still open.
+/// Waits for the daemon's subscription and for a gateway, and serves the gateway until it leaves. Returns the
+/// publisher, still open.
 fn serve(listener: &UnixListener, publisher: Publisher, capacity_blocks: usize) -> Result<Publisher, Error> {
     publisher.wait_for_subscription()?;
     let (stream, _) = listener.accept().map_err(|error| system("no gateway can be accepted").caused_by(error))?;
@@ -225,8 +225,8 @@ impl Engine {
         Ok(prefill_tokens)
     }
 
-    /// Advances the first `decoding` running requests by a block. Returns the newly held blocks, as (running request, from
-    /// block, to block).
+    /// Advances the first `decoding` running requests by a block. Returns the newly held blocks, as (running request,
+    /// from block, to block).
     fn advance(&mut self, decoding: usize) -> Vec<(usize, usize, usize)> {
         let mut stored = Vec::new();
         for (index, sequence) in self.running.iter_mut().enumerate() {
@@ -250,8 +250,8 @@ impl Engine {
 
     /// Publishes the step's changes: one event for each evicted block, then the stored blocks.
     ///
-    /// Within a batch, blocks near the root go first. An index that applies event by event then shows, for any prompt, only
-    /// depths from before or after the batch. That lets the demo compare every answer with batch boundaries.
+    /// Within a batch, blocks near the root go first. An index that applies event by event then shows, for any prompt,
+    /// only depths from before or after the batch. That lets the demo compare every answer with batch boundaries.
     fn publish(&mut self, stored: &[(usize, usize, usize)]) -> Result<(), Error> {
         let removed = self.evicted.drain(..).rev().map(|name| CacheEvent::Removed { name });
         let stored = stored.iter().map(|(index, from, to)| self.running[*index].stored(*from, *to));

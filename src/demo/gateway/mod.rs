@@ -1,5 +1,5 @@
-//! The demo's gateway: replays the workload through the daemon's socket, once under each policy, and runs every request on
-//! the worker that the daemon chose. It also reads the daemon's decision times from `/metrics`.
+//! The demo's gateway: replays the workload through the daemon's socket, once under each policy, and runs every request
+//! on the worker that the daemon chose. It also reads the daemon's decision times from `/metrics`.
 
 mod engines;
 mod pacer;
@@ -312,8 +312,8 @@ struct Decisions {
 }
 
 impl Decisions {
-    /// Reads the metrics on `port` of the loopback interface. `None` if that fails: the demo then shows that the time is not
-    /// known.
+    /// Reads the metrics on `port` of the loopback interface. `None` if that fails: the demo then shows that the time
+    /// is not known.
     fn read(port: u16) -> Option<Self> {
         let mut stream =
             TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SCRAPE_TIMEOUT).ok()?;

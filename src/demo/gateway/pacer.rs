@@ -1,4 +1,5 @@
-//! Starts requests in the workload's order, none before its arrival and none before the request it continues is complete.
+//! Starts requests in the workload's order, none before its arrival and none before the request it continues is
+//! complete.
 
 use std::time::{Duration, Instant};
 
@@ -53,8 +54,8 @@ impl<'a> Pacer<'a> {
         }
     }
 
-    /// Wakes a thread that can go on. All wait for the same request, so one thread is woken for it, and wakes one for the
-    /// next. Waking all of them each time would take processor time from daemon and engines.
+    /// Wakes a thread that can go on. All wait for the same request, so one thread is woken for it, and wakes one for
+    /// the next. Waking all of them each time would take processor time from daemon and engines.
     fn wake(&self, state: &State) {
         match self.requests.get(state.next) {
             None => {

@@ -90,7 +90,7 @@ fn stored(fields: &Value) -> Value {
     event
 }
 
-fn odd(batch: &EventBatch) -> Vec<(DecodeWarning, u32)> {
+fn warnings_of(batch: &EventBatch) -> Vec<(DecodeWarning, u32)> {
     batch.info().warnings.iter().collect()
 }
 
@@ -116,7 +116,7 @@ fn an_empty_batch_is_a_batch() {
     let mut batch = EventBatch::new();
     decode(&packed(&json!([7, [], 3, "more", [1]])), &mut batch).unwrap();
     assert_eq!((batch.info().published_at_unix_s, batch.info().dp_rank), (7.0, Some(DpRank(3))));
-    assert_eq!(odd(&batch), [(DecodeWarning::TrailingElement, 2)]);
+    assert_eq!(warnings_of(&batch), [(DecodeWarning::TrailingElement, 2)]);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn unknown_tags_keys_and_trailing_elements_are_counted() {
         ["AllBlocksCleared", 1],
     ]));
     assert_eq!(
-        odd(&batch),
+        warnings_of(&batch),
         [(DecodeWarning::UnknownTag, 2), (DecodeWarning::UnknownKey, 2), (DecodeWarning::TrailingElement, 3)]
     );
     assert_eq!((batch.len(), batch.blocks()), (3, 2));
@@ -181,7 +181,7 @@ fn the_salt_is_the_first_blocks_string_beside_the_lora_name() {
     let salt_of = |fields: Value| {
         let batch = batch_of(&json!([stored(&fields)]));
         let stored = only_stored(&batch);
-        (format!("{:?}", stored.salt), stored.lora.map(str::to_owned), odd(&batch))
+        (format!("{:?}", stored.salt), stored.lora.map(str::to_owned), warnings_of(&batch))
     };
     let plain = |salt: &str, lora: Option<&str>| (salt.to_owned(), lora.map(str::to_owned), vec![]);
     let keys = |keys: Value| json!({"lora_name": "a", "lora_id": 1, "extra_keys": keys});
@@ -249,7 +249,7 @@ fn content_that_cannot_be_matched_is_unusable_and_counted() {
         ),
     ] {
         let batch = batch_of(&json!([stored(&fields), {"type": "BlockRemoved", "block_hashes": [77]}]));
-        assert_eq!(odd(&batch), [(warning, 1)], "{fields}");
+        assert_eq!(warnings_of(&batch), [(warning, 1)], "{fields}");
         let mut events = batch.events();
         let Some(KvEvent::Stored(stored)) = events.next() else { panic!("{fields}") };
         assert_eq!((stored.content, stored.media), (Content::Unusable, &[][..]), "{fields}");
@@ -365,7 +365,7 @@ fn nesting_is_bounded() {
     };
     let mut batch = EventBatch::new();
     decode(&nested(MSGPACK_DEPTH_MAX - 1), &mut batch).unwrap();
-    assert_eq!(odd(&batch), [(DecodeWarning::UnknownTag, 1)]);
+    assert_eq!(warnings_of(&batch), [(DecodeWarning::UnknownTag, 1)]);
     assert_eq!(refused(&nested(MSGPACK_DEPTH_MAX)).reason, Reason::TooDeep);
     assert_eq!(refused(&nested(100_000)).reason, Reason::TooDeep);
 }
@@ -471,9 +471,9 @@ fn every_form_of_a_stored_event_says_the_same() {
     let salted = json!(["BlockStored", hashes, null, tokens, 2, null, "GPU", {"cache_salt": "s", "new": 1}]);
     let batch = batch_of(&json!([salted]));
     assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), None));
-    assert_eq!(odd(&batch), [(DecodeWarning::UnknownKey, 1)]);
+    assert_eq!(warnings_of(&batch), [(DecodeWarning::UnknownKey, 1)]);
     let named = json!(["BlockStored", hashes, null, tokens, 2, 1, "GPU", "adapter", [["adapter", "s"], ["adapter"]]]);
     let batch = batch_of(&json!([named]));
     assert_eq!((only_stored(&batch).salt, only_stored(&batch).lora), (Salt::Of("s"), Some("adapter")));
-    assert!(odd(&batch).is_empty());
+    assert!(warnings_of(&batch).is_empty());
 }

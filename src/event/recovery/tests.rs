@@ -247,7 +247,7 @@ fn a_renewal_begins_anew_with_batch_0_and_then_proves() {
     assert_eq!(recovery.wants(u64::MAX), None, "nothing is lost any more");
 }
 
-/// How long nothing is served of a publisher that does not answer, checked every millisecond.
+/// How long a worker waits for a publisher that does not answer, in steps of one millisecond.
 fn unanswered_ms(gate: &SequenceGate, recovery: &mut Recovery) -> u64 {
     recovery.begin(0);
     (0..)

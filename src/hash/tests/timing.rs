@@ -1,4 +1,5 @@
-//! The time of every implementation beside the library, which hashes one block after the other, by length and number of blocks.
+//! The time of every implementation beside the library, which hashes one block after the other, by length and number of
+//! blocks.
 
 use super::super::blocks::Blocks;
 use super::super::isa::Isa;

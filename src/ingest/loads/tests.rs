@@ -10,7 +10,7 @@ use crate::ids::Window;
 use crate::limits::WORKERS_MAX;
 use crate::load::LoadsConfig;
 
-/// A publisher's socket, which sees who subscribes.
+/// A publisher's socket, which reports subscriptions.
 struct Engine {
     socket: zmq::Socket,
     endpoint: String,
@@ -62,7 +62,7 @@ fn published_loads_are_reported_and_follow_the_list_of_sources() {
     let mut engines = [Engine::bind(&context), Engine::bind(&context)];
     let (loads, counters) = (Arc::new(Loads::new(2, LoadsConfig::default())), Arc::default());
     let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
-    listener.follow(vec![source(0, &engines[0]), source(1, &engines[1])]).expect("told");
+    listener.follow(vec![source(0, &engines[0]), source(1, &engines[1])]).expect("woken");
     engines.iter().for_each(Engine::wait_for_subscriber);
     let said = |index, running| {
         let engine = loads.read_at(WorkerIndex(index), 5).engine;
@@ -84,7 +84,7 @@ fn published_loads_are_reported_and_follow_the_list_of_sources() {
     let read = of(LoadReportCounter::ReportsUndecodable) + of(LoadReportCounter::ReportsOvertaken);
     assert_eq!(read, 1, "what cannot be read is counted, unless a newer one had come");
     // The second is no longer listened to, the first goes on undisturbed.
-    listener.follow(vec![source(0, &engines[0])]).expect("told");
+    listener.follow(vec![source(0, &engines[0])]).expect("woken");
     assert_eq!(engines[1].socket.recv_bytes(0).expect("an end"), [0]);
     engines[0].say(&stat(11, 0));
     until(|| said(0, 11));
@@ -99,7 +99,7 @@ fn removed_and_unreachable_sources_are_counted() {
     let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
     let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
     let invalid = LoadSource { endpoint: Endpoint::unparsed("tcp://"), ..source(0, &engine) };
-    listener.follow(vec![invalid, source(WORKERS_MAX as u32 - 1, &engine)]).expect("told");
+    listener.follow(vec![invalid, source(WORKERS_MAX as u32 - 1, &engine)]).expect("woken");
     engine.wait_for_subscriber();
     engine.say(&stat(1, 1));
     until(|| (counters.get(LoadReportCounter::ReportsUnknownWorker) == 1).then_some(()));

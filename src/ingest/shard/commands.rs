@@ -27,7 +27,7 @@ use crate::fleet::{EventSource, WorkerRecord, WorkerState};
 use crate::ids::{SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::ingest::dump::{AbortReason, DumpPart, FirstLoad, LoadAnswer, Loading, Sending};
 use crate::ingest::handle::IngestHandle;
-use crate::ingest::{Publisher, system};
+use crate::ingest::{PublisherPlan, system};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// A command to an ingest thread, with the channel for its reply, if it has one.
@@ -68,7 +68,7 @@ pub(crate) struct AddWorker {
     /// The most blocks that the index binds for it.
     pub(crate) blocks_max: u64,
     /// Where its events come from, if it publishes any. The thread fills in the slot.
-    pub(crate) publisher: Option<Publisher>,
+    pub(crate) publisher: Option<PublisherPlan>,
     /// A load that comes before any of its messages. It is dropped where the worker's events cannot be received.
     pub(crate) load: Option<FirstLoad>,
 }
@@ -257,7 +257,7 @@ impl Shard {
             true
         });
         let Some(plan) = publisher else { return Ok(WorkerAccepted::default()) };
-        let plan = Publisher { slot, ..plan };
+        let plan = PublisherPlan { slot, ..plan };
         self.spaces[space].add_worker(&plan, self.config.shards);
         let at = self.publishers.len();
         self.plans.push(plan.clone());

@@ -12,7 +12,7 @@ use crate::event::worker_trust::TrustInput;
 use crate::finding::Symptom;
 use crate::fleet::EventSource;
 use crate::ids::WorkerIndex;
-use crate::ingest::Publisher;
+use crate::ingest::PublisherPlan;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::publisher_socket::{Answer, Link, LinkChange, Lost, Received, Subscription};
 use crate::ingest::space_shard::SpaceShard;
@@ -60,7 +60,7 @@ pub(super) struct PublisherState {
 impl Shard {
     /// Opens the sockets of a publisher and adds it to the shard. Its worker's trust begins with `input`. If the
     /// sockets cannot be opened, the trust says so.
-    pub(super) fn open_publisher(&mut self, plan: &Publisher, input: Option<TrustInput>) -> Result<()> {
+    pub(super) fn open_publisher(&mut self, plan: &PublisherPlan, input: Option<TrustInput>) -> Result<()> {
         let at = self.publishers.len();
         self.current_worker = Some(plan.index);
         let now = self.clock.now();

@@ -1,13 +1,13 @@
 //! The rebuild of a shard after its thread panicked: the index is discarded, and another thread builds it anew.
 //!
 //! In this order:
-//! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. No answer about them counts from
-//!    then on, whatever the index still shows.
+//! 1. The trust of all of its workers falls to `none`, with the reason `ingest_failed`. No answer about them counts
+//!    from then on, whatever the index still shows.
 //! 2. Sockets are closed. Dumps and loads are refused. A command that was being handled gets its answer.
 //! 3. Each index of the shard begins anew, empty (`index::shared_index` says what readers see of that). Workers keep
 //!    their slots, because the fleet's table names them.
-//! 4. Another thread opens the sockets again. It asks workers that replay for all batches. Other workers count as joined
-//!    late.
+//! 4. Another thread opens the sockets again. It asks workers that replay for all batches. Other workers count as
+//!    joined late.
 //!
 //! A shard is rebuilt at most [`INGEST_REBUILDS_MAX`] times within [`INGEST_REBUILD_PERIOD_MS`]. Beyond that it waits,
 //! empty and with the trust `none`, until the period allows another rebuild. A worker whose events or sockets were
@@ -27,7 +27,7 @@ use crate::error::{Error, Kind};
 use crate::event::worker_trust::TrustInput;
 use crate::ids::WorkerIndex;
 use crate::index::WorkerBlocks;
-use crate::ingest::Publisher;
+use crate::ingest::PublisherPlan;
 use crate::limits::{INGEST_PANICS_PER_WORKER_MAX, INGEST_REBUILD_PERIOD_MS, INGEST_REBUILDS_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};
@@ -170,7 +170,7 @@ impl Shard {
 }
 
 /// Lowers a worker's trust to `none` and its gauges to 0. An excluded worker has no event source any more.
-fn distrust(plan: &Publisher, is_excluded: bool, now: Now) {
+fn distrust(plan: &PublisherPlan, is_excluded: bool, now: Now) {
     let mut reasons: TrustReasons = [TrustReason::IngestFailed].into_iter().collect();
     if is_excluded {
         reasons.insert(TrustReason::NoEvents);

@@ -18,8 +18,8 @@ fn shard(state: WorkerState, endpoint: &str) -> Shard {
 }
 
 /// A fleet of publishers whose workers have the state.
-fn fleet_of(publishers: &[Publisher], state: WorkerState) -> Arc<Fleet> {
-    let record = |publisher: &Publisher| WorkerRecord {
+fn fleet_of(publishers: &[PublisherPlan], state: WorkerState) -> Arc<Fleet> {
+    let record = |publisher: &PublisherPlan| WorkerRecord {
         state,
         trust: Arc::clone(&publisher.view.trust),
         events: Some(publisher.source.clone()),
@@ -32,7 +32,7 @@ fn fleet_of(publishers: &[Publisher], state: WorkerState) -> Arc<Fleet> {
 fn shard_in(state: WorkerState, endpoint: &str, limits: ShardLimits, reclaimer: &Reclaimer) -> (Shard, IndexReader) {
     let (mut writer, reader) = index::shard_in(ShardId(0), limits, reclaimer);
     let slot = writer.add_worker().expect("room for a worker");
-    let publisher = Publisher::at(endpoint, WorkerIndex(0), Worker::new(1, 0), slot);
+    let publisher = PublisherPlan::at(endpoint, WorkerIndex(0), Worker::new(1, 0), slot);
     let fleet = fleet_of(std::slice::from_ref(&publisher), state);
     let plan = ShardPlan { shard: ShardId(0), writers: vec![(SpaceId(0), writer)], publishers: vec![publisher] };
     let config = IngestConfig { down_after_ms: DOWN_AFTER_MS, ..IngestConfig::default() };
@@ -41,7 +41,7 @@ fn shard_in(state: WorkerState, endpoint: &str, limits: ShardLimits, reclaimer: 
     (shard, IndexReader::new(vec![reader]))
 }
 
-/// The worker's state once its connection ended while its link was so, just before and just after the time is up.
+/// The worker's state just before and just after `down_after_ms`, when a connection in the state `link` has ended.
 fn states_after_failure(state: WorkerState, link: Link) -> [WorkerState; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let mut shard = shard(state, &format!("ipc://{}/absent", folder.path().display()));

@@ -10,8 +10,8 @@
 //! | heartbeats have come, and then no message for several heartbeat intervals | silent |
 //!
 //! A relay may answer a replay with a snapshot: the worker's whole view, which replaces everything known of the worker.
-//! Its parts come in order on one socket: begin, chunks, end. From the first part on the worker is empty and not
-//! believed. At the end, count and digest must be those of the stored blocks. Then the stream goes on behind the
+//! Its parts come in order on one socket: begin, chunks, end. From the first part on the worker is empty and its trust
+//! is `unproven`. At the end, count and digest must be those of the stored blocks. Then the stream goes on behind the
 //! watermark, with the trust that the relay states. A snapshot that fails leaves the worker empty, and the daemon asks
 //! for it again.
 

@@ -81,7 +81,7 @@ fn a_worker_whose_event_would_move_too_much_is_emptied_and_has_lower_trust_until
 }
 
 /// Stores a long chain that waits for its parent, and then the parent: the index gives places to a part of the chain,
-/// and to the rest in slices. The hashes of the chain.
+/// and to the rest in slices. Returns the hashes and contents of the chain.
 fn defer(rig: &mut Rig, first: u64, last: &[u64]) -> (Vec<u64>, Vec<u32>) {
     let blocks = first + 1..first + INDEX_EVENT_MOVES_MAX as u64 + 1000;
     let hashes: Vec<u64> = blocks.chain(last.iter().copied()).collect();

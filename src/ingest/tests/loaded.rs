@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crossbeam::channel::bounded;
 use proptest::prelude::*;
 
+use super::contradictions::{Shape, stored_raw};
 use super::dump::{begin_of, ended, many};
-use super::lowered_trust::{Shape, stored_raw};
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};
 use crate::event::flat::Encoder;
@@ -176,7 +176,7 @@ fn a_load_that_fails_leaves_nothing_and_says_so() {
         here.expect(TrustLevel::LowerBound, &[R::JoinedLate], 1);
     }
     let mut here = Rig::new(&Options::default());
-    assert_eq!(here.load(parts[1..].to_vec()), Err(AbortReason::Corrupt), "before anything is believed of it");
+    assert_eq!(here.load(parts[1..].to_vec()), Err(AbortReason::Corrupt), "before the worker changes");
     assert_eq!(here.streams[0].reasons(), [R::Joining].into_iter().collect());
 }
 

@@ -1,5 +1,5 @@
-//! Captures of real engines, played as streams: the index answers as a plain count of references does, that is fed
-//! from what the captures' sidecars say.
+//! Captures of real engines, played as streams: the index gives the same answers as a plain count of references made
+//! from the captures' sidecars.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -115,7 +115,8 @@ impl Root {
         self.sequence.end_write();
     }
 
-    /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see `stable_sequence`.
+    /// The edge of a name, among the inline ones or the first `probes_max` slots of its table. Relaxed: see
+    /// `stable_sequence`.
     #[inline]
     pub(super) fn find<'a>(&self, words: &'a Words, key: Key, probes_max: u32) -> Option<Found<'a>> {
         for (place, edge) in self.inline.iter().enumerate() {

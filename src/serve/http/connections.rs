@@ -73,12 +73,12 @@ pub(in crate::serve) struct ReadWithin(pub(in crate::serve) Duration);
 pub(in crate::serve) async fn serve(
     listener: TcpListener,
     router: Router,
-    terms: ConnectionLimits,
+    limits: ConnectionLimits,
     counters: Arc<CounterSet<HttpCounter>>,
     mut ending: watch::Receiver<bool>,
 ) {
-    let (reserved, reserve_router) = terms.reserved;
-    let places = Places::new(terms.connections_max, reserved);
+    let (reserved, reserve_router) = limits.reserved;
+    let places = Places::new(limits.connections_max, reserved);
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -96,7 +96,7 @@ pub(in crate::serve) async fn serve(
         counters.bump(HttpCounter::Connections);
         let router = if place.activity.is_reserved { reserve_router.clone() } else { router.clone() };
         let connection = Connection { stream, peer, place, counters: Arc::clone(&counters), ending: ending.clone() };
-        open.spawn(connection.serve(router, terms.times));
+        open.spawn(connection.serve(router, limits.times));
         while let Some(ended) = open.try_join_next() {
             if let Err(error) = ended {
                 counters.bump(HttpCounter::ConnectionsFailed);
@@ -532,14 +532,14 @@ mod tests {
 
     async fn port_of(
         answer: String,
-        terms: ConnectionLimits,
+        limits: ConnectionLimits,
     ) -> (SocketAddr, Arc<CounterSet<HttpCounter>>, watch::Sender<bool>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", get(move || std::future::ready(answer.clone())));
         let (end, ending) = watch::channel(false);
         let counters = Arc::<CounterSet<HttpCounter>>::default();
-        tokio::spawn(serve(listener, router, terms, Arc::clone(&counters), ending));
+        tokio::spawn(serve(listener, router, limits, Arc::clone(&counters), ending));
         (address, counters, end)
     }
 
@@ -633,9 +633,9 @@ mod tests {
             std::future::pending::<&str>()
         });
         let times = TimeLimits { head: Duration::from_secs(3600), write: Duration::from_secs(3600), whole: None };
-        let terms = ConnectionLimits { times, connections_max: 1, reserved: (1, watched) };
+        let limits = ConnectionLimits { times, connections_max: 1, reserved: (1, watched) };
         let (_end, ending) = watch::channel(false);
-        tokio::spawn(serve(listener, Router::new().route("/", working), terms, Arc::default(), ending));
+        tokio::spawn(serve(listener, Router::new().route("/", working), limits, Arc::default(), ending));
         let mut busy = TcpStream::connect(address).await.unwrap();
         busy.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         began.acquire().await.unwrap().forget();

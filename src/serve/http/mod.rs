@@ -6,7 +6,7 @@
 //!                                                                     └─▶ HttpBackend (workers, dumps, metrics)
 //! ```
 //!
-//! It has a thread and a runtime of its own, so that no serving thread waits for it. To the room
+//! It has a thread and a runtime of its own, so that no serving thread waits for it. To the module
 //! [`requests`](crate::requests) it is one more gateway, with the same queue, bookings and counters as a gateway on the
 //! socket. All its bookings belong to one session, which ends with the daemon. A client that disconnects does not end
 //! its bookings, as with Dynamo's service.
@@ -16,6 +16,7 @@ pub(super) mod connections;
 mod dump;
 mod gateway;
 mod indexer;
+pub(super) mod port_thread;
 mod prompt;
 mod queries;
 mod registry;
@@ -25,8 +26,7 @@ mod selection;
 mod workers;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
@@ -49,12 +49,16 @@ use crate::requests::RoutingService;
 use crate::serve::MetricsPages;
 use connections::{ConnectionLimits, TimeLimits};
 use gateway::Gateway;
+pub(crate) use port_thread::PortThread;
 use prompt::PromptFields;
 use registry::{Registry, scheme_of, space_to_select};
 use reply::{Refusal, Replies};
 use request_body::Bodies;
 use selection::{Forgotten, Selections};
 pub(crate) use workers::WorkerChangeOrder;
+
+/// The port's name in errors.
+const PORT: &str = "HTTP port";
 
 /// A bound port that does not serve yet.
 #[derive(Debug)]
@@ -82,16 +86,11 @@ impl HttpPort {
             return Ok(None);
         }
         let address = SocketAddr::from((config.listen, config.port));
-        let bound = std::net::TcpListener::bind(address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|cause| {
-                let message = format!("cannot bind the HTTP port {address}");
-                Error::new(Kind::System, message, "choose another http.port or http.listen").caused_by(cause)
-            })?;
+        let listener = port_thread::bind(address, PORT, "choose another http.port or http.listen")?;
         if !config.listen.is_loopback() {
             tracing::warn!(%address, administer = config.administer, "the HTTP port can be reached from other machines, and asks for no credentials");
         }
-        Ok(Some(Self { listener: bound, config: config.clone() }))
+        Ok(Some(Self { listener, config: config.clone() }))
     }
 
     /// Serves the port by a thread of its own, as number `core` of the threads that decide. Returns once it serves.
@@ -104,76 +103,16 @@ impl HttpPort {
         core: usize,
         metrics: HttpMetrics,
         backend: Arc<dyn HttpBackend>,
-    ) -> Result<HttpThread> {
-        let (end, ending) = watch::channel(false);
-        let (send, started) = mpsc::sync_channel(1);
-        let body = move || {
-            let Self { listener, config } = self;
-            let HttpMetrics { http, core: core_counters } = metrics;
-            let prepared = prepare(listener).and_then(|(runtime, listener)| {
-                let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
-                Ok((runtime, listener, Arc::new(App::new(gateway, backend, Arc::clone(&http), config))))
-            });
-            match prepared {
-                // The receiver waits for this message.
-                Err(error) => drop(send.send(Err(error))),
-                Ok((runtime, listener, app)) => {
-                    drop(send.send(Ok(())));
-                    runtime.block_on(run(listener, app, http, ending));
-                    // A dump whose reader stalls ends by itself.
-                    runtime.shutdown_background();
-                }
-            }
-        };
-        let unavailable = |cause: std::io::Error| {
-            Error::new(Kind::System, "cannot start the thread of the HTTP port", "raise the limit of processes")
-                .caused_by(cause)
-        };
-        let thread = thread::Builder::new().name("kvrouted-http".into()).spawn(body).map_err(unavailable)?;
-        started.recv().map_err(|_| panicked())??;
-        Ok(HttpThread { end, thread })
+    ) -> Result<PortThread> {
+        let Self { listener, config } = self;
+        let HttpMetrics { http, core: core_counters } = metrics;
+        PortThread::start("kvrouted-http", PORT, move |ending| {
+            let listener = port_thread::register(listener, PORT)?;
+            let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
+            let app = Arc::new(App::new(gateway, backend, Arc::clone(&http), config));
+            Ok(run(listener, app, http, ending))
+        })
     }
-}
-
-/// A running HTTP port.
-#[derive(Debug)]
-pub(crate) struct HttpThread {
-    end: watch::Sender<bool>,
-    thread: thread::JoinHandle<()>,
-}
-
-impl HttpThread {
-    /// Whether its thread runs.
-    #[must_use]
-    pub(crate) fn is_running(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Ends it. Requests in progress get a moment to finish.
-    ///
-    /// # Errors
-    /// [`Kind::Internal`] if it panicked.
-    pub(crate) fn stop(self) -> Result<()> {
-        // The receiver is gone only if the thread has ended.
-        let _ = self.end.send(true);
-        self.thread.join().map_err(|_| panicked())
-    }
-}
-
-fn panicked() -> Error {
-    Error::new(Kind::Internal, "the HTTP port ended by a panic", "report it with the log's last lines")
-}
-
-fn prepare(listener: std::net::TcpListener) -> Result<(tokio::runtime::Runtime, tokio::net::TcpListener)> {
-    let failed = |cause: std::io::Error| {
-        Error::new(Kind::System, "cannot serve the HTTP port", "see the cause").caused_by(cause)
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let listener = {
-        let _inside = runtime.enter();
-        tokio::net::TcpListener::from_std(listener).map_err(failed)?
-    };
-    Ok((runtime, listener))
 }
 
 async fn run(
@@ -182,12 +121,12 @@ async fn run(
     counters: Arc<CounterSet<HttpCounter>>,
     ending: watch::Receiver<bool>,
 ) {
-    let terms = ConnectionLimits {
+    let limits = ConnectionLimits {
         times: TimeLimits::default(),
         connections_max: HTTP_CONNECTIONS_MAX,
         reserved: (HTTP_CONNECTIONS_RESERVED, reserve_router(Arc::clone(&app))),
     };
-    let serving = connections::serve(listener, router(Arc::clone(&app)), terms, counters, ending);
+    let serving = connections::serve(listener, router(Arc::clone(&app)), limits, counters, ending);
     tokio::select! {
         () = serving => {}
         () = app.gateway.serve_queue() => {}
@@ -230,7 +169,7 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The endpoints that watch the daemon. `/ready` lists workers, and its memory is bounded like that of other replies.
+/// The endpoints that watch the daemon, except `/ready`: its reply lists workers, and is bounded like other replies.
 /// The metrics page is bounded where it is made.
 fn watching() -> Router<Arc<App>> {
     Router::new().route("/health", get(queries::health)).route("/metrics", get(queries::metrics))
@@ -257,6 +196,11 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         app.counters.bump(HttpCounter::Failed);
     }
     response
+}
+
+/// The error of whatever a draining daemon refuses.
+pub(crate) fn draining() -> Error {
+    Error::new(Kind::Draining, "the daemon drains", "ask another, or this one once it has restarted")
 }
 
 /// The daemon behind an HTTP port, beside the requests of its gateway.
@@ -349,11 +293,7 @@ impl App {
     /// Refuses a request that begins something while the daemon drains.
     pub(super) fn serving(&self) -> Result<()> {
         if self.backend.is_draining() {
-            return Err(Error::new(
-                Kind::Draining,
-                "the daemon drains",
-                "ask another, or this one once it has restarted",
-            ));
+            return Err(draining());
         }
         Ok(())
     }

@@ -388,10 +388,8 @@ impl App {
     /// # Errors
     /// Another source names a worker, there are too many workers, or the daemon drains.
     pub(super) async fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<(), Error> {
-        let draining =
-            || Error::new(Kind::Draining, "the daemon drains", "ask another, or this one once it has restarted");
         let done = self.backend.change(orders)?;
-        done.await.map_err(|_| draining())?
+        done.await.map_err(|_| super::draining())?
     }
 
     /// Removes a worker that a request added, and its registration.

@@ -4,8 +4,8 @@
 //!    descriptors go with the reply ([`send_descriptors`]).
 //! 2. [`serve_lanes`] starts a task for each new lane, which drives the lane as if it were a socket. The lane has a
 //!    connection number of its own, so that pending replies and watches find it as they find any connection.
-//! 3. A lane ends before its connection does, because it uses the connection's session: whatever ends the connection ends
-//!    the lane first. A lane that ends by itself (a fault, an untrusted header, replies left unread) then ends its
+//! 3. A lane ends before its connection does, because it uses the connection's session: whatever ends the connection
+//!    ends the lane first. A lane that ends by itself (a fault, an untrusted header, replies left unread) then ends its
 //!    connection. A gateway that merely closes the bell goes on by its socket.
 
 use std::cell::{Cell, RefCell};
@@ -112,8 +112,8 @@ impl CoreLanes {
 }
 
 impl<S: Service> RoutingResponder<S> {
-    /// Opens a lane for a connection. `peer` then has the lane's descriptors, which go with this reply: no other reply may
-    /// follow it before they are sent.
+    /// Opens a lane for a connection. `peer` then has the lane's descriptors, which go with this reply: no other reply
+    /// may follow it before they are sent.
     pub(in crate::serve) fn open_lane(
         &mut self,
         peer: &mut Peer,
@@ -144,8 +144,8 @@ impl<S: Service> RoutingResponder<S> {
     }
 }
 
-/// Sends a lane's descriptors with the first of `bytes`; returns the number of those bytes that were sent. A socket whose
-/// buffer is full is retried for a while: a gateway that asks for a lane reads.
+/// Sends a lane's descriptors with the first of `bytes`; returns the number of those bytes that were sent. A socket
+/// whose buffer is full is retried for a while: a gateway that asks for a lane reads.
 pub(in crate::serve) async fn send_descriptors(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

@@ -7,8 +7,9 @@
 //! that dies.
 //!
 //! A reply goes where its request came from; this holds for pending replies and for the pages of a watch too. When the
-//! ring of replies is full, the daemon reads nothing more from the ring of requests. A gateway that leaves the ring full
-//! is closed, as on a socket. [`crate::lane`] says what a gateway can do to the memory, and why it does not matter.
+//! ring of replies is full, the daemon reads nothing more from the ring of requests. A gateway that leaves the ring
+//! full is closed, as on a socket. [`crate::lane`] says what a gateway can do to the memory, and why it does not
+//! matter.
 
 mod lifecycle;
 mod stream;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::daemon::{problem, workers};
+use crate::kit::http::free_port;
 use crate::kit::{Daemon, configure, replace, run, text, until};
 
 /// A daemon that follows the workers' files of a folder.
@@ -167,9 +168,7 @@ fn engines_that_answer_without_end_or_never_are_named_and_hold_nobody_up() {
 
 #[test]
 fn an_engine_that_is_named_no_more_is_no_finding_any_more() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = free.local_addr().expect("an address").port();
-    drop(free);
+    let port = free_port();
     let daemon = Daemon::configured("");
     daemon.worker_ok(&["add", &format!("id=9,url=http://127.0.0.1:{port}")]);
     until("it is named", || problem(&daemon, &port.to_string()).is_some());
@@ -186,8 +185,8 @@ fn memory_peak_bytes(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") << 10
 }
 
-/// What the answers of two engines may take while they are read: 4 MiB are read of each, into a buffer that doubles, and the
-/// allocator keeps what was freed for a while.
+/// What the answers of two engines may take while they are read: 4 MiB are read of each, into a buffer that doubles,
+/// and the allocator keeps what was freed for a while.
 const ANSWERS_MEMORY_BYTES_MAX: u64 = 64 << 20;
 /// What a file of 1 MiB may take while it is read.
 const FILE_MEMORY_BYTES_MAX: u64 = 48 << 20;

@@ -11,7 +11,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 use super::daemon::{problem, workers};
 use super::hostile::{answering, first_line, http};
 use crate::kit::engine::Publisher;
-use crate::kit::http::server;
+use crate::kit::http::{free_port, server};
 use crate::kit::{Daemon, prompt, replace, until};
 
 #[test]
@@ -257,9 +257,7 @@ fn a_server_without_events_is_named() {
 
 #[test]
 fn an_engine_that_does_not_answer_is_named() {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = free.local_addr().expect("an address").port();
-    drop(free);
+    let port = free_port();
     let daemon = Daemon::configured(&format!("[[worker]]\nid = 1\nurl = \"http://127.0.0.1:{port}\"\n"));
     until("it is named", || {
         problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("start the engine"))

@@ -56,21 +56,21 @@ pub(crate) fn apply(data: &[u8]) {
 
 /// As [`apply`]; answers how many blocks of the prompts asked for were found, and how many could have been.
 pub(crate) fn overlap(mut data: &[u8]) -> (u64, u64) {
-    let mut twin = Twin::new(data.first().is_some_and(|byte| byte & 0x80 != 0));
+    let mut rig = Rig::new(data.first().is_some_and(|byte| byte & 0x80 != 0));
     let mut found = (0, 0);
     while let Some((head, rest)) = data.split_first_chunk::<HEAD_BYTES>() {
         let bytes = usize::from(u16::from_le_bytes([head[1], head[2]])).min(rest.len());
         let (payload, rest) = rest.split_at(bytes);
         data = rest;
-        twin.take(Step::of(head[0]), payload);
-        let (counted, meant) = twin.compare();
+        rig.take(Step::of(head[0]), payload);
+        let (counted, meant) = rig.compare();
         found = (found.0 + counted, found.1 + meant);
     }
     found
 }
 
 /// A worker and its engine.
-struct Twin {
+struct Rig {
     feed: Feed,
     reader: IndexReader,
     depths: Depths,
@@ -81,7 +81,7 @@ struct Twin {
     seq: u64,
 }
 
-impl Twin {
+impl Rig {
     fn new(salts_possible: bool) -> Self {
         let worker = Worker::new(1, 0);
         let (feed, reader) = Feed::new(worker, None, salts_possible, ShardLimits::default());

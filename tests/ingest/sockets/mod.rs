@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvrouted::fleet::{DeviceClass, EventSource, Fleet, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
+use kvrouted::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell, WorkerRecord, WorkerState};
 use kvrouted::hash;
 use kvrouted::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{self, Depths, IndexReader, ShardLimits};
-use kvrouted::ingest::{self, IngestConfig, IngestHandle, Publisher, ShardPlan, WorkerView};
+use kvrouted::ingest::{self, IngestConfig, IngestHandle, PublisherPlan, ShardPlan, WorkerView};
 use kvrouted::limits::INGEST_QUANTUM_MESSAGES_MAX;
 use kvrouted::load::Loads;
 use kvrouted::metrics::WorkerCounter as C;
@@ -60,10 +60,10 @@ impl Shard {
     ) -> Self {
         let (mut writer, reader) = index::shard(ShardId(0), ShardLimits::default());
         let scheme = Arc::new(SchemeCell::default());
-        let publishers: Vec<Publisher> = endpoints
+        let publishers: Vec<PublisherPlan> = endpoints
             .iter()
             .enumerate()
-            .map(|(at, (endpoint, replay))| Publisher {
+            .map(|(at, (endpoint, replay))| PublisherPlan {
                 index: WorkerIndex(at as u32),
                 worker: Worker::new(at as u64 + 1, 0),
                 space: SpaceId(0),
@@ -118,23 +118,15 @@ impl Shard {
     }
 }
 
-fn record(publisher: &Publisher) -> WorkerRecord {
+fn record(publisher: &PublisherPlan) -> WorkerRecord {
     WorkerRecord {
-        index: publisher.index,
-        worker: publisher.worker,
         space: publisher.space,
         name: publisher.worker.to_string(),
-        shard: ShardId(0),
-        slot: publisher.slot,
-        capacity_blocks: 0,
         batched_tokens_max: 8192,
-        device_class: DeviceClass::Gpu,
-        weight: 1.0,
-        taints: Vec::new(),
-        loras: Vec::new(),
         state: WorkerState::Joining,
         trust: Arc::clone(&publisher.view.trust),
         events: Some(publisher.source.clone()),
+        ..WorkerRecord::new(publisher.index, publisher.worker, publisher.slot)
     }
 }
 

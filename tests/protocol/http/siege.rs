@@ -9,17 +9,10 @@ use serde_json::{Value, json};
 
 use super::client::Served;
 use crate::kit::http::{free_port, scrape};
-use crate::kit::{Daemon, WAIT_MAX, until};
+use crate::kit::{Daemon, WAIT_MAX, resident_kib, until};
 
 /// How much more memory than the bound is no breach of it: what the allocator keeps, and one reply that is being made.
 const RSS_BYTES_MARGIN: usize = 48 << 20;
-
-/// Memory of a process, bytes.
-fn rss_bytes(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
-}
 
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("the port");
@@ -79,11 +72,11 @@ fn replies_that_nobody_reads_share_one_bound() {
     let served = Served::start(&[]);
     register_large(&served, 100);
     let reply_bytes = served.get("/workers").1.to_string().len();
-    let before = rss_bytes(served.daemon.process.id());
+    let before = resident_kib(served.daemon.process.id()) as usize * 1024;
     let mut readers: Vec<TcpStream> = (0..48).map(|_| connect(served.port)).collect();
     readers.iter_mut().for_each(|stream| ask(stream, "/workers"));
     let statuses: Vec<u16> = readers.iter_mut().map(status).collect();
-    let grown = rss_bytes(served.daemon.process.id()).saturating_sub(before);
+    let grown = (resident_kib(served.daemon.process.id()) as usize * 1024).saturating_sub(before);
     assert!(
         grown <= HTTP_REPLIES_BYTES_MAX + RSS_BYTES_MARGIN,
         "{} MiB more for {} unread replies of {reply_bytes} bytes",
@@ -106,11 +99,11 @@ fn a_metrics_page_that_many_ask_for_and_nobody_reads_is_held_once() {
     let workers: String = (0..600).map(|id| format!("[[worker]]\nid = {id}\n")).collect();
     let daemon = Daemon::configured(&format!("[metrics]\nport = {port}\n{workers}"));
     let page_bytes = scrape(port).1.len();
-    let before = rss_bytes(daemon.process.id());
+    let before = resident_kib(daemon.process.id()) as usize * 1024;
     let mut readers: Vec<TcpStream> = (0..METRICS_CONNECTIONS_MAX - 4).map(|_| connect(port)).collect();
     readers.iter_mut().for_each(|stream| ask(stream, "/metrics"));
     let answered = readers.iter_mut().map(status).filter(|status| *status == 200).count();
-    let grown = rss_bytes(daemon.process.id()).saturating_sub(before);
+    let grown = (resident_kib(daemon.process.id()) as usize * 1024).saturating_sub(before);
     assert!(
         grown <= METRICS_PAGES_MAX * page_bytes + RSS_BYTES_MARGIN,
         "{} MiB more for {answered} unread pages of {page_bytes} bytes",

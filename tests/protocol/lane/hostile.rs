@@ -216,8 +216,8 @@ fn what_cannot_be_had_is_refused_by_name() {
     assert_eq!(["lanes_refused_sizes", "lanes_refused_second"].map(|name| daemon.counter(name)), [5, 2]);
 }
 
-/// Writes to the file on its standard input from a page that never comes, says `stalled` once the write waits for it, and
-/// sleeps.
+/// Writes to the file on its standard input from a page that never comes, says `stalled` once the write waits for it,
+/// and sleeps.
 const STALL: &str = r#"
 import ctypes, fcntl, mmap, os, platform, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)

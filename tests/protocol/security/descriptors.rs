@@ -63,8 +63,8 @@ fn a_daemon_with_few_descriptors_starts_not_at_all_or_is_never_ended_by_them() {
         // Who administers asks on this socket where the other one is.
         held.truncate(held.len() - 2);
         until("there is room to ask", || Raw::connect(&daemon.socket()).hello(None).is_ok());
-        // The daemon kept room for workers that are added now. Workers beyond that room get no events, and the status says
-        // so.
+        // The daemon kept room for workers that are added now. Workers beyond that room get no events, and the status
+        // says so.
         for id in WORKERS + 1..=WORKERS + LATER {
             daemon.worker_ok(&["add", &format!("id={id},endpoint={}", endpoint(id))]);
         }

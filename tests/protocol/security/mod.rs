@@ -1,7 +1,7 @@
 //! Hostile clients against the real daemon: each attack, and that it leaves nothing behind.
 //!
-//! The bounds of `limits` that a client can reach, and the tests that show that the daemon checks each before it reserves
-//! anything. Tests are named from this folder.
+//! The bounds of `limits` that a client can reach, and the tests that show that the daemon checks each before it
+//! reserves anything. Tests are named from this folder.
 //!
 //! | bound | test |
 //! |---|---|

@@ -50,8 +50,8 @@ struct Beside {
     turns_ended_by_work: u64,
 }
 
-/// Lets one connection ask for ever for prompts of `greedy_tokens`, and a small one ask beside it. Both begin once the greedy
-/// one has sent `sent_bytes`.
+/// Lets one connection ask for ever for prompts of `greedy_tokens`, and a small one ask beside it. Both begin once the
+/// greedy one has sent `sent_bytes`.
 fn beside(engine: IoBackend, greedy_tokens: usize, sent_bytes: usize) -> Beside {
     let mut daemon = Daemon::start(engine, 1, CONNECTIONS_MAX);
     let (greedy, mut small, mut gate) = (daemon.greeted(), daemon.greeted(), daemon.greeted());

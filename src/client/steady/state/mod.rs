@@ -15,7 +15,7 @@ use crate::client::spaces::Spaces;
 use crate::client::{LaneUse, SteadyOptions, lost};
 use crate::error::{Error, Result};
 use crate::ids::{CorrelationId, Worker};
-use crate::limits::CLIENT_REPORTS_OWED_MAX;
+use crate::limits::CLIENT_REPORTS_STORED_MAX;
 use crate::protocol::{BookingHandle, BookingRef, SessionToken};
 use crate::wire::{HelloReply, LaneOpened, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
@@ -323,7 +323,7 @@ impl<W: Waiter> ClientState<W> {
         if matches!(report.kind, ReportKind::OutputProgress { .. }) {
             return;
         }
-        if self.stored_reports.len() >= CLIENT_REPORTS_OWED_MAX {
+        if self.stored_reports.len() >= CLIENT_REPORTS_STORED_MAX {
             self.stored_reports.pop_front();
             self.count(ClientCounter::ReportsForgotten);
         }

@@ -172,12 +172,12 @@ fn a_timeout_counts_as_silence_only_if_nothing_arrived_during_the_call() {
 fn stored_reports_are_limited_and_dropped_ones_counted() {
     let mut talk = talk();
     talk.ended(None, Instant::now() + LASTING, 0.5);
-    for slot in 0..=CLIENT_REPORTS_OWED_MAX as u64 {
+    for slot in 0..=CLIENT_REPORTS_STORED_MAX as u64 {
         talk.store_report(free_of(slot));
     }
     assert_eq!(talk.counters[ClientCounter::ReportsForgotten as usize], 1);
     let owed = connect(&mut talk, 1);
-    assert_eq!((owed.len(), &owed[0]), (CLIENT_REPORTS_OWED_MAX + 1, &free_words(1)), "the oldest is dropped");
+    assert_eq!((owed.len(), &owed[0]), (CLIENT_REPORTS_STORED_MAX + 1, &free_words(1)), "the oldest is dropped");
     assert!(!talk.is_settled());
 }
 

@@ -17,7 +17,7 @@ struct Pair {
     handle: IngestHandle,
     fleet: Arc<Fleet>,
     reader: IndexReader,
-    publishers: Vec<Publisher>,
+    publishers: Vec<PublisherPlan>,
     engines: [Engine; 2],
 }
 
@@ -29,7 +29,7 @@ impl Pair {
             let slot = writer.add_worker().expect("room");
             engine.publisher(WorkerIndex(at as u32), Worker::new(at as u64, 0), slot)
         };
-        let publishers: Vec<Publisher> = engines.iter().enumerate().map(publisher).collect();
+        let publishers: Vec<PublisherPlan> = engines.iter().enumerate().map(publisher).collect();
         let fleet = fleet_of(&publishers, WorkerState::Joining);
         let writers = vec![(SpaceId(0), writer)];
         let plan = ShardPlan { shard: ShardId(0), writers, publishers: publishers.clone() };
@@ -55,9 +55,9 @@ impl Pair {
         (depths.of(ShardId(0), self.publishers[worker].slot).device, !lookup.contended)
     }
 
-    /// Has the thread panic over a worker's batch, while the shard is torn.
+    /// Has the thread panic over a worker's batch, in a multi-write of the shard.
     fn harm(&self, worker: usize, seq: u64) {
-        // A second name of a content is stored by the slow path.
+        // A store with a second name of a content takes the slow path.
         let batch = Batch::new(seq as u32).stored(None, &[1], &[1]).stored(None, &[failpoints::IN_MULTI_WRITE.0], &[1]);
         self.engines[worker].send(seq, &batch);
     }

@@ -15,7 +15,7 @@ use crate::ingest::publisher_socket::Link;
 use crate::ingest::shard::{Command, Now};
 use crate::ingest::tests::vllm::{self, BLOCK_SIZE, Batch};
 use crate::ingest::{
-    AbortReason, DumpPart, IngestConfig, IngestHandle, LoadAnswer, Publisher, ShardPlan, WorkerView, spawn,
+    AbortReason, DumpPart, IngestConfig, IngestHandle, LoadAnswer, PublisherPlan, ShardPlan, WorkerView, spawn,
 };
 use crate::limits::{INGEST_COMMANDS_MAX, TRANSFERS_WAITING_MAX};
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -59,12 +59,12 @@ impl Engine {
     }
 
     /// Its plan for a shard: the scheme of these tests, and no salts.
-    pub(super) fn publisher(&self, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> Publisher {
-        Publisher {
+    pub(super) fn publisher(&self, index: WorkerIndex, worker: Worker, slot: WorkerSlot) -> PublisherPlan {
+        PublisherPlan {
             scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
             scheme_configured: true,
             salts_possible: false,
-            ..Publisher::at(&self.endpoint, index, worker, slot)
+            ..PublisherPlan::at(&self.endpoint, index, worker, slot)
         }
     }
 

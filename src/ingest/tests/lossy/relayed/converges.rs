@@ -122,8 +122,8 @@ impl World {
         self.send_live();
     }
 
-    /// Sends what the relay has said. What it holds now is what the last batch leads to; those before it are of the
-    /// same moment only in their number.
+    /// Sends the relay's new batches. Its blocks now are those after the last of them; the states after the earlier
+    /// ones are not recorded.
     fn send_live(&mut self) {
         let live = self.relay.take_live();
         if let Some((last, payload)) = live.last() {

@@ -1,4 +1,4 @@
-//! Lowered trust: events of engines whose blocks cannot be believed as announced.
+//! Events that an engine may not mean as it sends them: contradictions, repetitions, reported clears.
 
 use super::vllm::{self, BLOCK_SIZE, Batch};
 use super::{C, Options, R, Rig, chain};

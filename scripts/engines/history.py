@@ -8,7 +8,7 @@ FOREVER = float("inf")
 PROMPTS_RECENT = 24
 
 
-class Twin:
+class History:
     """One life of one engine. Equal settings give equal requests, so the sequence alone tells what it held."""
 
     def __init__(self, engine, seed, worker, life):

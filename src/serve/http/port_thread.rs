@@ -1,0 +1,106 @@
+//! A thread that serves one TCP port in a runtime of its own: the HTTP port's, and the metrics port's.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread;
+
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::sync::watch;
+
+use crate::error::{Error, Kind, Result};
+
+/// Binds a TCP port. `port` names it in the error: "HTTP port".
+///
+/// # Errors
+/// [`Kind::System`] if it is in use or the daemon may not bind it.
+pub(in crate::serve) fn bind(address: SocketAddr, port: &str, remedy: &str) -> Result<std::net::TcpListener> {
+    std::net::TcpListener::bind(address)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|cause| Error::new(Kind::System, format!("cannot bind the {port} {address}"), remedy).caused_by(cause))
+}
+
+/// Registers a bound port with the runtime of the calling thread.
+///
+/// # Errors
+/// [`Kind::System`] if the runtime cannot watch it.
+pub(in crate::serve) fn register(listener: std::net::TcpListener, port: &str) -> Result<TcpListener> {
+    TcpListener::from_std(listener).map_err(|cause| cannot_serve(port, cause))
+}
+
+/// A running thread that serves a port until [`PortThread::stop`].
+#[derive(Debug)]
+pub(crate) struct PortThread {
+    end: watch::Sender<bool>,
+    thread: thread::JoinHandle<()>,
+    port: &'static str,
+}
+
+impl PortThread {
+    /// Starts the thread `name`. It calls `prepare` inside its runtime, and runs the future that `prepare` returns. The
+    /// argument of `prepare` becomes true when the future shall end. This returns once `prepare` has returned. `port`
+    /// names the port in errors.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the thread or its runtime cannot be started; the error of `prepare`.
+    pub(in crate::serve) fn start<F: Future<Output = ()>>(
+        name: &str,
+        port: &'static str,
+        prepare: impl FnOnce(watch::Receiver<bool>) -> Result<F> + Send + 'static,
+    ) -> Result<Self> {
+        let (end, ending) = watch::channel(false);
+        let (send, started) = mpsc::sync_channel(1);
+        let body = move || {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let prepared = runtime.map_err(|cause| cannot_serve(port, cause)).and_then(|runtime| {
+                let serving = {
+                    let _inside = runtime.enter();
+                    prepare(ending)?
+                };
+                Ok((runtime, serving))
+            });
+            match prepared {
+                // The receiver waits for this message.
+                Err(error) => drop(send.send(Err(error))),
+                Ok((runtime, serving)) => {
+                    drop(send.send(Ok(())));
+                    runtime.block_on(serving);
+                    // A dump whose reader stalls ends by itself.
+                    runtime.shutdown_background();
+                }
+            }
+        };
+        let unavailable = |cause: std::io::Error| {
+            let message = format!("cannot start the thread of the {port}");
+            Error::new(Kind::System, message, "raise the limit of processes").caused_by(cause)
+        };
+        let thread = thread::Builder::new().name(name.into()).spawn(body).map_err(unavailable)?;
+        started.recv().map_err(|_| panicked(port))??;
+        Ok(Self { end, thread, port })
+    }
+
+    /// Whether the thread still runs.
+    #[must_use]
+    pub(crate) fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Ends it. Requests in progress get a moment to finish.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] if it panicked.
+    pub(crate) fn stop(self) -> Result<()> {
+        // The receiver is gone only if the thread has ended.
+        let _ = self.end.send(true);
+        self.thread.join().map_err(|_| panicked(self.port))
+    }
+}
+
+fn cannot_serve(port: &str, cause: std::io::Error) -> Error {
+    Error::new(Kind::System, format!("cannot serve the {port}"), "see the cause").caused_by(cause)
+}
+
+fn panicked(port: &str) -> Error {
+    let message = format!("the thread of the {port} ended by a panic");
+    Error::new(Kind::Internal, message, "report it with the log's last lines")
+}

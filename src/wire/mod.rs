@@ -1,8 +1,8 @@
 //! The routing protocol as bytes: encoders and decoders of its frames. Pure: no socket, no clock.
 //!
 //! A frame is a 16-byte header ([`FrameHeader`]) and a body: one table of `schemas/routing.fbs`, finished
-//! with the identifier `KVRT`, padded to 8 bytes. [`decode_request`] and [`ReplyEncoder`] are the daemon's
-//! half, [`RequestEncoder`] and [`decode_reply`] the gateway's.
+//! with the identifier `KVRT`, padded to 8 bytes. [`decode_request()`] and [`ReplyEncoder`] are the daemon's
+//! half, [`RequestEncoder`] and [`decode_reply()`] the gateway's.
 
 pub(crate) mod admin;
 #[cfg(feature = "daemon")]

@@ -142,8 +142,8 @@ pub const LORAS_MAX: usize = 256;
 pub const REQUEST_TAINTS_MAX: usize = 32;
 /// Ranges of blocks in a shared cache that one request names.
 pub const SHARED_HITS_MAX: usize = 1024;
-/// Blocks of one worker that wait for a parent. Also the blocks below removed ones that a worker may have before stores
-/// of new blocks are refused.
+/// Blocks of one worker that wait for a parent. Also a limit on the worker's removed blocks that stay in the index
+/// because other blocks are below them: beyond it, stores of new blocks are refused.
 pub const WORKER_DORMANT_BLOCKS_MAX: usize = 1 << 20;
 /// Blocks of one worker that one event, or one slice of a sweep, may move in the index: out of places whose chain is
 /// broken, or to places that they waited for.

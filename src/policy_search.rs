@@ -152,8 +152,8 @@ impl Knob {
     }
 }
 
-/// The sum to minimise, in tokens: tokens to compute, tokens that wait before them, and the excess of the busiest
-/// worker over the mean.
+/// The weighted sum to minimise, in tokens: the tokens to prefill, the tokens queued before them, and the tokens by
+/// which the busiest worker's prefill exceeds the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
     /// The weight of a token that waits before a prompt, relative to a token to compute.

@@ -60,7 +60,7 @@ impl ToEngine {
     /// Writes the message as one frame.
     ///
     /// # Errors
-    /// As the writer's.
+    /// Any error of the writer `to`, and `InvalidInput` for a body of 4 GiB or more.
     pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Submit { id, prompt, output } => {
@@ -80,7 +80,7 @@ impl ToEngine {
     /// Reads one frame; `None` at the end of the stream.
     ///
     /// # Errors
-    /// As the reader's, and `InvalidData` for an invalid frame.
+    /// Any error of the reader `from`, and `InvalidData` for an invalid frame.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         match (kind, body.len()) {
@@ -101,7 +101,7 @@ impl FromEngine {
     /// Writes the message as one frame.
     ///
     /// # Errors
-    /// As the writer's.
+    /// Any error of the writer `to`.
     pub(crate) fn write(self, to: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Ready => write_frame(to, 129, &[]),
@@ -117,7 +117,7 @@ impl FromEngine {
     /// Reads one frame; `None` at the end of the stream.
     ///
     /// # Errors
-    /// As the reader's, and `InvalidData` for an invalid frame.
+    /// Any error of the reader `from`, and `InvalidData` for an invalid frame.
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         Ok(Some(match (kind, body.len()) {

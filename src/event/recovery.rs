@@ -65,7 +65,7 @@ pub enum Aim {
 /// What is to be done with a batch of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replayed {
-    /// It is next.
+    /// It is the next one to apply.
     Apply,
     /// It was applied before.
     Skip,
@@ -189,7 +189,7 @@ impl Recovery {
         self.state = State::Wanted { aim: Aim::Prove, due_ms: now_ms };
     }
 
-    /// Notes a live batch that is next or was applied before: the publisher is not quiet.
+    /// Notes a live batch that can be applied at once or was applied before: the publisher is not quiet.
     pub fn live(&mut self, now_ms: u64) {
         (self.quiet_since_ms, self.probes) = (now_ms, 0);
         self.cancel(Aim::Probe);
@@ -419,7 +419,7 @@ impl Recovery {
         }
     }
 
-    /// Notes a whole snapshot. The batch behind it is next.
+    /// Notes that a whole snapshot was applied. The batch after its watermark is the next one to apply.
     pub const fn snapshot_taken(&mut self, now_ms: u64) {
         if let State::Asked { heard_ms, answer, .. } = &mut self.state {
             *heard_ms = now_ms;

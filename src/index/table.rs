@@ -579,9 +579,10 @@ fn allocate(lines: usize) -> Box<[Line]> {
     (0..lines).map(|_| Line::new()).collect()
 }
 
-/// The current segments, and how often one was replaced.
+/// The current lines of every segment, and a count of replacements, over all segments.
 ///
-/// A segment is one [`Word`]: a search goes from here to its line directly.
+/// Each segment is stored here as one [`Word`], the address of its lines and their number, so a search goes from here
+/// directly to the line that it looks for.
 #[derive(Debug)]
 pub(super) struct TableHead {
     words: Box<[AtomicPtr<Line>]>,
@@ -601,8 +602,8 @@ impl TableHead {
         self.keys
     }
 
-    /// Twice how often a segment was replaced; `None` while one is being replaced. Load it before a walk and compare it
-    /// after the walk.
+    /// Twice the count of replacements over all segments; `None` while a segment is being replaced. Load it before a
+    /// walk and compare it after the walk.
     #[inline]
     pub(super) fn generation(&self) -> Option<u64> {
         // GROWTH: pairs with the Release store in `replace`. Behind a walk it comes after the fence that ends

@@ -415,8 +415,9 @@ impl Tree {
         }
     }
 
-    /// Sets the owner of the granules of an extent of names, up to word `end`. A granule in which `end` lies belongs to
-    /// the node whose names come next.
+    /// Makes node `id` the owner of the granules of an extent of names, from the one in which the extent begins up to,
+    /// and not including, the one in which `end` lies. That last granule is not changed: if names of other nodes follow
+    /// in it, the last of those nodes owns it.
     pub(super) fn own(&mut self, names: &Extent, end: u32, id: NodeId) {
         let base = names.base / GRANULE_WORDS * GRANULE_WORDS;
         let end = end / GRANULE_WORDS * GRANULE_WORDS;

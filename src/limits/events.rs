@@ -93,8 +93,8 @@ pub const ZMQ_HANDSHAKE_MS_MAX: u64 = 10_000;
 pub const NAME_LOOKUPS_MAX: usize = 128;
 /// Addresses tried for one host name, in the resolver's order.
 pub const NAME_ADDRESSES_MAX: usize = 8;
-/// Bytes of one replay received and not yet applied, plus [`ZMQ_HELD_MESSAGE_BYTES`] for each message. Further bytes
-/// wait in the kernel and then in the engine.
+/// Most bytes of one replay that are received and not yet applied. A message counts as its payload plus
+/// [`ZMQ_HELD_MESSAGE_BYTES`]. Further bytes wait in the kernel and then in the engine.
 pub const REPLAY_READ_AHEAD_BYTES_MAX: usize = 32 << 20;
 /// Fairness quantum of a replay: bytes received before the next.
 pub const REPLAY_RECEIVE_BYTES_MAX: usize = 4 << 20;

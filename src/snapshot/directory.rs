@@ -20,8 +20,9 @@ const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 #[derive(Debug)]
 pub struct Directory {
     owned: OwnedDirectory,
-    /// Counts the removals of files whose contents must not be used again. Locked while a file is renamed, so that a
-    /// file begun before a removal never gets its name after it.
+    /// Goes up by one with each call of [`remove`](Self::remove), which discards contents that must not be used again.
+    /// A file that was begun under a smaller number is not given its final name. The lock is held during each removal
+    /// and each rename, so no removal can come between the check of the number and the rename.
     removals: Mutex<u64>,
 }
 
@@ -117,8 +118,8 @@ impl Directory {
         }
     }
 
-    /// Removes a worker's file, or all files if `worker` is `None`. Files that were begun before never get their names.
-    /// Answers with how many files it removed.
+    /// Removes a worker's file, or all files if `worker` is `None`. Files that were begun before this call are not
+    /// given their final names. Answers with the number of files removed.
     ///
     /// # Errors
     /// The error of the first file that cannot be removed. Other files may have been removed before it.

@@ -268,7 +268,7 @@ const SCHEME: Layout<12, 10> = Layout::of(&[
 const REQUEST_BYTES: usize = 512;
 
 impl RequestEncoder {
-    /// Appends a route.
+    /// Appends a route request to `out`, as one frame.
     ///
     /// # Errors
     /// [`Kind::InvalidArgument`](crate::error::Kind::InvalidArgument) if a list is longer than any daemon takes. Nothing

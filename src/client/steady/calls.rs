@@ -20,7 +20,8 @@ struct Awaited {
 }
 
 impl Awaited {
-    /// Waits for the reply; `None` = the connection ended first. The daemon's errors are failures.
+    /// Waits for the reply; `None` = the connection ended first. An error that the daemon replies is returned as
+    /// [`Failure::Refused`].
     async fn wait(&mut self, deadline: Instant) -> Result<Option<RunReply>, Failure> {
         let asked_at = Instant::now();
         match timeout_at(deadline.into(), &mut self.reply).await {
@@ -63,8 +64,9 @@ impl<F: Fn(&mut RequestEncoder, CorrelationId, &mut Vec<u8>) -> Result<()>> Ask 
     }
 }
 
-/// Sends a request and waits for its reply. If the connection ends, it tries once more on the next. The daemon's errors are
-/// failures. `put` makes the request anew for each connection, because another daemon may have other ids.
+/// Sends a request and waits for its reply. If the connection ends, it tries once more on the next. An error that the
+/// daemon replies is returned as [`Failure::Refused`], and not tried again. `put` makes the request anew for each
+/// connection, because a restarted daemon may give the spaces other ids.
 pub(super) async fn ask<P: Ask>(
     shared: &Arc<Shared>,
     deadline: Instant,

@@ -162,8 +162,10 @@ impl Stream {
         }
     }
 
-    /// Checks the generation of a batch that is next. `false` = it belongs to another generation, and must not be
-    /// applied before its earlier batches have been fetched.
+    /// Notes the generation (the relay run) of a batch that is about to be applied, and handles a change of it. `false`
+    /// = the generation is another one and can be replayed: do not apply the batch before the earlier batches of its
+    /// generation have been fetched. Without a replay socket, the worker starts over with this batch, and the answer is
+    /// `true`.
     pub(super) fn is_of_generation(
         &mut self,
         space: &mut SpaceShard,

@@ -60,10 +60,10 @@ macro_rules! expect {
 
 mod blocking;
 mod conversation;
+#[cfg(test)]
+mod daemon_script;
 mod fallback;
 mod lane;
-#[cfg(test)]
-mod script;
 mod socket;
 mod spaces;
 mod steady;

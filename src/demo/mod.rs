@@ -12,8 +12,8 @@
 
 pub(crate) mod args;
 pub mod engine;
+mod engine_messages;
 pub mod gateway;
-mod link;
 mod processes;
 mod report;
 mod run_records;

@@ -40,10 +40,10 @@ mod copies;
 pub mod descriptors;
 mod dump;
 pub(crate) mod exposition;
-mod feed;
 mod groups;
 mod handle;
 mod hashing;
+mod in_memory_stream;
 mod loads;
 mod lower_tiers;
 mod publisher_socket;
@@ -51,7 +51,7 @@ mod republish;
 mod shard;
 mod space_shard;
 mod stream;
-mod view;
+mod worker_view;
 
 #[cfg(test)]
 mod tests;
@@ -60,15 +60,15 @@ use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, References};
 pub(crate) use dump::{FirstLoad, LoadAnswer};
-pub use feed::Feed;
 pub use handle::{IngestHandle, RefusedPublisher, spawn};
 pub(crate) use handle::{spawn_loading, spawn_republishing};
+pub use in_memory_stream::Feed;
 pub(crate) use loads::{LoadListener, LoadSource};
 pub(crate) use republish::{Outlet, Republisher, stored_event};
 pub use republish::{RelayName, Republished};
 pub(crate) use shard::{AddWorker, RemoveWorker, ResetScope};
 pub use shard::{UpdateWorker, WorkerAccepted};
-pub use view::{Tally, UnknownNames, WorkerGauges, WorkerView};
+pub use worker_view::{Tally, UnknownNames, WorkerGauges, WorkerView};
 
 use crate::error::{Error, Kind};
 use crate::fleet::{EventSource, SchemeCell};

@@ -65,7 +65,7 @@ use super::groups::{Groups, Unplaced};
 use super::lower_tiers::Offloaded;
 use super::republish::Republisher;
 use super::space_shard::SpaceShard;
-use super::view::WorkerView;
+use super::worker_view::WorkerView;
 use crate::event::recovery::Recovery;
 use crate::event::sequence_gate::{SequenceGate, Verdict};
 use crate::event::worker_trust::{Flaw, TrustInput, WorkerTrust};

@@ -4,9 +4,9 @@ use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
 use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
-use super::cell::{Load, LoadCells, LoadStability};
-use super::changes::ChangesSeen;
+use super::change_log::ChangesSeen;
 use super::ledger::{Ledger, ns};
+use super::load_cells::{Load, LoadCells, LoadStability};
 use super::prefill::{PrefillFigures, PrefillModel};
 use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::SessionId;

@@ -12,9 +12,9 @@
 
 mod active;
 mod booking;
-mod cell;
-mod changes;
+mod change_log;
 mod ledger;
+mod load_cells;
 mod loads;
 mod prefill;
 mod reporters;
@@ -25,8 +25,8 @@ mod tests;
 pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
-pub use cell::{Load, LoadCells, LoadStability};
-pub use changes::ChangesSeen;
+pub use change_log::ChangesSeen;
+pub use load_cells::{Load, LoadCells, LoadStability};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
 pub use reporters::{BackOff, BeyondShare, Reporter};

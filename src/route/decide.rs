@@ -4,8 +4,8 @@ use super::affinity::{AffinityEffect, factor};
 use super::cost::{PoolFacts, cost, is_plain, plain_costs};
 use super::decision::{Decision, Scored};
 use super::observation::{Observation, PlainFacts, WorkerFacts};
-use super::observe::{self, ObservationBuffers, View, observe};
 use super::policy::Policy;
+use super::read_observation::{self, ObservationBuffers, View, observe};
 use super::request_facts::RequestFacts;
 use super::rules::{apply_rules, no_worker_kind};
 use super::select::{Draws, choose};
@@ -150,7 +150,7 @@ pub fn advance_round_robin(
     }
     let cache = scratch.cache_mut();
     let read = cache.observation().request.round_robin_counter;
-    let counter = observe::advance_round_robin(view, request).filter(|counter| *counter != read);
+    let counter = read_observation::advance_round_robin(view, request).filter(|counter| *counter != read);
     // If the policy was replaced meanwhile, the decision stands and is recorded with the counter that it read.
     if let Some(counter) = counter.filter(|_| decision.policy_version == view.policy.version) {
         cache.set_round_robin_counter(counter);

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use super::observation::{ConstraintFacts, Observation, WorkerFacts};
-use super::observe::View;
+use super::read_observation::View;
 use super::request_facts::RequestFacts;
 use crate::fleet::{TrustCell, WorkerRecord, trust_changes};
 use crate::ids::{ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};

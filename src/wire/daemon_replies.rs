@@ -3,8 +3,8 @@
 use fb::{Candidate, OverlapEntry, OverlapReply, Removal};
 use flatbuffers::WIPOffset;
 
-use super::compose::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::encode_reply::{Builder, ReplyEncoder, retry_after_us};
+use super::frame_composer::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::header::FrameKind;
 use super::message::{ServerLimits, WatchCursor};
 use super::schema_conversions::{
@@ -94,7 +94,7 @@ impl ReplyEncoder {
         out: &mut Vec<u8>,
     ) {
         let prefill = decision.prefill.as_deref();
-        let is_removed_told = explain || decision.candidates.is_empty();
+        let lists_removed = explain || decision.candidates.is_empty();
         let handle = |handle: BookingHandle| fb::BookingHandle::new(handle.slot, handle.generation).0;
         let mut reply = ROUTE_REPLY.blank();
         reply.set(fb::RouteReply::VT_ELIGIBLE, decision.eligible.to_le_bytes());
@@ -105,7 +105,7 @@ impl ReplyEncoder {
         reply.set(fb::RouteReply::VT_FLEET_VERSION, decision.fleet_version.to_le_bytes());
         reply.set(fb::RouteReply::VT_INDEX_EPOCH, decision.index_epoch.to_le_bytes());
         reply.set_if(fb::RouteReply::VT_BOOKING, decision.booking.map(handle));
-        reply.leave_out(fb::RouteReply::VT_REMOVED, !is_removed_told);
+        reply.leave_out(fb::RouteReply::VT_REMOVED, !lists_removed);
         reply.set(fb::RouteReply::VT_TIES, decision.ties.to_le_bytes());
         let (no_worker_code, retry_after_us) =
             decision.no_worker.map_or((0, 0), |kind| (kind as u16, retry_after_us(kind)));
@@ -126,7 +126,7 @@ impl ReplyEncoder {
         if let Some(place) = prefill {
             frame.refer_field((&ROUTE_REPLY, root), fb::RouteReply::VT_PREFILL, place);
         }
-        if is_removed_told {
+        if lists_removed {
             let place = write_removed(&mut frame, decision);
             frame.refer_field((&ROUTE_REPLY, root), fb::RouteReply::VT_REMOVED, place);
         }
@@ -150,7 +150,7 @@ impl ReplyEncoder {
             entry.set(OverlapEntry::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
             entry.set(OverlapEntry::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
             entry.set(OverlapEntry::VT_TRUST, trust_to_wire(scored.trust).0);
-            let place = frame.table_told_at(layout, entry);
+            let place = frame.table_with_vtable(layout, entry);
             frame.refer(element(workers, n), place);
         }
         frame.refer_field((&OVERLAP_REPLY, root), OverlapReply::VT_WORKERS, workers);
@@ -313,7 +313,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
         candidate.set(Candidate::VT_COST, scored.terms.cost.to_le_bytes());
         candidate.set(Candidate::VT_STATE, [state_to_wire(scored.state).0]);
         let place = if name.is_some() {
-            frame.table_told_at(self.layout, candidate)
+            frame.table_with_vtable(self.layout, candidate)
         } else {
             // A worker that has just left has no name, and so another layout.
             candidate.leave_out(Candidate::VT_NAME, true);
@@ -321,7 +321,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
             frame.table(candidate)
         };
         if let Some(layout) = self.terms_layout {
-            let terms = frame.table_told_at(layout, terms_to_wire(&scored.terms));
+            let terms = frame.table_with_vtable(layout, terms_to_wire(&scored.terms));
             frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
         }
         if let Some(name) = name {
@@ -339,7 +339,7 @@ fn write_removed(frame: &mut FrameWriter<'_>, decision: &Decision) -> usize {
     let layout = frame.vtable(REMOVAL.vtable_bytes());
     let vector = frame.references(rules().count());
     for (n, rule) in rules().enumerate() {
-        let place = frame.table_told_at(layout, REMOVAL.blank());
+        let place = frame.table_with_vtable(layout, REMOVAL.blank());
         frame.refer(element(vector, n), place);
         let name = frame.string(rule.name());
         frame.refer_field((&REMOVAL, place), Removal::VT_RULE, name);

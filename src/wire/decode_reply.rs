@@ -32,7 +32,7 @@ pub fn decode_reply(kind: u8, body: &[u8]) -> Result<Reply> {
     let Some(known) = FrameKind::from_u8(kind) else { return Err(unknown_value("kind", kind)) };
     Ok(match known {
         FrameKind::HelloReply => Reply::Hello(hello(root::<fb::HelloReply<'_>>(body)?)?),
-        FrameKind::RouteReply => Reply::Route(route_reply(&RouteReplySaid::of_body(body, REPLY_TABLES_MAX)?)?),
+        FrameKind::RouteReply => Reply::Route(route_reply(&RouteReplyFields::of_body(body, REPLY_TABLES_MAX)?)?),
         FrameKind::PrefillCompleteReply => {
             Reply::PrefillComplete(outcome(root::<fb::PrefillCompleteReply<'_>>(body)?.outcome())?)
         }
@@ -160,8 +160,8 @@ fn error(table: fb::Error<'_>) -> RemoteError {
 }
 
 hot_tables! {
-    RouteReplySaid of RouteReply unless rare: VT_REMOVED {
-        candidates: Listed<CandidateSaid<'a>> = VT_CANDIDATES or return None,
+    RouteReplyFields of RouteReply unless rare: VT_REMOVED {
+        candidates: Listed<CandidateFields<'a>> = VT_CANDIDATES or return None,
         eligible: u32 = VT_ELIGIBLE,
         match_: fb::MatchStatus = VT_MATCH_,
         notes: u64 = VT_NOTES,
@@ -174,11 +174,11 @@ hot_tables! {
         nobody: u16 = VT_NOBODY,
         retry_after_us: u32 = VT_RETRY_AFTER_US,
         mode: fb::Mode = VT_MODE,
-        prefill: Option<Listed<CandidateSaid<'a>>> = VT_PREFILL,
+        prefill: Option<Listed<CandidateFields<'a>>> = VT_PREFILL,
         prefill_booking: Option<fb::BookingHandle> = VT_PREFILL_BOOKING,
     }
 
-    CandidateSaid of Candidate unless explained: VT_TERMS {
+    CandidateFields of Candidate unless explained: VT_TERMS {
         worker_id: u64 = VT_WORKER_ID,
         dp_rank: u32 = VT_DP_RANK,
         name: Option<&'a str> = VT_NAME,
@@ -189,7 +189,7 @@ hot_tables! {
     }
 }
 
-pub(super) fn route_reply(said: &RouteReplySaid<'_>) -> Result<RouteReply> {
+pub(super) fn route_reply(said: &RouteReplyFields<'_>) -> Result<RouteReply> {
     let removed = said.rare.and_then(|table| table.removed()).map(|removed| {
         let rule = |removal: fb::Removal<'_>| {
             (removal.rule().to_owned(), removal.workers().iter().map(worker_from_wire).collect::<Vec<_>>())
@@ -217,11 +217,11 @@ pub(super) fn route_reply(said: &RouteReplySaid<'_>) -> Result<RouteReply> {
     })
 }
 
-fn candidates(listed: &[CandidateSaid<'_>]) -> Result<Vec<Candidate>> {
+fn candidates(listed: &[CandidateFields<'_>]) -> Result<Vec<Candidate>> {
     listed.iter().map(candidate).collect()
 }
 
-fn candidate(said: &CandidateSaid<'_>) -> Result<Candidate> {
+fn candidate(said: &CandidateFields<'_>) -> Result<Candidate> {
     Ok(Candidate {
         worker: Worker::new(said.worker_id, said.dp_rank),
         name: said.name.unwrap_or_default().to_owned(),

@@ -10,7 +10,7 @@ use super::encode_request::RequestEncoder;
 use super::header::{FrameKind, PROTOCOL_VERSION};
 use super::route_request_codec::ConstraintScratch;
 use super::table::HotTable;
-use super::{features, read_only_requests, reports, route_request_codec, table};
+use super::{features, read_only_requests, report_codec, route_request_codec, table};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::limits::{NAME_BYTES_MAX, REQUEST_TABLES_MAX};
@@ -129,7 +129,7 @@ pub enum Request<'a> {
     /// A request of administration. Admin socket only.
     Admin(AdminRequest<'a>),
     /// Opens a shm lane for this connection.
-    OpenLane(LaneAsked),
+    OpenLane(LaneRequest),
 }
 
 /// The request in a body, given the kind in its header.
@@ -144,12 +144,12 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
     Ok(match known {
         FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
         FrameKind::Route => route_request_codec::decode(&hot(body)?, scratch)?,
-        FrameKind::PrefillComplete => reports::prefill_complete(&hot(body)?)?,
-        FrameKind::Free => reports::free(&hot(body)?)?,
-        FrameKind::OutputProgress => reports::output_progress(&hot(body)?)?,
-        FrameKind::Served => reports::served(&hot(body)?)?,
-        FrameKind::ReportLoad => reports::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
-        FrameKind::ReportFailure => reports::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
+        FrameKind::PrefillComplete => report_codec::prefill_complete(&hot(body)?)?,
+        FrameKind::Free => report_codec::free(&hot(body)?)?,
+        FrameKind::OutputProgress => report_codec::output_progress(&hot(body)?)?,
+        FrameKind::Served => report_codec::served(&hot(body)?)?,
+        FrameKind::ReportLoad => report_codec::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
+        FrameKind::ReportFailure => report_codec::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
         FrameKind::Overlap => Request::Overlap(read_only_requests::overlap(&hot(body)?, scratch)?),
         FrameKind::PotentialLoads => {
             Request::PotentialLoads(read_only_requests::potential_loads(&hot(body)?, scratch)?)
@@ -242,7 +242,7 @@ pub(super) fn bounded(field: &str, len: usize, max: usize) -> Result<()> {
 
 /// The sizes that a gateway requests for a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneAsked {
+pub struct LaneRequest {
     /// Bytes of the request ring; 0 = the default.
     pub request_ring_bytes: u32,
     /// Bytes of the reply ring; 0 = the default.
@@ -263,7 +263,7 @@ pub struct LaneOpened {
 pub(super) fn open_lane<'a>(table: &fb::OpenLane<'_>) -> Result<Request<'a>> {
     understood(table.must_understand())?;
     let (request_ring_bytes, reply_ring_bytes) = (table.request_ring_bytes(), table.reply_ring_bytes());
-    Ok(Request::OpenLane(LaneAsked { request_ring_bytes, reply_ring_bytes }))
+    Ok(Request::OpenLane(LaneRequest { request_ring_bytes, reply_ring_bytes }))
 }
 
 pub(super) fn lane_opened(table: fb::OpenLaneReply<'_>) -> LaneOpened {
@@ -276,8 +276,8 @@ pub(super) fn lane_opened(table: fb::OpenLaneReply<'_>) -> LaneOpened {
 
 impl RequestEncoder {
     /// Appends a request for a lane. Its reply comes with descriptors.
-    pub fn open_lane(&mut self, id: CorrelationId, asked: LaneAsked, out: &mut Vec<u8>) {
-        let LaneAsked { request_ring_bytes, reply_ring_bytes } = asked;
+    pub fn open_lane(&mut self, id: CorrelationId, asked: LaneRequest, out: &mut Vec<u8>) {
+        let LaneRequest { request_ring_bytes, reply_ring_bytes } = asked;
         let args = fb::OpenLaneArgs { request_ring_bytes, reply_ring_bytes, ..fb::OpenLaneArgs::default() };
         let root = fb::OpenLane::create(&mut self.builder, &args);
         self.finish(FrameKind::OpenLane, id, root, out);

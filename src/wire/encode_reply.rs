@@ -1,4 +1,5 @@
-//! Encodes the daemon's other replies, in one reused buffer, and appends them to the send buffer.
+//! The encoder of replies, in one reused buffer, and the replies that are made of plain values. `daemon_replies` has those that
+//! are made of the fleet table and of decisions.
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 

@@ -6,19 +6,19 @@
 
 pub(crate) mod admin;
 #[cfg(feature = "daemon")]
-mod check;
-#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
-mod compose;
-#[cfg(feature = "daemon")]
 mod daemon_replies;
 mod decode_reply;
 mod decode_request;
 mod encode_reply;
 mod encode_request;
+#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "the daemon's route replies need more of it"))]
+mod frame_composer;
 mod header;
 mod message;
 mod read_only_requests;
-mod reports;
+mod report_codec;
+#[cfg(feature = "daemon")]
+mod request_limits;
 mod route_request_codec;
 #[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "it has both directions, and a client needs one"))]
 mod schema_conversions;
@@ -30,13 +30,11 @@ mod tests;
 
 pub use admin::*;
 #[cfg(feature = "daemon")]
-pub(crate) use check::check_request;
-#[cfg(feature = "daemon")]
 pub use daemon_replies::HelloFacts;
 pub use decode_reply::decode_reply;
 #[cfg(feature = "daemon")]
 pub(crate) use decode_request::unsupported_version;
-pub use decode_request::{Hello, LaneAsked, LaneOpened, Request, RequestScratch, decode_request};
+pub use decode_request::{Hello, LaneOpened, LaneRequest, Request, RequestScratch, decode_request};
 pub use encode_reply::ReplyEncoder;
 #[cfg(feature = "daemon")]
 pub(crate) use encode_reply::retry_after_us;
@@ -46,6 +44,8 @@ pub use message::{
     Candidate, HelloReply, OverlapEntry, OverlapReply, RemoteError, Reply, RouteReply, ServerLimits, SpaceInfo,
     WatchCursor, WatchReply, WorkerInfo, WorkersPage,
 };
+#[cfg(feature = "daemon")]
+pub(crate) use request_limits::check_request;
 
 /// Feature bits: of a request's `must_understand`, and of the hello reply's `features`.
 pub mod features {

@@ -6,7 +6,7 @@ use super::encode_reply::ReplyEncoder;
 use super::encode_request::{RequestEncoder, check_lengths};
 use super::header::FrameKind;
 use super::message::WatchReply;
-use super::route_request_codec::{Question, SchemeSaid, prompt, read_media};
+use super::route_request_codec::{Question, SchemeFields, prompt, read_media};
 use super::schema_conversions::match_to_wire;
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
@@ -23,7 +23,7 @@ macro_rules! question {
                 space_id: u32 = VT_SPACE_ID,
                 tokens: Elements<'a, u32> = VT_TOKENS,
                 local_hashes: Elements<'a, u64> = VT_LOCAL_HASHES,
-                scheme: Option<SchemeSaid<'a>> = VT_SCHEME,
+                scheme: Option<SchemeFields<'a>> = VT_SCHEME,
                 token_count: u32 = VT_TOKEN_COUNT,
                 lora: Option<&'a str> = VT_LORA,
                 salt: Option<&'a str> = VT_SALT,
@@ -51,8 +51,8 @@ macro_rules! question {
     };
 }
 
-question!(overlap, OverlapAsked of Overlap);
-question!(potential_loads, PotentialLoadsAsked of PotentialLoads);
+question!(overlap, OverlapFields of Overlap);
+question!(potential_loads, PotentialLoadsFields of PotentialLoads);
 
 pub(super) fn watch<'a>(table: &fb::Watch<'_>) -> Result<Request<'a>> {
     understood(table.must_understand())?;

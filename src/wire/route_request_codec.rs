@@ -2,12 +2,14 @@
 
 use flatbuffers::VOffsetT;
 
-use super::compose::{FrameWriter, Layout, PADDING, Plain as _, REFERENCE, Table, element, places, vtable_bytes};
 use super::decode_request::{Request, RequestScratch, bounded, invalid, name, understood};
 use super::encode_request::{RequestEncoder, check_lengths};
+use super::frame_composer::{
+    FrameWriter, Layout, PADDING, Plain as _, REFERENCE, Table, element, places, vtable_bytes,
+};
 use super::header::FrameKind;
 use super::schema_conversions::{
-    mode_from_wire, mode_to_wire, scheme_said, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
+    mode_from_wire, mode_to_wire, scheme_of_fields, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
 };
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::{Error, Result, counted};
@@ -34,7 +36,7 @@ macro_rules! route_table {
                 attempt: u32 = VT_ATTEMPT,
                 tokens: Elements<'a, u32> = VT_TOKENS,
                 local_hashes: Elements<'a, u64> = VT_LOCAL_HASHES,
-                scheme: Option<SchemeSaid<'a>> = VT_SCHEME,
+                scheme: Option<SchemeFields<'a>> = VT_SCHEME,
                 token_count: u32 = VT_TOKEN_COUNT,
                 lora: Option<&'a str> = VT_LORA,
                 salt: Option<&'a str> = VT_SALT,
@@ -93,18 +95,18 @@ const ROUTE: Layout<ROUTE_BYTES, ROUTE_VTABLE_BYTES> = Layout::packed(&ROUTE_FIE
 type RouteTable = Table<'static, ROUTE_BYTES, ROUTE_VTABLE_BYTES>;
 
 hot_tables! {
-    SchemeSaid of Scheme {
+    SchemeFields of Scheme {
         block_size: u32 = VT_BLOCK_SIZE,
         window: fb::Window = VT_WINDOW,
         seed_rule: fb::SeedRule = VT_SEED_RULE,
     }
 }
 
-impl<'a> Field<'a> for Option<SchemeSaid<'a>> {
+impl<'a> Field<'a> for Option<SchemeFields<'a>> {
     type Accessed = Option<fb::Scheme<'a>>;
 
     fn of(accessed: Self::Accessed) -> Self {
-        accessed.map(SchemeSaid::of)
+        accessed.map(SchemeFields::of)
     }
 
     fn at(table: &mut TableReader<'a>, at: usize) -> Option<Self> {
@@ -181,7 +183,7 @@ pub(super) fn priority_jump(jump: f64) -> Result<f64> {
 pub(super) struct Question<'q, 'a> {
     pub(super) tokens: Option<&'a [u8]>,
     pub(super) local_hashes: Option<&'a [u8]>,
-    pub(super) scheme: Option<&'q SchemeSaid<'a>>,
+    pub(super) scheme: Option<&'q SchemeFields<'a>>,
     pub(super) token_count: u32,
 }
 
@@ -211,7 +213,7 @@ pub(super) fn prompt<'a>(question: &Question<'_, 'a>) -> Result<Prompt<'a>> {
 fn hashed_prompt<'a>(hashes: &'a [u8], question: &Question<'_, 'a>) -> Result<Prompt<'a>> {
     bounded("token_count", question.token_count as usize, PROMPT_TOKENS_MAX)?;
     let scheme = match question.scheme {
-        Some(said) => scheme_said(said.block_size, said.window, said.seed_rule)?,
+        Some(said) => scheme_of_fields(said.block_size, said.window, said.seed_rule)?,
         None => None,
     };
     let scheme = check_hashes(hashes, scheme, question.token_count)?;

@@ -3,7 +3,7 @@
 use flatbuffers::VOffsetT;
 
 use super::admin::WorkerOp;
-use super::compose::{Layout, PADDING, Table};
+use super::frame_composer::{Layout, PADDING, Table};
 use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
 use crate::limits::FRAME_ALIGN_BYTES;
@@ -107,11 +107,11 @@ pub(super) fn trust_from_wire(trust: Option<&fb::Trust>) -> Result<Trust> {
 
 /// The scheme of a space; block size 0 = not known yet.
 pub(super) fn scheme_from_wire(scheme: fb::Scheme<'_>) -> Result<Option<Scheme>> {
-    scheme_said(scheme.block_size(), scheme.window(), scheme.seed_rule())
+    scheme_of_fields(scheme.block_size(), scheme.window(), scheme.seed_rule())
 }
 
 /// The scheme with these fields; block size 0 = not known yet.
-pub(super) fn scheme_said(block_size: u32, window: fb::Window, seed_rule: fb::SeedRule) -> Result<Option<Scheme>> {
+pub(super) fn scheme_of_fields(block_size: u32, window: fb::Window, seed_rule: fb::SeedRule) -> Result<Option<Scheme>> {
     let window = window_from_wire(window).ok_or_else(|| unknown_value("scheme.window", window.0))?;
     if seed_rule != fb::SeedRule::Xxh3Additive {
         return Err(unknown_value("scheme.seed_rule", seed_rule.0));

@@ -75,7 +75,7 @@ class Engine:
                     request, cached_blocks = struct.unpack("<II", body)
                     self._running[request].put_nowait(Prefilled(cached_blocks))
                 elif kind == 131:
-                    # Also of a request that nobody waits for any more: an engine cannot be told to stop.
+                    # Also for a request whose caller has left: the engine cannot cancel it.
                     self._running.pop(struct.unpack("<I", body)[0]).put_nowait(Done())
         except (OSError, asyncio.IncompleteReadError):
             self._writer = None
@@ -108,7 +108,7 @@ class Gateway:
 
     async def complete(self, prompt: list[int], output: list[int]) -> AsyncIterator[dict[str, Any]]:
         """Runs a prompt where kvrouted says and yields what is to be streamed."""
-        # One conversation's prompts grow: whoever has the beginning gets it, also without the daemon.
+        # A conversation's prompts grow: the worker that has the beginning gets the next one, also without the daemon.
         key = str(prompt[:64])
         request = RouteRequest(
             model=self.model,
@@ -158,7 +158,7 @@ class Gateway:
         try:
             await self.client.report_failure(self.model, worker, f"cannot be reached: {why}")
         except KvroutedError:
-            pass  # without the daemon there is nobody to warn
+            pass  # without the daemon no other gateway can be warned
 
     async def _prefilled(self, reply: RouteReply, worker: Worker, prefill_us: int) -> None:
         if reply.best is not None and worker != reply.best.worker:
@@ -175,7 +175,7 @@ class Gateway:
         except (ValueError, KeyError, TypeError, KvroutedError) as error:
             await respond(writer, "400 Bad Request", {"error": str(error)})
         except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.LimitOverrunError):
-            pass  # the caller has hung up, or never said what it wants
+            pass  # the caller has hung up, or sent no whole request
         finally:
             writer.close()
 

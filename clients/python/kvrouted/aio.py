@@ -156,7 +156,7 @@ class AsyncClient:
         if booking is None:
             return None
         told = booking
-        return await self._tell(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
+        return await self._report(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
 
     async def output_progress(
         self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
@@ -166,7 +166,7 @@ class AsyncClient:
             return None
         told = booking
         say = partial(frames.encode_output_progress, booking=told, output_tokens=output_tokens)
-        return await self._tell(told, say, timeout_s, is_interim=True)
+        return await self._report(told, say, timeout_s, is_interim=True)
 
     async def served(
         self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
@@ -175,14 +175,14 @@ class AsyncClient:
         if booking is None:
             return None
         told = booking
-        return await self._tell(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
+        return await self._report(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
 
     async def free(self, booking: Booking | None, *, timeout_s: float | None = None) -> BookingOutcome | None:
         """As `Client.free`."""
         if booking is None:
             return None
         told = booking
-        return await self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
+        return await self._report(told, lambda at: frames.encode_free(at, told), timeout_s)
 
     async def report_failure(
         self,
@@ -228,7 +228,7 @@ class AsyncClient:
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
 
-    async def _tell(
+    async def _report(
         self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None, *, is_interim: bool = False
     ) -> BookingOutcome | None:
         build = partial(self._core.report, booking, say)

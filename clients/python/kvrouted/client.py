@@ -87,8 +87,8 @@ class Client:
     def route(self, request: RouteRequest, *, timeout_s: float | None = None) -> RouteReply:
         """Asks which worker should run a prompt, and books it if the request says so.
 
-        Look at `decided_by`: where no daemon answers in time the client decides alone, if its options allow it.
-        Raises RemoteError for the daemon's refusals, Unreachable where nobody could decide.
+        `decided_by` says who decided: if no daemon answers in time, the client decides alone, if its options allow it.
+        Raises RemoteError for the daemon's refusals, Unreachable if neither the daemon nor the client could decide.
         """
         deadline = self._deadline(timeout_s)
         try:
@@ -145,25 +145,26 @@ class Client:
     ) -> BookingOutcome | None:
         """Reports that the prefill of a booked request is complete, and its microseconds (0 = not known).
 
-        None: nothing was booked, or it will be said once the daemon can be reached again.
+        None: nothing was booked, or the report is sent when the daemon can be reached again.
         """
         if booking is None:
             return None
         told = booking
-        return self._tell(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
+        return self._report(told, lambda at: frames.encode_prefill_complete(at, told, prefill_us), timeout_s)
 
     def output_progress(
         self, booking: Booking | None, output_tokens: int, *, timeout_s: float | None = None
     ) -> BookingOutcome | None:
         """Reports how many tokens a booked request has generated since its start.
 
-        None: nothing was booked, or the daemon cannot be reached. It is not said later: the next count says it all.
+        None: nothing was booked, or the daemon cannot be reached. This count is not sent later: the next one replaces
+        it.
         """
         if booking is None:
             return None
         told = booking
         say = partial(frames.encode_output_progress, booking=told, output_tokens=output_tokens)
-        return self._tell(told, say, timeout_s, is_interim=True)
+        return self._report(told, say, timeout_s, is_interim=True)
 
     def served(
         self, booking: Booking | None, worker: Worker, *, timeout_s: float | None = None
@@ -172,14 +173,14 @@ class Client:
         if booking is None:
             return None
         told = booking
-        return self._tell(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
+        return self._report(told, lambda at: frames.encode_served(at, told, worker), timeout_s)
 
     def free(self, booking: Booking | None, *, timeout_s: float | None = None) -> BookingOutcome | None:
         """Frees a booking: its request has ended, however it ended. None: as for `prefill_complete`."""
         if booking is None:
             return None
         told = booking
-        return self._tell(told, lambda at: frames.encode_free(at, told), timeout_s)
+        return self._report(told, lambda at: frames.encode_free(at, told), timeout_s)
 
     def report_failure(
         self,
@@ -230,7 +231,7 @@ class Client:
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
 
-    def _tell(
+    def _report(
         self, booking: Booking, say: Callable[[int], bytes], timeout_s: float | None, *, is_interim: bool = False
     ) -> BookingOutcome | None:
         build = partial(self._core.report, booking, say)

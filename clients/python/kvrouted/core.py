@@ -28,9 +28,9 @@ from .messages import (
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 #: The most reports that wait for the daemon's return. Beyond it the oldest are dropped, and their bookings end by age.
-OWED_MAX = 65_536
+STORED_MAX = 65_536
 #: The most of them in flight at once.
-SAYING_MAX = 1_024
+IN_FLIGHT_MAX = 1_024
 #: The share of a call's time that a request may wait for a worker.
 QUEUE_SHARE = 0.8
 
@@ -104,9 +104,9 @@ class Core:
     #: Routes that book, and whose reply no caller has taken yet.
     _booking: dict[int, RouteRequest] = field(default_factory=dict)
     #: Reports to send when the daemon is back.
-    _owed: deque[Callable[[int], bytes]] = field(default_factory=lambda: deque(maxlen=OWED_MAX))
+    _stored: deque[Callable[[int], bytes]] = field(default_factory=lambda: deque(maxlen=STORED_MAX))
     #: Reports in flight. They are sent again if the connection ends first.
-    _saying: dict[int, Callable[[int], bytes]] = field(default_factory=dict)
+    _in_flight: dict[int, Callable[[int], bytes]] = field(default_factory=dict)
     #: The requested page of workers: correlation id and cursor.
     _page: tuple[int, int] | None = None
     _refreshed_at: float | None = None
@@ -145,8 +145,8 @@ class Core:
             raise ProtocolError("the daemon's first reply is no hello of this protocol version")
         if self.hello is not None and self.hello.instance_id != reply.instance_id:
             # Another daemon run has no bookings of the last one.
-            self._owed.clear()
-            self._saying.clear()
+            self._stored.clear()
+            self._in_flight.clear()
         if [_name(space) for space in self._spaces] != [_name(space) for space in reply.spaces]:
             # The known workers belong to spaces with other numbers.
             self.fleet = fallback.Fleet()
@@ -161,16 +161,16 @@ class Core:
         self._received.clear()
         self._page, self._refreshed_at = None, None
         # Beyond the limit the oldest are dropped.
-        owed, self._owed = self._owed, deque(self._saying.values(), OWED_MAX)
-        self._owed.extend(owed)
-        self._saying.clear()
+        owed, self._stored = self._stored, deque(self._in_flight.values(), STORED_MAX)
+        self._stored.extend(owed)
+        self._in_flight.clear()
         for request in self._booking.values():
             self._owe_free_of(request)
         self._booking.clear()
 
     def _owe_free_of(self, request: RouteRequest) -> None:
         say = partial(frames.encode_free_request, request_id=request.book or "", attempt=request.attempt)
-        self._owed.append(say)
+        self._stored.append(say)
 
     def report(self, booking: Booking, say: Callable[[int], bytes], correlation_id: int) -> bytes:
         """The frame of a report. Raises OtherRun for a booking of another daemon run, which this one does not know."""
@@ -181,7 +181,7 @@ class Core:
     def owe(self, booking: Booking, say: Callable[[int], bytes]) -> None:
         """Stores a report about a booking until its daemon can be reached again."""
         if self.hello is None or self.hello.instance_id == booking.instance_id:
-            self._owed.append(say)
+            self._stored.append(say)
 
     # ---- bytes in, bytes out -----------------------------------------------------------------------
 
@@ -224,12 +224,12 @@ class Core:
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
         """Handles a reply that no caller waits for. Answers with the frames to send because of it."""
         self._booking.pop(correlation_id, None)
-        if self._saying.pop(correlation_id, None) is not None:
+        if self._in_flight.pop(correlation_id, None) is not None:
             return self._owed_frames()
         if isinstance(reply, RouteReply):
             # The caller has given up, so nothing else would free the booking.
             left = [booking for booking in (reply.booking, reply.prefill_booking) if booking is not None]
-            self._owed.extend(partial(frames.encode_free, booking=booking) for booking in left)
+            self._stored.extend(partial(frames.encode_free, booking=booking) for booking in left)
             return self._owed_frames()
         if self._page is None or self._page[0] != correlation_id:
             return b""
@@ -241,14 +241,14 @@ class Core:
 
     def _say(self, say: Callable[[int], bytes]) -> bytes:
         correlation_id = self.take_id()
-        self._saying[correlation_id] = say
+        self._in_flight[correlation_id] = say
         return say(correlation_id)
 
     def _owed_frames(self) -> bytes:
         """The frames of stored reports, as many as may be in flight at once."""
         said = []
-        while self._owed and len(self._saying) < SAYING_MAX:
-            said.append(self._say(self._owed.popleft()))
+        while self._stored and len(self._in_flight) < IN_FLIGHT_MAX:
+            said.append(self._say(self._stored.popleft()))
         return b"".join(said)
 
     def _ask_page(self, cursor: int) -> bytes:

@@ -106,8 +106,8 @@ def _names(listed: Sequence[Worker], worker: Worker) -> bool:
 
 
 def key(request: RouteRequest, prefix_tokens: int) -> int:
-    """A number that is equal for requests that should go to the same worker: made of their name, or else of how their prompts
-    begin. `prefix_tokens` 0 = all of it.
+    """A number that is equal for requests that should go to the same worker: made of `fallback_key` or the session, or else
+    of the first `prefix_tokens` of the prompt; 0 = all of it.
     """
     name = request.fallback_key or request.affinity_session
     if name:

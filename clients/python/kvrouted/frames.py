@@ -68,7 +68,7 @@ TABLE_ROW_COST = 65
 REPLY_COST_MAX = 3 * 4096 * TABLE_ROW_COST
 #: Bytes of the texts of one reply that are read whatever its length.
 REPLY_TEXT_BYTES_MIN = 1 << 20
-#: Rows between two looks at the clock.
+#: Rows between two readings of the clock.
 ROWS_PER_CLOCK = 64
 _ALIGN_BYTES = 8
 _HEADER = struct.Struct("<IBBHQ")

@@ -148,9 +148,9 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
             # What was written when there was room for it, and no more.
             self.assertLess(client._writer.transport.get_write_buffer_size(), 3 * 4 * len(large))
             self.assertIsNone(await client.output_progress(held, 5, timeout_s=0.02))
-            self.assertEqual(len(client._core._owed), 0)
+            self.assertEqual(len(client._core._stored), 0)
             self.assertIsNone(await client.free(held, timeout_s=0.02))
-            self.assertEqual(len(client._core._owed), 1)
+            self.assertEqual(len(client._core._stored), 1)
 
         async def nothing_is_booked() -> bool:
             decided = await client.route(ask(tokens=prompt(3)))

@@ -19,7 +19,7 @@ from kvrouted import (
     Unreachable,
     frames,
 )
-from kvrouted.core import OWED_MAX, SAYING_MAX, Core, OtherRun
+from kvrouted.core import STORED_MAX, IN_FLIGHT_MAX, Core, OtherRun
 from kvrouted.schema_generated import routing_generated as fb
 
 
@@ -153,22 +153,22 @@ class Bookings(unittest.TestCase):
 
     def test_stored_reports_are_sent_in_portions_and_stay_within_their_limit(self):
         core = connected()
-        for slot in range(OWED_MAX + 10):
+        for slot in range(STORED_MAX + 10):
             booking = Booking(slot, 1, instance_id=1)
             core.owe(booking, partial(frames.encode_free, booking=booking))
         said = freed(core.ahead(0.0))
-        self.assertEqual([slot for _, slot in said], list(range(10, 10 + SAYING_MAX)))
+        self.assertEqual([slot for _, slot in said], list(range(10, 10 + IN_FLIGHT_MAX)))
         # A daemon that hangs is told no more.
         self.assertEqual(core.ahead(0.0), b"")
         core.feed(free_reply(said[0][0]))
-        self.assertEqual([slot for _, slot in freed(core.stray(*core.next_reply()))], [10 + SAYING_MAX])
+        self.assertEqual([slot for _, slot in freed(core.stray(*core.next_reply()))], [10 + IN_FLIGHT_MAX])
         booking = Booking(7, 2, instance_id=1)
-        for _ in range(2 * SAYING_MAX):
+        for _ in range(2 * IN_FLIGHT_MAX):
             core.owe(booking, partial(frames.encode_free, booking=booking))
         core.closed()
         core.opened(hello(1))
         # The oldest are forgotten, said or not.
-        self.assertEqual(freed(core.ahead(0.0))[0][1], 10 + 2 * SAYING_MAX)
+        self.assertEqual(freed(core.ahead(0.0))[0][1], 10 + 2 * IN_FLIGHT_MAX)
 
 
 class Queues(unittest.TestCase):

@@ -6,7 +6,7 @@ import unittest
 from collections.abc import Callable
 
 from kvrouted import AsyncClient, Client, DeadlineExceeded, Options, ProtocolError, RouteRequest
-from kvrouted.core import SAYING_MAX
+from kvrouted.core import IN_FLIGHT_MAX
 from kvrouted.fallback import Fleet
 from kvrouted.messages import WORKERS_MAX, WorkersPage
 
@@ -87,11 +87,11 @@ class Bounds(unittest.TestCase):
     def test_bookings_that_nobody_asked_for_are_freed_a_bounded_number_at_once(self):
         core = connected()
         sent = b""
-        for at in range(2 * SAYING_MAX):
+        for at in range(2 * IN_FLIGHT_MAX):
             core.feed(route_reply(1000 + at, at + 1))
             sent += core.stray(*core.next_reply())
         one = len(connected().stray(1, connected_reply()))
-        self.assertEqual(len(sent), SAYING_MAX * one)
+        self.assertEqual(len(sent), IN_FLIGHT_MAX * one)
 
     def test_pages_that_do_not_end_are_forgotten(self):
         fleet = Fleet()

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 
 use super::*;
-use crate::client::script::{self, error, free_reply, unknown_kind};
+use crate::client::daemon_script::{self, error, free_reply, unknown_kind};
 use crate::protocol::BookingHandle;
 use crate::wire::{PROTOCOL_VERSION, features};
 
@@ -24,12 +24,12 @@ fn client(
             let (mut ids, mut bytes) = (Vec::new(), [0; 4096]);
             while ids.len() < requests {
                 let mut received = (&stream).read(&mut bytes).map(|read| bytes[..read].to_vec()).expect("requests");
-                ids.extend(script::said(&mut received).into_iter().map(|(id, _)| id));
+                ids.extend(daemon_script::said(&mut received).into_iter().map(|(id, _)| id));
             }
             ids
         };
         read(1);
-        (&stream).write_all(&script::hello(PROTOCOL_VERSION, 1, features::SERVED)).expect("hello");
+        (&stream).write_all(&daemon_script::hello(PROTOCOL_VERSION, 1, features::SERVED)).expect("hello");
         let ids = read(requests);
         stream.write_all(&replies(&ids)).expect("replies");
     });

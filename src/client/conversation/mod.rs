@@ -15,7 +15,7 @@ use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::WORKERS_PAGE_MAX;
 use crate::protocol::SessionToken;
 use crate::wire::{
-    HelloReply, LaneAsked, LaneOpened, PROTOCOL_VERSION, RemoteError, Reply, RequestEncoder, WatchReply, features,
+    HelloReply, LaneOpened, LaneRequest, PROTOCOL_VERSION, RemoteError, Reply, RequestEncoder, WatchReply, features,
 };
 use replies::{FleetPages, Inbox, untrusted};
 
@@ -161,7 +161,7 @@ impl<T> Conversation<T> {
                         return opened(hello, wanted, Err(error)).map(Some);
                     }
                     let id = self.take_id();
-                    self.encoder.open_lane(id, LaneAsked::default(), &mut self.unsent);
+                    self.encoder.open_lane(id, LaneRequest::default(), &mut self.unsent);
                     self.stage = Stage::Lane { hello, id, wanted };
                 }
                 Stage::Lane { hello, id, wanted } => {

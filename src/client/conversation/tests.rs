@@ -1,7 +1,7 @@
 //! A conversation with a scripted daemon, which may also be hostile. Only bytes pass.
 
 use super::*;
-use crate::client::script::{self, error, fleet_page, free_reply, lane_opened, unknown_kind};
+use crate::client::daemon_script::{self, error, fleet_page, free_reply, lane_opened, unknown_kind};
 use crate::limits::FRAME_HEADER_BYTES;
 
 /// Every waiter is a number.
@@ -23,11 +23,11 @@ fn open() -> Talk {
 }
 
 fn hello() -> Vec<u8> {
-    script::hello(PROTOCOL_VERSION, 7, features::SERVED)
+    daemon_script::hello(PROTOCOL_VERSION, 7, features::SERVED)
 }
 
 fn said(talk: &mut Talk) -> Vec<String> {
-    script::said(&mut talk.unsent).into_iter().map(|(_, words)| words).collect()
+    daemon_script::said(&mut talk.unsent).into_iter().map(|(_, words)| words).collect()
 }
 
 /// Receives bytes while the connection begins. A lane is mapped to its layout.
@@ -84,7 +84,7 @@ fn a_daemon_of_another_version_or_with_another_protocol_is_left() {
     other_frame[6..8].copy_from_slice(&(PROTOCOL_VERSION + 1).to_le_bytes());
     let mut other_protocol = hello();
     other_protocol[..FRAME_HEADER_BYTES].copy_from_slice(b"HTTP/1.1 400 Bad");
-    let other_reply = script::hello(PROTOCOL_VERSION + 1, 7, features::SERVED);
+    let other_reply = daemon_script::hello(PROTOCOL_VERSION + 1, 7, features::SERVED);
     for bytes in
         [other_frame, other_protocol, other_reply, free_reply(CorrelationId(1)), unknown_kind(CorrelationId(1))]
     {
@@ -106,7 +106,7 @@ fn a_refused_hello_is_final_unless_a_retry_may_succeed() {
 
 #[test]
 fn a_lane_is_asked_for_only_if_wanted_and_offered() {
-    let without = script::hello(PROTOCOL_VERSION, 7, features::SERVED & !features::LANES);
+    let without = daemon_script::hello(PROTOCOL_VERSION, 7, features::SERVED & !features::LANES);
     let mut talk = begun(LaneUse::Try);
     let opened = opening(&mut talk, &without).expect("accepted").expect("open");
     assert_eq!((opened.lane, opened.lane_refusal.map(|error| error.kind())), (None, Some(Kind::Unsupported)));
@@ -116,7 +116,7 @@ fn a_lane_is_asked_for_only_if_wanted_and_offered() {
     for wanted in [LaneUse::Try, LaneUse::Require] {
         let mut talk = begun(wanted);
         assert!(opening(&mut talk, &hello()).expect("accepted").is_none() && talk.is_greeted());
-        let asked = script::said(&mut talk.unsent);
+        let asked = daemon_script::said(&mut talk.unsent);
         assert_eq!(asked[0].1, "open_lane");
         let opened = opening(&mut talk, &lane_opened(asked[0].0)).expect("accepted").expect("open");
         assert_eq!((opened.hello.instance_id, opened.lane), (7, Some(1)));
@@ -127,7 +127,7 @@ fn a_lane_is_asked_for_only_if_wanted_and_offered() {
 fn lane_reply(wanted: LaneUse, reply: impl FnOnce(CorrelationId) -> Vec<u8>) -> Result<Opened<u16>, Rejection> {
     let mut talk = begun(wanted);
     assert!(opening(&mut talk, &hello()).expect("accepted").is_none());
-    let id = script::said(&mut talk.unsent)[0].0;
+    let id = daemon_script::said(&mut talk.unsent)[0].0;
     opening(&mut talk, &reply(id)).map(|opened| opened.expect("open"))
 }
 
@@ -156,7 +156,7 @@ fn a_lane_that_cannot_be_mapped_is_one_refused_and_a_lost_connection_is_lost() {
     for (kind, goes_on) in [(Kind::System, true), (Kind::Connection, false)] {
         let mut talk = begun(LaneUse::Try);
         assert!(opening(&mut talk, &hello()).expect("accepted").is_none());
-        let id = script::said(&mut talk.unsent)[0].0;
+        let id = daemon_script::said(&mut talk.unsent)[0].0;
         talk.room(Channel::Socket).extend_from_slice(&lane_opened(id));
         match talk.opening(|_| Err::<u16, _>(Error::new(kind, "no", ""))) {
             Ok(opened) => assert!(goes_on && opened.expect("open").lane_refusal.expect("why").kind() == kind),
@@ -228,7 +228,7 @@ fn cut_frames_of_the_lane_and_of_the_socket_are_not_mixed() {
 fn pages_become_fleets_until_the_watch_ends() {
     let mut talk = open();
     talk.watch(None);
-    let id = script::said(&mut talk.unsent)[0].0;
+    let id = daemon_script::said(&mut talk.unsent)[0].0;
     assert!(!talk.is_waiting(), "a fleet may never change");
     let pages = [fleet_page(id, 3, 1), fleet_page(id, 3, 0), fleet_page(id, 4, 9), fleet_page(id, 5, 0)].concat();
     assert_eq!(heard(&mut talk, Channel::Socket, &pages), ["other", "fleet 3", "other", "fleet 5"]);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(crate) use self::cache::{BLOCK_TOKENS, PrefixCache, block_names};
 use self::publish::{CacheEvent, Publisher};
 use super::args::EngineArgs;
-use super::link::{FromEngine, ToEngine};
+use super::engine_messages::{FromEngine, ToEngine};
 use super::processes;
 use crate::error::{Error, Kind};
 

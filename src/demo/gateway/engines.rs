@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::super::link::{FromEngine, ToEngine};
+use super::super::engine_messages::{FromEngine, ToEngine};
 use crate::error::{Error, Kind};
 
 type Waiting = Mutex<Option<FxHashMap<u32, mpsc::Sender<FromEngine>>>>;

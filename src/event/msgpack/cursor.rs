@@ -1,6 +1,6 @@
 //! Reads msgpack values from borrowed bytes, without copies or allocations, and with bounded recursion.
 
-use super::run;
+use super::number_run;
 use crate::event::error::{DecodeError, Reason};
 use crate::limits::MSGPACK_DEPTH_MAX;
 
@@ -172,7 +172,7 @@ impl<'p> Cursor<'p> {
     /// Stops before any other value. The rest of `out` is then undefined. Most of the time of a decode is spent here,
     /// hence [`run`].
     pub(super) fn fill_u32(&mut self, out: &mut [u32]) -> usize {
-        let (filled, at) = run::fill(self.bytes, self.at, out);
+        let (filled, at) = number_run::fill(self.bytes, self.at, out);
         self.at = at;
         filled + self.fill_u32_singly(&mut out[filled..])
     }

@@ -5,7 +5,7 @@
 //! digest of prompt embeddings. TensorRT-LLM's relay sends `block_mm_infos`, TensorRT-LLM itself `mm_keys`.
 
 use super::cursor::{Cursor, Type};
-use super::draft::Draft;
+use super::event_fields::Draft;
 use super::{Decoder, Result};
 use crate::event::DecodeWarning;
 use crate::event::media::identifier_hash;
@@ -47,7 +47,7 @@ impl<'p> Decoder<'p, '_> {
                         let text = cursor.str()?;
                         if lora == Some(text) {
                             lora = None;
-                        } else if draft.salt.is_none() || draft.salt != super::draft::salt_of(text) {
+                        } else if draft.salt.is_none() || draft.salt != super::event_fields::salt_of(text) {
                             said.candidate(text, block == 0 && draft.is_root() && draft.salt.is_none());
                         }
                     }

@@ -8,13 +8,13 @@
 //! Decoding is one pass of a cursor over the borrowed payload, straight into the arenas of the batch.
 
 mod cursor;
-mod draft;
+mod event_fields;
 mod extra_keys;
 mod load_stat;
 mod medium;
-mod run;
+mod number_run;
 mod tokens;
-mod unchained;
+mod unchained_hashes;
 
 use super::batch::{BatchWriter, EventBatch};
 use super::error::{DecodeError, Reason};
@@ -22,7 +22,7 @@ use super::{DecodeWarning, UnknownName};
 use crate::ids::DpRank;
 use crate::limits::EVENT_MESSAGE_BYTES_MAX;
 use cursor::{Cursor, Type};
-use draft::{Draft, Field};
+use event_fields::{Draft, Field};
 
 pub use load_stat::{LoadStat, decode_load_stat};
 

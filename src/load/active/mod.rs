@@ -17,7 +17,7 @@
 //! Any root may reuse words once the change that freed them is done. The new owner writes them after the OPEN of that
 //! change. A reader that still reads them sees the sequence of its own root move, by the same pair of fences.
 
-mod edges;
+mod edge_table;
 mod memory;
 mod node;
 mod tree_writer;
@@ -32,7 +32,7 @@ pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to};
 use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
 use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
 use crate::sync::{AtomicU64, Ordering, spin};
-use edges::{Key, READER_PROBES_MAX, Root};
+use edge_table::{Key, READER_PROBES_MAX, Root};
 use memory::{Words, halves};
 use node::{NODE_WORDS, Node, root_of};
 

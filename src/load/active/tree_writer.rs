@@ -1,6 +1,6 @@
 //! The writer of the tree of prompts in flight: a prompt begins, moves or ends.
 
-use super::edges::{Edges, Key, Slot, WRITER_PROBES_MAX};
+use super::edge_table::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::memory::{CHUNK_WORDS, WordAllocator};
 use super::node::{
     LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,

@@ -37,7 +37,7 @@ use crate::serve::connection::{Connection, Ended, Peer, TransportKind, drive};
 use crate::serve::core::{ConnectionHandle, CoreState};
 use crate::serve::io_backend::Stream;
 use crate::serve::responder::{Encoded, RoutingResponder};
-use crate::wire::{LaneAsked, LaneOpened};
+use crate::wire::{LaneOpened, LaneRequest};
 
 /// The descriptors of a lane for its gateway. Dropped, they are closed.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl CoreLanes {
         self.daemon.are_on()
     }
 
-    fn make(&self, peer: &Peer, asked: LaneAsked) -> Result<(NewLane, LaneDescriptors), (LaneCounter, Error)> {
+    fn make(&self, peer: &Peer, asked: LaneRequest) -> Result<(NewLane, LaneDescriptors), (LaneCounter, Error)> {
         if peer.transport == TransportKind::Lane || self.by_owner.contains_key(&peer.connection) {
             let problem = "the connection has a lane already";
             let error = Error::new(Kind::InvalidArgument, problem, "use it, or open another connection");
@@ -118,7 +118,7 @@ impl<S: Service> RoutingResponder<S> {
         &mut self,
         peer: &mut Peer,
         id: CorrelationId,
-        asked: LaneAsked,
+        asked: LaneRequest,
         out: &mut Vec<u8>,
     ) -> Result<Encoded> {
         let (lane, descriptors) = match self.lanes.make(peer, asked) {

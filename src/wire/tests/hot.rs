@@ -3,7 +3,7 @@
 use super::*;
 use crate::limits::REQUEST_TABLES_MAX;
 use crate::wire::table::{HotTable, TableReader};
-use crate::wire::{decode_reply, read_only_requests, reports, route_request_codec, table};
+use crate::wire::{decode_reply, read_only_requests, report_codec, route_request_codec, table};
 
 /// The fields of a body, by the fast path and by the verifier.
 fn both_ways<'a, T: HotTable<'a>>(body: &'a [u8]) -> (Option<T>, Option<T>) {
@@ -31,10 +31,10 @@ pub(super) fn is_hot(kind: FrameKind, body: &[u8]) -> bool {
         FrameKind::Route => same!(route_request_codec::decode, scratch),
         FrameKind::Overlap => same!(read_only_requests::overlap, scratch),
         FrameKind::PotentialLoads => same!(read_only_requests::potential_loads, scratch),
-        FrameKind::PrefillComplete => same!(reports::prefill_complete),
-        FrameKind::Free => same!(reports::free),
-        FrameKind::OutputProgress => same!(reports::output_progress),
-        FrameKind::Served => same!(reports::served),
+        FrameKind::PrefillComplete => same!(report_codec::prefill_complete),
+        FrameKind::Free => same!(report_codec::free),
+        FrameKind::OutputProgress => same!(report_codec::output_progress),
+        FrameKind::Served => same!(report_codec::served),
         FrameKind::RouteReply => same!(decode_reply::route_reply),
         other => panic!("{other:?} is not hot"),
     };

@@ -24,7 +24,7 @@ use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 const ID: CorrelationId = CorrelationId(0xfeed);
-const LANE: LaneAsked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 0 };
+const LANE: LaneRequest = LaneRequest { request_ring_bytes: 4096, reply_ring_bytes: 0 };
 const PLAIN_4: Scheme = Scheme { block_size: 4, window: Window::Plain };
 
 /// Header and body of the only frame in `bytes`.

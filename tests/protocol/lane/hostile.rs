@@ -10,7 +10,7 @@ use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;
 use kvrouted::lane::ring;
 use kvrouted::route::{Prompt, RouteRequest};
-use kvrouted::wire::{FrameHeader, FrameKind, LaneAsked, Reply};
+use kvrouted::wire::{FrameHeader, FrameKind, LaneRequest, Reply};
 
 use super::raw::{DAEMON_WAITS, REPLY_HEAD, REQUEST_TAIL, REQUESTS, Raw, ask, hello, route};
 use super::{WORKERS, serving, space, with_lane};
@@ -192,17 +192,17 @@ fn what_cannot_be_had_is_refused_by_name() {
     let daemon = Daemon::start(WORKERS);
     let mut socket = hello(&daemon);
     for bytes in [1, 4095, 5000, 2 << 20, u32::MAX] {
-        let (reply, descriptors) = ask(&mut socket, LaneAsked { request_ring_bytes: bytes, reply_ring_bytes: 0 });
+        let (reply, descriptors) = ask(&mut socket, LaneRequest { request_ring_bytes: bytes, reply_ring_bytes: 0 });
         let Reply::Error(error) = reply else { panic!("{reply:?}") };
         assert_eq!((error.kind, descriptors.len()), (Some(Kind::InvalidArgument), 0), "{error:?}");
     }
     let mut raw = Raw::open(&daemon);
-    let (reply, descriptors) = ask(&mut raw.socket, LaneAsked::default());
+    let (reply, descriptors) = ask(&mut raw.socket, LaneRequest::default());
     let Reply::Error(error) = reply else { panic!("{reply:?}") };
     assert_eq!((error.kind, descriptors.len()), (Some(Kind::InvalidArgument), 0));
     // Nor does a lane open another, nor say hello again.
     let mut out = Vec::new();
-    kvrouted::wire::RequestEncoder::default().open_lane(CorrelationId(4), LaneAsked::default(), &mut out);
+    kvrouted::wire::RequestEncoder::default().open_lane(CorrelationId(4), LaneRequest::default(), &mut out);
     kvrouted::wire::RequestEncoder::default().hello(CorrelationId(5), "again", None, &mut out);
     raw.send(&out);
     for id in [4, 5] {
@@ -264,7 +264,7 @@ impl Drop for Stalled {
 /// A lane as its gateway gets it, and nothing mapped.
 fn lane_of(daemon: &Daemon) -> (UnixStream, OwnedFd, OwnedFd) {
     let mut socket = hello(daemon);
-    let (reply, descriptors) = ask(&mut socket, LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 4096 });
+    let (reply, descriptors) = ask(&mut socket, LaneRequest { request_ring_bytes: 4096, reply_ring_bytes: 4096 });
     assert!(matches!(reply, Reply::OpenLane(_)), "{reply:?}");
     let [memory, bell] = <[OwnedFd; 2]>::try_from(descriptors).expect("memory and bell");
     (socket, memory, bell)
@@ -313,7 +313,7 @@ fn a_lane_whose_memory_its_gateway_keeps_keeps_its_place() {
     let files = kept.map(|(_, memory, _)| memory);
     until("both have ended", || daemon.counter("lanes_ended_held") == 2);
     let mut socket = hello(&daemon);
-    let (reply, _) = ask(&mut socket, LaneAsked::default());
+    let (reply, _) = ask(&mut socket, LaneRequest::default());
     let Reply::Error(error) = reply else { panic!("{reply:?}") };
     assert!(error.kind == Some(Kind::Overloaded) && error.message.contains("still held"), "{error:?}");
     // A second descriptor of the same file keeps it as well.

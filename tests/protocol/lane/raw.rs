@@ -11,7 +11,7 @@ use kvrouted::ids::{CorrelationId, SpaceId};
 use kvrouted::lane::{LaneEnd, LaneMemory, LaneSide, LaneSizes, ring};
 use kvrouted::limits::{FRAME_HEADER_BYTES, LANE_CONTROL_BYTES};
 use kvrouted::route::{Prompt, RouteRequest};
-use kvrouted::wire::{FrameHeader, LaneAsked, LaneOpened, Reply, decode_reply};
+use kvrouted::wire::{FrameHeader, LaneOpened, LaneRequest, Reply, decode_reply};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::kit::raw::{self, encoded};
@@ -41,7 +41,7 @@ pub(crate) fn hello(daemon: &Daemon) -> UnixStream {
 }
 
 /// Asks for a lane; gives the reply with what came with it.
-pub(crate) fn ask(socket: &mut UnixStream, asked: LaneAsked) -> (Reply, Vec<OwnedFd>) {
+pub(crate) fn ask(socket: &mut UnixStream, asked: LaneRequest) -> (Reply, Vec<OwnedFd>) {
     socket.write_all(&encoded(|encoder, out| encoder.open_lane(CorrelationId(2), asked, out))).expect("sent");
     let (mut bytes, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -62,7 +62,7 @@ pub(crate) fn ask(socket: &mut UnixStream, asked: LaneAsked) -> (Reply, Vec<Owne
 impl Raw {
     pub(crate) fn open(daemon: &Daemon) -> Self {
         let mut socket = hello(daemon);
-        let asked = LaneAsked { request_ring_bytes: RING_BYTES, reply_ring_bytes: RING_BYTES };
+        let asked = LaneRequest { request_ring_bytes: RING_BYTES, reply_ring_bytes: RING_BYTES };
         let (reply, descriptors) = ask(&mut socket, asked);
         let opened = LaneOpened { layout: 1, request_ring_bytes: RING_BYTES, reply_ring_bytes: RING_BYTES };
         assert_eq!(reply, Reply::OpenLane(opened));

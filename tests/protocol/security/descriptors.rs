@@ -4,7 +4,7 @@
 use kvrouted::error::Kind;
 use kvrouted::ids::CorrelationId;
 use kvrouted::limits::CONNECTIONS_MIN;
-use kvrouted::wire::LaneAsked;
+use kvrouted::wire::LaneRequest;
 
 use crate::kit::raw::{Raw, encoded};
 use crate::kit::{Daemon, Process, folder, replace, text, until};
@@ -21,7 +21,7 @@ fn endpoint(worker: usize) -> String {
 /// Connects and asks for a lane until no more is let in.
 fn flood(daemon: &Daemon) -> Vec<Raw> {
     let (mut held, mut refused) = (Vec::new(), 0);
-    let asked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 4096 };
+    let asked = LaneRequest { request_ring_bytes: 4096, reply_ring_bytes: 4096 };
     while refused < 50 {
         let mut raw = Raw::connect(&daemon.socket());
         match raw.hello(None) {

@@ -14,7 +14,7 @@ use kvrouted::limits::{
 use kvrouted::load::{EngineLoad, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::shares::SharedResource;
-use kvrouted::wire::{FrameKind, LaneAsked};
+use kvrouted::wire::{FrameKind, LaneRequest};
 
 use super::besieged::Besieged;
 use super::identity::{GATEWAY, MEMBER, Someone, daemon};
@@ -106,7 +106,7 @@ fn the_large_frames_of_one_user_leave_room_for_those_of_others() {
 
 fn the_lanes_of_one_user_leave_some_for_others() {
     let Some((daemon, socket)) = daemon(&configured("lanes_max = 100"), "") else { return };
-    let asked = LaneAsked { request_ring_bytes: 4096, reply_ring_bytes: 4096 };
+    let asked = LaneRequest { request_ring_bytes: 4096, reply_ring_bytes: 4096 };
     let ask = |someone| {
         let mut raw = connected(someone, &socket);
         raw.send(&encoded(|encoder, out| encoder.open_lane(CorrelationId(5), asked, out)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::client::LaneUse;
-use crate::client::script::{self, booked, error, free_reply, unknown_kind};
+use crate::client::daemon_script::{self, booked, error, free_reply, unknown_kind};
 use crate::error::Kind;
 use crate::protocol::SessionToken;
 use crate::wire::PROTOCOL_VERSION;
@@ -33,7 +33,7 @@ type Talk = ClientState<RecordingWaiter>;
 
 /// The encoded requests, in words. They are removed.
 fn said(talk: &mut Talk) -> Vec<String> {
-    script::said(&mut talk.conversation.unsent).into_iter().map(|(_, words)| words).collect()
+    daemon_script::said(&mut talk.conversation.unsent).into_iter().map(|(_, words)| words).collect()
 }
 
 fn begin(talk: &mut Talk) {
@@ -53,7 +53,7 @@ fn connect(talk: &mut Talk, instance_id: u64) -> Vec<String> {
 
 fn connect_at(talk: &mut Talk, instance_id: u64, at: Instant) -> Vec<String> {
     begin(talk);
-    let opened = opening(talk, &script::hello(PROTOCOL_VERSION, instance_id, features::SERVED));
+    let opened = opening(talk, &daemon_script::hello(PROTOCOL_VERSION, instance_id, features::SERVED));
     talk.opened(opened.expect("a hello").expect("open"), at);
     said(talk)
 }
@@ -200,12 +200,12 @@ fn a_final_refusal_is_remembered_until_a_daemon_accepts_the_connection() {
 /// Connects with a lane, if one is asked for. Whether one was.
 fn connect_by_lane(talk: &mut Talk, at: Instant) -> bool {
     begin(talk);
-    let hello = script::hello(PROTOCOL_VERSION, 1, features::SERVED);
+    let hello = daemon_script::hello(PROTOCOL_VERSION, 1, features::SERVED);
     let mut opened = opening(talk, &hello).expect("accepted");
-    let asked = script::said(&mut talk.conversation.unsent);
+    let asked = daemon_script::said(&mut talk.conversation.unsent);
     if let [(id, words)] = asked.as_slice() {
         assert_eq!((words.as_str(), opened.is_none()), ("open_lane", true));
-        opened = opening(talk, &script::lane_opened(*id)).expect("accepted");
+        opened = opening(talk, &daemon_script::lane_opened(*id)).expect("accepted");
     }
     talk.opened(opened.expect("open"), at).is_some()
 }

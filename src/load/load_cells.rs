@@ -1,7 +1,7 @@
 //! A worker's load, as every serving thread reads it.
 
 use super::active::BLOCK_PARTS;
-use super::changes::{ChangeLog, ChangesSeen};
+use super::change_log::{ChangeLog, ChangesSeen};
 use super::prefill::Backlog;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;

@@ -3,7 +3,7 @@
 use super::cursor::{Cursor, Type};
 use super::medium::medium_of;
 use super::tokens::Tokens;
-use super::unchained::is_of_tokens_alone;
+use super::unchained_hashes::is_of_tokens_alone;
 use super::{Decoder, Result};
 use crate::event::batch::{Filling, SaltText, StoredHead, Text};
 use crate::event::error::Reason;

@@ -91,7 +91,7 @@ impl ChangeLog {
 }
 
 /// A reader concurrent with the writer, under every order of accesses that the memory model allows: `RUSTFLAGS="--cfg
-/// kvrouted_loom" cargo test --lib --release load::changes`
+/// kvrouted_loom" cargo test --lib --release load::change_log`
 #[cfg(all(test, kvrouted_loom))]
 mod loom {
     use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::cost::{PoolFacts, cost};
 use super::decide::Scratch;
 use super::observation::Observation;
-use super::observe::View;
 use super::policy::Policy;
+use super::read_observation::View;
 use crate::error::Result;
 use crate::protocol::{PotentialLoad, PotentialLoads, RouteRequest};
 

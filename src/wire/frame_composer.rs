@@ -228,11 +228,11 @@ impl<'o> FrameWriter<'o> {
     /// Appends a table, after its vtable. Returns its place.
     pub(super) fn table<const T: usize, const V: usize>(&mut self, table: Table<'_, T, V>) -> usize {
         let vtable = self.vtable(&table.vtable);
-        self.table_told_at(vtable, table)
+        self.table_with_vtable(vtable, table)
     }
 
     /// Appends a table with the vtable at `vtable`. Returns its place.
-    pub(super) fn table_told_at<const T: usize, const V: usize>(
+    pub(super) fn table_with_vtable<const T: usize, const V: usize>(
         &mut self,
         vtable: usize,
         mut table: Table<'_, T, V>,

@@ -7,8 +7,10 @@ use serde::{Serialize, Serializer};
 
 use crate::ingest::Shape;
 
+mod gateway;
 mod socket;
 
+pub(crate) use gateway::{Asked, GatewayArgs, UpstreamArgs, Way};
 pub(crate) use socket::{Io, ServedBy, SocketArgs, SocketAskArgs, SocketServeArgs};
 
 /// kvrouted's index beside the index of its peer, on one tape of operations.
@@ -37,6 +39,11 @@ pub(crate) enum Command {
     Socket(SocketArgs),
     /// Ask kvrouted's daemon by shared memory and by its socket, in turns.
     Lane(LaneArgs),
+    /// Put the gateway, the picker and other proxies in front of one trivial upstream, in turns.
+    Gateway(GatewayArgs),
+    /// Answer fixed bytes over HTTP; `gateway` starts one.
+    #[command(hide = true)]
+    GatewayUpstream(UpstreamArgs),
     /// Publish prepared messages; `ingest` starts these.
     #[command(hide = true)]
     IngestSend(SendArgs),

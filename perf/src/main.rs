@@ -3,7 +3,8 @@
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
 //! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.
-//! `decide` times decisions on both sides, `parity` compares them. What the figures mean is in the README.
+//! `decide` times decisions on both sides, `parity` compares them. `gateway` measures proxies over HTTP. What the figures
+//! mean is in the README.
 
 mod args;
 mod chart;
@@ -11,6 +12,7 @@ mod compare;
 mod decide;
 mod failure;
 mod fleet;
+mod gateway;
 mod generator;
 mod ingest;
 mod lru;
@@ -38,7 +40,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, DecideArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs};
+use crate::args::{Cli, Command, DecideArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -60,6 +62,8 @@ fn main() -> ExitCode {
         }
         Command::Socket(args) => ask_over_sockets(args, &mut out),
         Command::Lane(args) => ask_by_lane(args, &mut out),
+        Command::Gateway(args) => ask_through_proxies(args, &mut out),
+        Command::GatewayUpstream(args) => return ended(gateway::serve(args)),
         Command::SocketServe(args) => return ended(socket::serve(args)),
         Command::SocketAsk(args) => {
             // The child speaks for itself.
@@ -111,6 +115,13 @@ fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failu
 fn ask_by_lane(args: &LaneArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = socket::run_lane(args)?;
     print(out, &if args.json { json(&report)? } else { report.table() })
+}
+
+fn ask_through_proxies(args: &GatewayArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = gateway::run(args)?;
+    let (json, table) = (json(&report)?, report.table());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
+    print(out, if args.json { &json } else { &table })
 }
 
 fn compare_decisions(args: &ParityArgs, out: &mut impl Write) -> Result<(), Failure> {

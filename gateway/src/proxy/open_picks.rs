@@ -1,0 +1,122 @@
+//! Picks whose end has not come. No I/O, and time is an argument.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use kvrouted::ids::Worker;
+
+use super::choose::{Booking, Observer};
+
+/// A pick that another proxy runs.
+pub(super) struct OpenPick {
+    /// Freed when the pick is dropped.
+    pub(super) booking: Option<Box<dyn Booking>>,
+    pub(super) observer: Option<Observer>,
+    /// The worker that runs it, as far as is known.
+    pub(super) worker: Worker,
+    /// When it is freed without its end.
+    pub(super) expires: Instant,
+}
+
+/// All open picks, by their request's id.
+pub(super) struct OpenPicks {
+    picks: HashMap<String, OpenPick>,
+    picks_max: usize,
+}
+
+impl OpenPicks {
+    pub(super) fn new(picks_max: usize) -> Self {
+        Self { picks: HashMap::new(), picks_max }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.picks.len() >= self.picks_max
+    }
+
+    /// Adds a pick. One with the same id ends: it was a former attempt of the request.
+    pub(super) fn insert(&mut self, id: String, pick: OpenPick) {
+        self.picks.insert(id, pick);
+    }
+
+    /// Takes a pick out.
+    pub(super) fn end(&mut self, id: &str) -> Option<OpenPick> {
+        self.picks.remove(id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: &str) -> Option<&mut OpenPick> {
+        self.picks.get_mut(id)
+    }
+
+    /// Frees the picks whose time is over, and counts them.
+    pub(super) fn expire(&mut self, now: Instant) -> usize {
+        let before = self.picks.len();
+        self.picks.retain(|_, pick| pick.expires > now);
+        before - self.picks.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.picks.len()
+    }
+}
+
+/// The request's id in a line of an access log: the word after `id=`.
+pub(super) fn id_of_log_line(line: &str) -> Option<&str> {
+    let words = line.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | '"'));
+    words.filter_map(|word| word.strip_prefix("id=")).find(|id| !id.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Booking for Counting {
+        fn prefill_complete(&mut self) {}
+        fn output_progress(&mut self, _: u32) {}
+        fn served(&mut self, _: Worker) {}
+    }
+
+    impl Drop for Counting {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_pick_is_freed_by_its_end_its_successor_or_its_time() {
+        let freed = Arc::new(AtomicUsize::new(0));
+        let start = Instant::now();
+        let pick = |seconds| OpenPick {
+            booking: Some(Box::new(Counting(Arc::clone(&freed)))),
+            observer: None,
+            worker: Worker::new(1, 0),
+            expires: start + Duration::from_secs(seconds),
+        };
+        let mut picks = OpenPicks::new(2);
+        picks.insert("a".into(), pick(10));
+        picks.insert("a".into(), pick(10));
+        assert_eq!(freed.load(Ordering::Relaxed), 1);
+        picks.insert("b".into(), pick(20));
+        assert!(picks.is_full());
+        assert!(picks.end("c").is_none());
+        assert!(picks.end("a").is_some());
+        assert_eq!(freed.load(Ordering::Relaxed), 2);
+        assert_eq!(picks.expire(start + Duration::from_secs(19)), 0);
+        assert_eq!(picks.expire(start + Duration::from_secs(20)), 1);
+        assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (3, 0));
+    }
+
+    #[test]
+    fn log_lines_of_nginx_and_haproxy_name_the_request() {
+        let nginx = "<190>Nov 23 11:54:34 done: id=abc upstream=10.0.0.8:8000 status=200 bytes=5 completed=OK";
+        assert_eq!(id_of_log_line(nginx), Some("abc"));
+        assert_eq!(id_of_log_line("<134>done id=x-1 server=1 code=200 bytes=9"), Some("x-1"));
+        assert_eq!(id_of_log_line("{\"log\":\"id=7\",\"grid=4\"}"), Some("7"));
+        assert_eq!(id_of_log_line("nothing grid=4 id="), None);
+    }
+}

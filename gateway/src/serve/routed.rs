@@ -1,0 +1,179 @@
+//! The proxy's questions, answered by the core: tokens, then the router's decision, then the comparison with the reply.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvrouted::ids::Worker;
+
+use super::Core;
+use crate::api::{ApiError, Usage};
+use crate::parity::{ParityOutcome, Prediction};
+use crate::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer};
+use crate::router::{Ask, BookingGuard, DaemonState, Pick, ReportFigure, RouterFigure};
+use crate::tokens::{PromptTokens, TokenSource};
+
+impl Booking for BookingGuard {
+    fn prefill_complete(&mut self) {
+        Self::prefill_complete(self);
+    }
+
+    fn output_progress(&mut self, tokens: u32) {
+        Self::output_progress(self, tokens);
+    }
+
+    fn served(&mut self, worker: Worker) {
+        Self::served(self, worker);
+    }
+}
+
+/// Chooses by the core.
+pub struct Routed(Arc<Core>);
+
+impl Routed {
+    /// Questions to this core.
+    #[must_use]
+    pub const fn new(core: Arc<Core>) -> Self {
+        Self(core)
+    }
+
+    async fn route(&self, asked: Asked<'_>) -> Result<Choice, ApiError> {
+        let Asked { path, facts, body, model, deadline, .. } = asked;
+        let prompt = self.0.tokeniser().tokens(path, facts, model, body, deadline).await;
+        let ask = Ask {
+            model,
+            prompt: &prompt,
+            request_id: asked.booking_id,
+            output_tokens: facts.output_tokens_max,
+            priority: asked.priority,
+            session: asked.session,
+            tenant: asked.tenant,
+            allow: None,
+            exclude: asked.exclude,
+            deadline,
+            disaggregate: false,
+        };
+        let pick = self.0.router().pick(&ask).await?;
+        let candidates = pick.candidates.iter().map(|worker| candidate(&pick, *worker)).collect();
+        let is_rendered = prompt.source == TokenSource::Renderer && prompt.media.is_empty();
+        let token_ids = prompt.tokens.clone().filter(|_| is_rendered);
+        let token_source = prompt.source.label();
+        let observer = self.observer(&asked, &pick, prompt);
+        Ok(Choice {
+            candidates,
+            booking: pick.booking.map(|booking| Box::new(booking) as Box<dyn Booking>),
+            observer: Some(observer),
+            token_ids,
+            decided_by: pick.decided_by.label(),
+            token_source,
+        })
+    }
+
+    /// Compares a reply with what was predicted, and the number of its tokens with that of the engine.
+    fn observer(&self, asked: &Asked<'_>, pick: &Pick, prompt: PromptTokens) -> Observer {
+        let core = Arc::clone(&self.0);
+        let (path, model) = (asked.path, asked.model.clone());
+        let predictions: Vec<Prediction> = pick.predictions.clone();
+        Box::new(move |worker: Worker, usage: &Usage| {
+            core.tokeniser().observe(path, &model, &prompt, usage, Instant::now());
+            let served = (worker.id.0, worker.rank.0);
+            if let Some(prediction) = predictions.iter().find(|prediction| prediction.worker == served) {
+                core.parity().observe(&model.base, prediction, usage);
+            }
+        })
+    }
+}
+
+fn candidate(pick: &Pick, worker: Worker) -> Candidate {
+    let overlap_tokens =
+        pick.prediction_of(worker).map(|prediction| prediction.overlap_blocks.saturating_mul(prediction.block_size));
+    Candidate { worker, overlap_tokens }
+}
+
+impl Choose for Routed {
+    fn choose<'a>(&'a self, asked: Asked<'a>) -> BoxFuture<'a, Result<Choice, ApiError>> {
+        Box::pin(self.route(asked))
+    }
+
+    fn report_failure(&self, worker: Worker, model: &str, why: &str) {
+        self.0.router().report_failure(worker, model, why);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.router().is_ready()
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for engine in self.0.engines().iter() {
+            for problem in &engine.facts().problems {
+                let what = format!("engine {} ({}): {problem}", engine.worker(), engine.base());
+                findings.push(Finding { what, remedy: String::new() });
+            }
+        }
+        if let Some(daemon) = self.0.daemon() {
+            let of_daemon = |what| Finding { what, remedy: String::new() };
+            findings.extend(daemon.problems().into_iter().map(of_daemon));
+            if let DaemonState::BackingOff { why } = daemon.state() {
+                let remedy = "see the daemon's lines in the log; requests are spread by load until it runs".into();
+                findings.push(Finding { what: format!("the daemon ended: {why}"), remedy });
+            }
+        }
+        for finding in self.0.parity().findings() {
+            findings.push(Finding { what: finding.text(), remedy: finding.cause.remedy().to_owned() });
+        }
+        if !self.0.router().is_connected() {
+            let remedy = "start it, or correct --socket; requests are spread by load until it answers".into();
+            findings.push(Finding { what: "the daemon does not answer".into(), remedy });
+        }
+        findings
+    }
+
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        let router = self.0.router();
+        let decided = RouterFigure::ALL.iter().map(|figure| (figure.label(), router.figures().get(*figure)));
+        counter(&mut text, "routed", "Questions to the router, by how they ended", "outcome", decided);
+        let reports = ReportFigure::ALL.iter().map(|figure| (figure.label(), router.report_figures().get(*figure)));
+        counter(&mut text, "reports", "Reports to the daemon, by how they ended", "outcome", reports);
+        let parity = self.0.parity().counts();
+        let outcomes = ParityOutcome::ALL.iter().enumerate().map(|(at, outcome)| {
+            (outcome.label(), parity.iter().map(|counts| counts.outcomes.get(at).copied().unwrap_or(0)).sum())
+        });
+        let help = "Replies by how their cached tokens compare with what was predicted";
+        counter(&mut text, "parity", help, "outcome", outcomes);
+        let tokens = self.0.tokeniser().counts();
+        let cached = [("hit", tokens.cache_hits), ("miss", tokens.cache_misses)];
+        let help = "Prompts looked up in the cache of rendered prompts";
+        counter(&mut text, "token_cache", help, "result", cached.into_iter());
+        let failures = [("engine", tokens.failures)].into_iter();
+        counter(&mut text, "token_failures", "Questions to renderers that failed", "reason", failures);
+        if let Some(daemon) = self.0.daemon() {
+            let restarts = daemon.restarts();
+            counter(
+                &mut text,
+                "daemon_restarts",
+                "Restarts of the daemon",
+                "reason",
+                [("ended", restarts)].into_iter(),
+            );
+        }
+        text
+    }
+}
+
+/// One counter with one label, in the text format of OpenMetrics.
+pub(super) fn counter<'a>(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    label: &str,
+    values: impl Iterator<Item = (&'a str, u64)>,
+) {
+    let name = format!("kvrouted_gateway_{name}");
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}.\n# TYPE {name} counter");
+    for (value, count) in values {
+        let _ = writeln!(text, "{name}_total{{{label}=\"{value}\"}} {count}");
+    }
+}

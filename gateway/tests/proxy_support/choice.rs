@@ -1,0 +1,133 @@
+//! A router that chooses as it is told, and logs what it hears.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hyper::StatusCode;
+use kvrouted::ids::Worker;
+use kvrouted_gateway::api::{ApiError, Usage};
+use kvrouted_gateway::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding};
+use parking_lot::Mutex;
+
+#[derive(Default)]
+struct Log {
+    lines: Mutex<Vec<String>>,
+    open: AtomicUsize,
+    asked: Mutex<Vec<String>>,
+}
+
+/// Chooses the engines in a fixed order.
+#[derive(Clone)]
+pub(crate) struct FixedChoice {
+    order: Vec<(u64, u32)>,
+    log: Arc<Log>,
+}
+
+struct LoggedBooking(Arc<Log>);
+
+impl LoggedBooking {
+    fn log(&self, line: String) {
+        let mut lines = self.0.lines.lock();
+        // Progress comes with each part; the last figure counts.
+        if line.starts_with("progress") && lines.last().is_some_and(|last| last.starts_with("progress")) {
+            lines.pop();
+        }
+        lines.push(line);
+    }
+}
+
+impl Booking for LoggedBooking {
+    fn prefill_complete(&mut self) {
+        if !self.0.lines.lock().iter().any(|line| line == "prefilled") {
+            self.log("prefilled".into());
+        }
+    }
+
+    fn output_progress(&mut self, tokens: u32) {
+        self.log(format!("progress {tokens}"));
+    }
+
+    fn served(&mut self, worker: Worker) {
+        self.log(format!("served {worker}"));
+    }
+}
+
+impl Drop for LoggedBooking {
+    fn drop(&mut self) {
+        self.log("freed".into());
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl FixedChoice {
+    pub(crate) fn of(order: &[u64]) -> Self {
+        Self { order: order.iter().map(|id| (*id, 0)).collect(), log: Arc::default() }
+    }
+
+    /// Names a rank of the first engine.
+    pub(crate) fn rank(mut self, rank: u32) -> Self {
+        self.order[0].1 = rank;
+        self
+    }
+
+    /// What bookings and failures said, in order.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.log.lines.lock().clone()
+    }
+
+    /// The priority, session and tenant of each question.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.log.asked.lock().clone()
+    }
+
+    /// Bookings that are not freed.
+    pub(crate) fn open(&self) -> usize {
+        self.log.open.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn has(&self, line: &str) -> bool {
+        self.log.lines.lock().iter().any(|logged| logged == line)
+    }
+}
+
+impl Choose for FixedChoice {
+    fn choose<'a>(&'a self, asked: Asked<'a>) -> BoxFuture<'a, Result<Choice, ApiError>> {
+        let hints = format!("{} {:?} {:?}", asked.priority, asked.session, asked.tenant);
+        self.log.asked.lock().push(hints);
+        let left = self.order.iter().filter(|(id, _)| !asked.exclude.contains(id));
+        let candidates: Vec<Candidate> =
+            left.map(|(id, rank)| Candidate { worker: Worker::new(*id, *rank), overlap_tokens: Some(16) }).collect();
+        if candidates.is_empty() {
+            let error = ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "nobody", "no engine is left");
+            return Box::pin(async { Err(error) });
+        }
+        self.log.open.fetch_add(1, Ordering::SeqCst);
+        let log = Arc::clone(&self.log);
+        let observer = move |worker: Worker, usage: &Usage| {
+            let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
+            let line = format!("usage {worker} {prompt_tokens} {cached_tokens:?} {completion_tokens}");
+            log.lines.lock().push(line);
+        };
+        let choice = Choice {
+            candidates,
+            booking: Some(Box::new(LoggedBooking(Arc::clone(&self.log)))),
+            observer: Some(Box::new(observer)),
+            token_ids: Some(Arc::from([1, 2, 3])),
+            decided_by: "test",
+            token_source: "test",
+        };
+        Box::pin(async { Ok(choice) })
+    }
+
+    fn report_failure(&self, worker: Worker, model: &str, why: &str) {
+        self.log.lines.lock().push(format!("failure {worker} {model} {why}"));
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        vec![Finding { what: "a finding".into(), remedy: "a remedy".into() }]
+    }
+}

@@ -32,7 +32,7 @@ pub use admin::Admin;
 pub use body::{ReplyBody, ReplyError};
 pub use choose::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer};
 pub use handle::{Proxy, Settings};
-pub(crate) use headers::Hints;
+pub(crate) use headers::{Hints, OVERLAP_TOKENS, WORKER};
 pub use keys::CallerKeys;
 pub use listener::{ConnectionBounds, ConnectionState, Handle, Socket, serve};
 pub use pick::{PickServer, log_lines};

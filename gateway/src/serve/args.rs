@@ -40,7 +40,8 @@ pub enum Command {
 /// The options of `epp`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EppArgs {
-    /// The configuration file of `serve`, of which the engines, the daemon, the objectives and the admin port are used
+    /// The configuration file of `serve`, of which the engines, the daemon, the objectives, the admin port and
+    /// `forward.worker_headers` are used
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Where /metrics, /health, /ready and /findings are, as IP:PORT on the loopback interface; "" = nowhere [default:

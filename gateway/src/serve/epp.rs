@@ -1,6 +1,5 @@
 //! `epp`: the endpoint picker's listener, its endpoints, signals and the end.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use kvrouted::ids::Worker;
 use tokio::sync::watch;
 
 use super::core::{Core, CoreOptions};
-use super::picked::CoreChooser;
+use super::picked::{CoreChooser, PickRules};
 use super::proxy::{Signals, tcp};
 use super::routed::counter;
 use super::{Failure, Routed};
@@ -39,7 +38,7 @@ pub(super) async fn run(config: Config, options: &EppOptions) -> Result<(), Fail
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let core = Arc::new(Core::start(core_options, stopping.clone()).await?);
-    let picker = Picker::new(&core, options, config.objectives.clone());
+    let picker = Picker::new(&core, options, &config);
     let admin = admin.map(|socket| {
         let facts = Arc::new(Facts { routed: Routed::new(Arc::clone(&core)), counters: picker.services.counters() });
         let metrics = Arc::new(Metrics::new());
@@ -82,9 +81,14 @@ struct Picker {
 }
 
 impl Picker {
-    fn new(core: &Arc<Core>, options: &EppOptions, objectives: BTreeMap<String, i32>) -> Self {
+    fn new(core: &Arc<Core>, options: &EppOptions, config: &Config) -> Self {
         let (health, endpoints) = (Health::new(), Endpoints::default());
-        let chooser = CoreChooser::new(Arc::clone(core), objectives, endpoints.clone(), options.list_length());
+        let rules = PickRules {
+            objectives: config.objectives.clone(),
+            list_length: options.list_length(),
+            tells_worker: config.forward.tells_worker,
+        };
+        let chooser = CoreChooser::new(Arc::clone(core), rules, endpoints.clone());
         let configured = match options.endpoints.is_empty() && options.endpoints_file.is_none() {
             true => of_engines(core.engines()),
             false => options.endpoints.clone(),

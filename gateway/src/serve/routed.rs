@@ -85,8 +85,7 @@ impl Routed {
 }
 
 fn candidate(pick: &Pick, worker: Worker) -> Candidate {
-    let overlap_tokens =
-        pick.prediction_of(worker).map(|prediction| prediction.overlap_blocks.saturating_mul(prediction.block_size));
+    let overlap_tokens = pick.prediction_of(worker).map(Prediction::overlap_tokens);
     Candidate { worker, overlap_tokens }
 }
 

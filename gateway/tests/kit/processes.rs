@@ -158,8 +158,10 @@ impl Gateway {
     #[must_use]
     pub(crate) fn start_picker(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("picker.toml");
+        std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted-gateway"));
-        command.arg("epp").arg("--kvrouted").arg(kvrouted);
+        command.arg("epp").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
         command.args(["--listen", "127.0.0.1:0", "--admin", ""]).args(flags);
         command.env_remove("RUST_LOG").env("NO_COLOR", "1");
         for url in engines {

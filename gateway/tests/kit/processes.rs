@@ -129,6 +129,8 @@ impl Daemon {
 pub(crate) struct Gateway {
     process: Process,
     url: String,
+    /// Where its /metrics and /findings are; a picker has none.
+    admin: String,
     _folder: TempDir,
 }
 
@@ -143,7 +145,8 @@ impl Gateway {
         let named = std::env::var_os("KVROUTED_GATEWAY_BIN");
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));
         command.arg("serve").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
-        command.args(["--listen", "127.0.0.1:0", "--admin", ""]).args(flags);
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+        command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags);
         // What a killed gateway leaves is removed with the test's folder.
         command.env_remove("RUST_LOG").env("NO_COLOR", "1").env("TMPDIR", folder.path());
         for url in engines {
@@ -151,7 +154,7 @@ impl Gateway {
         }
         let mut process = Process::start(&mut command);
         let url = process.wait_for("the gateway serves", |line| after(line, "serving on "));
-        Self { process, url, _folder: folder }
+        Self { process, url, admin: format!("http://{port}"), _folder: folder }
     }
 
     /// Starts it as an endpoint picker for these engines, with a daemon of its own.
@@ -169,13 +172,19 @@ impl Gateway {
         }
         let mut process = Process::start(&mut command);
         let url = process.wait_for("the picker serves", |line| after(line, "serving on "));
-        Self { process, url, _folder: folder }
+        Self { process, url, admin: String::new(), _folder: folder }
     }
 
     /// Where callers connect; the address of a picker.
     #[must_use]
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Where its /metrics and /findings are.
+    #[must_use]
+    pub(crate) fn admin(&self) -> &str {
+        &self.admin
     }
 
     /// Its process id.

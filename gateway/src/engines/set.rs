@@ -342,3 +342,44 @@ pub async fn keep_learning(engines: Arc<EngineSet>, interval: Duration) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(worker: u64, url: &str, takes_requests: bool) -> WantedEngine {
+        WantedEngine { config: EngineConfig::new(worker, url), takes_requests }
+    }
+
+    #[test]
+    fn engines_come_and_go_and_those_that_stay_keep_their_state() {
+        let set = EngineSet::of(Vec::new(), &ClientTls::default()).expect("no engine");
+        let changes = set.changes();
+        assert!(set.is_empty() && set.iter().next().is_none());
+        let [one, two] = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"];
+        assert!(set.replace(vec![wanted(1, one, true), wanted(2, two, true)]).is_empty());
+        let first = set.get(1).expect("engine 1");
+        let running = first.enter();
+        assert_eq!(*changes.borrow(), 1);
+        set.replace(vec![wanted(1, one, true), wanted(2, two, true)]);
+        assert_eq!(*changes.borrow(), 1, "nothing has changed");
+        set.replace(vec![wanted(1, one, false), wanted(2, two, true)]);
+        assert!(!first.takes_requests() && first.inflight() == 1 && *changes.borrow() == 2);
+        set.replace(vec![wanted(1, one, true), wanted(2, "http://10.0.0.3:8000", true)]);
+        assert!(Arc::ptr_eq(&first, &set.get(1).expect("it stays")) && first.takes_requests());
+        assert_eq!(set.get(2).expect("at another address").base().host(), Some("10.0.0.3"));
+        set.replace(vec![wanted(2, two, true)]);
+        assert!(set.get(1).is_none() && *changes.borrow() == 4);
+        drop(running);
+        assert_eq!(first.inflight(), 0, "its requests ended as they would have");
+    }
+
+    #[test]
+    fn what_cannot_be_an_engine_is_left_out_and_the_others_stay() {
+        let set = EngineSet::of(Vec::new(), &ClientTls::default()).expect("no engine");
+        let list = vec![wanted(1, "http://a:1", true), wanted(1, "http://b:1", true), wanted(2, "nonsense", true)];
+        let problems: Vec<String> = set.replace(list).iter().map(ToString::to_string).collect();
+        assert!(problems[0].contains("two engines have the worker id 1") && problems[1].contains("nonsense"));
+        assert_eq!(set.iter().map(|engine| engine.worker()).collect::<Vec<_>>(), [1]);
+    }
+}

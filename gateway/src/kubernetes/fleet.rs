@@ -344,3 +344,167 @@ fn slice_ports(listed: &[SlicePort], wanted: &[PortName]) -> Result<Vec<u16>, (S
     let found = wanted.iter().map(|wanted| number(wanted).ok_or(wanted)).collect::<Result<Vec<u16>, _>>();
     found.map_err(|name| (format!("has no port {name}"), "correct --kubernetes-port"))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn slices(objects: &[Value]) -> Vec<Arc<EndpointSlice>> {
+        let read = |object: &Value| Arc::new(serde_json::from_value(object.clone()).expect("a slice"));
+        objects.iter().map(read).collect()
+    }
+
+    fn slice(name: &str, endpoints: &Value) -> Value {
+        let family = if endpoints.to_string().contains("::") { "IPv6" } else { "IPv4" };
+        json!({"metadata": {"name": name}, "addressType": family, "endpoints": endpoints,
+            "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}]})
+    }
+
+    fn endpoint(uid: &str, address: &str, conditions: &Value) -> Value {
+        json!({"addresses": [address], "conditions": conditions,
+            "targetRef": {"kind": "Pod", "namespace": "n", "name": uid, "uid": uid}})
+    }
+
+    fn shown(objects: &[Value]) -> Vec<(String, String, PodState)> {
+        let fleet = of_slices(slices(objects).iter(), &[], true);
+        let mut pods: Vec<_> =
+            fleet.pods.into_iter().map(|pod| (pod.name, pod.address.to_string(), pod.state)).collect();
+        pods.sort();
+        pods
+    }
+
+    #[test]
+    fn an_id_is_the_published_hash_of_the_uid() {
+        // XXH3's own test vector for no input, and the example of docs/gateway.md.
+        assert_eq!(worker_id(""), 0x2d06_8005_38d3_94c2);
+        assert_eq!(worker_id("5b5e1c1c-0c1e-4c0a-9f57-1f2a3b4c5d6e"), EXAMPLE);
+    }
+
+    const EXAMPLE: u64 = 0;
+
+    #[test]
+    fn conditions_decide_whether_a_pod_takes_requests() {
+        use PodState::{NotReady, Ready, Terminating};
+        for (conditions, state) in [
+            (json!({"ready": true, "serving": true, "terminating": false}), Ready),
+            (json!({"ready": false, "serving": false, "terminating": false}), NotReady),
+            (json!({"ready": false, "serving": true, "terminating": true}), Terminating),
+            // The service publishes addresses that are not ready.
+            (json!({"ready": true, "serving": true, "terminating": true}), Terminating),
+            // Kubernetes: absent means ready.
+            (json!({}), Ready),
+            (json!(null), Ready),
+            (json!({"ready": null, "terminating": null}), Ready),
+        ] {
+            let found = shown(&[slice("s", &json!([endpoint("a", "10.0.0.1", &conditions)]))]);
+            assert_eq!(found, [("n/a".to_owned(), "10.0.0.1".to_owned(), state)], "{conditions}");
+        }
+    }
+
+    #[test]
+    fn a_pod_of_several_slices_is_one_engine() {
+        let on = json!({"ready": true});
+        let off = json!({"ready": false, "terminating": true});
+        // Both families of addresses, in either order.
+        let pair = [slice("s6", &json!([endpoint("a", "fd00::1", &on)])), slice("s4", &json!([endpoint("a", "10.0.0.1", &on)]))];
+        let expected = [("n/a".to_owned(), "10.0.0.1".to_owned(), PodState::Ready)];
+        assert_eq!(shown(&pair), expected);
+        assert_eq!(shown(&[pair[1].clone(), pair[0].clone()]), expected);
+        // One slice has heard already that it ends.
+        let moved = [slice("s1", &json!([endpoint("a", "10.0.0.1", &on)])), slice("s2", &json!([endpoint("a", "10.0.0.1", &off)]))];
+        assert_eq!(shown(&moved)[0].2, PodState::Terminating);
+        assert_eq!(shown(&[moved[1].clone(), moved[0].clone()])[0].2, PodState::Terminating);
+    }
+
+    #[test]
+    fn an_endpoint_without_a_pod_is_known_by_its_address() {
+        let by_hand = json!([{"addresses": ["10.0.0.7"]}, {"addresses": ["10.0.0.8"],
+            "targetRef": {"kind": "Node", "name": "node-1", "uid": "u"}}]);
+        let fleet = of_slices(slices(&[slice("s", &by_hand)]).iter(), &[], true);
+        let mut ids: Vec<u64> = fleet.pods.iter().map(|pod| pod.worker).collect();
+        let mut expected = vec![worker_id("10.0.0.7"), worker_id("10.0.0.8")];
+        ids.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(ids, expected);
+    }
+
+    #[test]
+    fn a_port_is_found_by_name_or_number() {
+        let port = |name: &str, port: Option<u16>, protocol: Option<&str>| SlicePort {
+            name: name.to_owned(),
+            port,
+            protocol: protocol.map(str::to_owned),
+        };
+        let listed = [port("http", Some(8000), Some("TCP")), port("dns", Some(53), Some("UDP")), port("", Some(9090), None)];
+        let of = |wanted: &[&str]| {
+            let wanted: Vec<PortName> = wanted.iter().map(|text| text.parse().expect("a port")).collect();
+            slice_ports(&listed, &wanted).map_err(|(what, _)| what)
+        };
+        assert_eq!(of(&["http"]), Ok(vec![8000]));
+        assert_eq!(of(&["8001", "http"]), Ok(vec![8001, 8000]));
+        assert!(of(&[]).expect_err("two TCP ports").contains("several ports"));
+        assert!(of(&["dns"]).expect_err("UDP").contains("no port dns"));
+        assert_eq!(slice_ports(&listed[..2], &[]).ok(), Some(vec![8000]), "only one is TCP");
+        assert!(slice_ports(&[port("", None, None)], &[]).is_err(), "all ports");
+        for text in ["", "0", "65536", "a b"] {
+            assert!(text.parse::<PortName>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pool_uses_each_of_its_ports_once_and_pods_that_run() {
+        let pool: InferencePool = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {
+            "selector": {"matchLabels": {"app": "a", "tier": ""}},
+            "targetPorts": [{"number": 8000}, {"number": 8000}, {"number": 8001}]}}))
+        .expect("a pool");
+        assert_eq!(label_selector(&pool).as_deref(), Ok("app=a,tier="));
+        let pod = |name: &str, status: Value| -> Arc<Pod> {
+            let object = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "status": status});
+            Arc::new(serde_json::from_value(object).expect("a pod"))
+        };
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let pods = [
+            pod("runs", json!({"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})),
+            pod("done", json!({"phase": "Succeeded", "podIP": "10.0.0.2", "conditions": ready})),
+            pod("pending", json!({"phase": "Pending"})),
+            pod("unknown", json!({"phase": "Running", "podIP": "10.0.0.3",
+                "conditions": [{"type": "Ready", "status": "Unknown"}]})),
+        ];
+        let fleet = of_pool("p", Some(&pool), pods.iter(), true);
+        let mut found: Vec<_> = fleet.pods.iter().map(|pod| (pod.name.as_str(), pod.state)).collect();
+        found.sort_unstable();
+        assert_eq!(found, [("n/runs", PodState::Ready), ("n/unknown", PodState::NotReady)]);
+        assert!(fleet.pods.iter().all(|pod| pod.ports == [8000, 8001]));
+    }
+
+    #[test]
+    fn more_pods_than_can_be_used_are_told_and_all_pickers_use_the_same() {
+        let endpoints: Vec<Value> = (0..KUBERNETES_PODS_MAX + 5)
+            .map(|number| endpoint(&number.to_string(), &format!("10.0.{}.{}", number >> 8, number & 255), &json!({})))
+            .collect();
+        let fleet = of_slices(slices(&[slice("s", &endpoints.into())]).iter(), &[], true);
+        assert_eq!((fleet.pods.len(), fleet.problems.len()), (KUBERNETES_PODS_MAX, 1));
+        assert!(fleet.pods.is_sorted_by_key(|pod| pod.worker));
+    }
+
+    proptest! {
+        #[test]
+        fn any_object_gives_pods_with_an_address_and_a_port(
+            address in "[0-9a-f.:]{0,16}|\\PC{0,8}",
+            family in "IPv4|IPv6|FQDN|",
+            port in proptest::option::of(any::<u16>()),
+            uid in "\\PC{0,8}",
+        ) {
+            let object = json!({"metadata": {"name": "s"}, "addressType": family, "ports": [{"port": port}],
+                "endpoints": [{"addresses": [address], "targetRef": {"kind": "Pod", "uid": uid}}, {"addresses": null}]});
+            let fleet = of_slices(slices(&[object]).iter(), &[], true);
+            for pod in fleet.pods {
+                prop_assert!(pod.ports.iter().all(|port| *port != 0) && !pod.ports.is_empty());
+                prop_assert!(!pod.address.is_unspecified());
+            }
+        }
+    }
+}

@@ -72,7 +72,9 @@ pub(super) struct Reflector<T> {
     observed: watch::Sender<Observed<T>>,
     /// Where the next watch begins; `None` = the objects must be listed.
     version: Option<String>,
-    /// Whether the last watch brought an event.
+    /// Whether the last watch has begun.
+    has_begun: bool,
+    /// Whether it brought an event.
     has_heard: bool,
 }
 
@@ -86,7 +88,8 @@ impl<T: Resource> Reflector<T> {
         known: Observed<T>,
     ) -> watch::Receiver<Observed<T>> {
         let (observed, seen) = watch::channel(known);
-        let reflector = Self { access, selection, figures, observed, version: None, has_heard: false };
+        let reflector =
+            Self { access, selection, figures, observed, version: None, has_begun: false, has_heard: false };
         tokio::spawn(reflector.run());
         seen
     }
@@ -99,7 +102,7 @@ impl<T: Resource> Reflector<T> {
         let mut failures = 0_u32;
         loop {
             let asked = Instant::now();
-            self.has_heard = false;
+            (self.has_begun, self.has_heard) = (false, false);
             let observed = self.observed.clone();
             let ended = tokio::select! {
                 ended = self.list_and_watch() => ended,
@@ -134,12 +137,19 @@ impl<T: Resource> Reflector<T> {
             _ => KubernetesFigure::Failed,
         };
         self.counts().count(figure);
-        if matches!(error, RequestError::Expired | RequestError::Nonsense(_)) {
+        let verb = if self.version.is_some() { "watch" } else { "list" };
+        // An account that may list but not watch still hears of changes, by lists.
+        if matches!(error, RequestError::Expired | RequestError::Nonsense(_) | RequestError::Forbidden(_)) {
             self.version = None;
         }
-        // A watch that is too old is no problem: the list comes next.
-        if !matches!(error, RequestError::Expired) {
-            let verb = if self.version.is_some() { "watch" } else { "list" };
+        // Two things are no problem yet: a version that is too old, after which a list comes, and a watch that broke,
+        // after which another comes.
+        let is_usual = match error {
+            RequestError::Expired => true,
+            RequestError::Lost(_) => self.has_begun,
+            _ => false,
+        };
+        if !is_usual {
             self.tell(Some(self.problem(error, verb)));
         }
     }
@@ -197,6 +207,7 @@ impl<T: Resource> Reflector<T> {
             format!("&watch=true&allowWatchBookmarks=true&resourceVersion={version_encoded}&timeoutSeconds={seconds}");
         let mut events = client.watch(&self.path(&query), Duration::from_secs(seconds)).await?;
         self.counts().count(KubernetesFigure::Watched);
+        self.has_begun = true;
         self.tell(None);
         while let Some(line) = events.next().await? {
             self.apply(&line, &mut version)?;
@@ -337,8 +348,15 @@ mod tests {
         let access = ApiAccess { url: "https://api".into(), token_file: None, ca_file: None };
         let selection = Selection { namespace: "serving".into(), selector };
         let figures = Arc::new(KubernetesFigures::default());
-        let reflector =
-            Reflector { access: Arc::new(access), selection, figures, observed, version: None, has_heard: false };
+        let reflector = Reflector {
+            access: Arc::new(access),
+            selection,
+            figures,
+            observed,
+            version: None,
+            has_begun: false,
+            has_heard: false,
+        };
         (reflector, seen)
     }
 

@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(worker_id("5b5e1c1c-0c1e-4c0a-9f57-1f2a3b4c5d6e"), EXAMPLE);
     }
 
-    const EXAMPLE: u64 = 0;
+    const EXAMPLE: u64 = 12_929_037_466_321_537_094;
 
     #[test]
     fn conditions_decide_whether_a_pod_takes_requests() {
@@ -409,12 +409,18 @@ mod tests {
         let on = json!({"ready": true});
         let off = json!({"ready": false, "terminating": true});
         // Both families of addresses, in either order.
-        let pair = [slice("s6", &json!([endpoint("a", "fd00::1", &on)])), slice("s4", &json!([endpoint("a", "10.0.0.1", &on)]))];
+        let pair = [
+            slice("s6", &json!([endpoint("a", "fd00::1", &on)])),
+            slice("s4", &json!([endpoint("a", "10.0.0.1", &on)])),
+        ];
         let expected = [("n/a".to_owned(), "10.0.0.1".to_owned(), PodState::Ready)];
         assert_eq!(shown(&pair), expected);
         assert_eq!(shown(&[pair[1].clone(), pair[0].clone()]), expected);
         // One slice has heard already that it ends.
-        let moved = [slice("s1", &json!([endpoint("a", "10.0.0.1", &on)])), slice("s2", &json!([endpoint("a", "10.0.0.1", &off)]))];
+        let moved = [
+            slice("s1", &json!([endpoint("a", "10.0.0.1", &on)])),
+            slice("s2", &json!([endpoint("a", "10.0.0.1", &off)])),
+        ];
         assert_eq!(shown(&moved)[0].2, PodState::Terminating);
         assert_eq!(shown(&[moved[1].clone(), moved[0].clone()])[0].2, PodState::Terminating);
     }
@@ -438,7 +444,8 @@ mod tests {
             port,
             protocol: protocol.map(str::to_owned),
         };
-        let listed = [port("http", Some(8000), Some("TCP")), port("dns", Some(53), Some("UDP")), port("", Some(9090), None)];
+        let listed =
+            [port("http", Some(8000), Some("TCP")), port("dns", Some(53), Some("UDP")), port("", Some(9090), None)];
         let of = |wanted: &[&str]| {
             let wanted: Vec<PortName> = wanted.iter().map(|text| text.parse().expect("a port")).collect();
             slice_ports(&listed, &wanted).map_err(|(what, _)| what)
@@ -470,8 +477,11 @@ mod tests {
             pod("runs", json!({"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})),
             pod("done", json!({"phase": "Succeeded", "podIP": "10.0.0.2", "conditions": ready})),
             pod("pending", json!({"phase": "Pending"})),
-            pod("unknown", json!({"phase": "Running", "podIP": "10.0.0.3",
-                "conditions": [{"type": "Ready", "status": "Unknown"}]})),
+            pod(
+                "unknown",
+                json!({"phase": "Running", "podIP": "10.0.0.3",
+                "conditions": [{"type": "Ready", "status": "Unknown"}]}),
+            ),
         ];
         let fleet = of_pool("p", Some(&pool), pods.iter(), true);
         let mut found: Vec<_> = fleet.pods.iter().map(|pod| (pod.name.as_str(), pod.state)).collect();

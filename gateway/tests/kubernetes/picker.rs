@@ -35,7 +35,7 @@ impl Fixture {
         Connection::over(stream).await.stream().await
     }
 
-    /// The list for a chat; `None` = it is refused, with this status.
+    /// The list for a chat.
     async fn list(&self, stream: &mut Stream, text: &str) -> Vec<SocketAddr> {
         stream.send(opening(&POST, false)).await;
         let body = chat(&[json!({"role": "user", "content": text})], true);
@@ -45,7 +45,8 @@ impl Fixture {
         list.split(',').map(player::address).collect()
     }
 
-    async fn refusal(&self, text: &str) -> u16 {
+    /// The status with which a chat is refused.
+    async fn refusal(&self, text: &str) -> i32 {
         let mut stream = self.stream().await;
         stream.send(opening(&POST, false)).await;
         let body = chat(&[json!({"role": "user", "content": text})], true);
@@ -83,7 +84,7 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
         (gateway, picker)
     });
     let (mut gateway, picker) = starting.await.expect("a picker");
-    let fixture = Fixture { api, picker, pods, addresses };
+    let mut fixture = Fixture { api, picker, pods, addresses };
     assert!(!fixture.is_ready().await, "there is no pod yet");
     // A pod is added, and is not ready.
     fixture.put(0, &[fixture.pods[0].clone().not_ready()]);
@@ -91,16 +92,11 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     // It becomes ready.
     fixture.put(0, &fixture.pods[..1]);
     kit::until("the picker is ready", async || fixture.is_ready().await).await;
-    let (_, socket) = tokio::task::spawn_blocking(move || {
+    let asking = tokio::task::spawn_blocking(move || {
         let daemon = gateway.daemon();
         (gateway, daemon)
-    })
-    .await
-    .map(|(kept, daemon)| {
-        gateway = kept;
-        daemon
-    })
-    .expect("a daemon");
+    });
+    let (gateway, (_, socket)) = asking.await.expect("a daemon");
     let figures = Figures::of(&socket, "demo");
     kit::until("the daemon has the pod's worker", async || {
         figures.in_flight().await.is_some_and(|workers_now| workers_now == [(workers[0], 0)])
@@ -143,7 +139,6 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     })
     .await;
     // The API server is away: the picker goes on with what it knows.
-    let mut fixture = fixture;
     fixture.api.stop().await;
     let mut stream = fixture.stream().await;
     assert_eq!(fixture.list(&mut stream, "Is anybody there?").await, [fixture.addresses[1]]);

@@ -271,3 +271,47 @@ const _: () = assert!(BACK_OFF_JITTER >= 0.0 && BACK_OFF_JITTER < 1.0);
 const _: () = assert!(POOL_IDLE_MAX.as_millis() < 5_000, "the engine must not be the first to close");
 const _: () = assert!(PARITY_COMPARED_MIN <= PARITY_WINDOW);
 const _: () = assert!(TOKEN_CACHE_USUAL_ENTRY_BYTES < TOKEN_CACHE_BYTES);
+
+// ---- kubernetes -----------------------------------------------------------------------------------------------------
+
+/// Objects in one page of a list, as Kubernetes' own clients ask for.
+pub(crate) const KUBERNETES_PAGE_OBJECTS: usize = 500;
+/// Bytes of one page. A pod has about 10 KiB, so that a usual page has 5 MiB.
+pub(crate) const KUBERNETES_PAGE_BYTES_MAX: usize = 64 << 20;
+/// Objects of one kind that are kept. A service's slice has up to 1,000 endpoints, a pool some hundred pods.
+pub(crate) const KUBERNETES_OBJECTS_MAX: usize = 16_384;
+/// Bytes of one event of a watch. etcd keeps no object of more than 1.5 MiB, which JSON can double.
+pub(crate) const KUBERNETES_EVENT_BYTES_MAX: usize = 4 << 20;
+/// Bytes of one watch. It is ended then, and begun again where it ended.
+pub(crate) const KUBERNETES_WATCH_BYTES_MAX: usize = 1 << 30;
+/// The shortest time for which a watch is asked for, in seconds. Kubernetes' own clients ask for 5 to 10 minutes.
+pub(crate) const KUBERNETES_WATCH_SECONDS: u64 = 300;
+/// How long a watch may last beyond the time that was asked for; then its connection counts as lost.
+pub(crate) const KUBERNETES_WATCH_GRACE: Duration = Duration::from_secs(30);
+/// How long one page, or the head of a watch's reply, may take.
+pub(crate) const KUBERNETES_REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A watch that lasted this long, or brought an event, forgets earlier failures: the next pause is the first one again.
+pub(crate) const KUBERNETES_WATCH_HEALTHY_MIN: Duration = Duration::from_secs(5);
+/// How long a silent connection is idle before the system asks whether the other side is there, and between its asks.
+pub(crate) const KUBERNETES_KEEPALIVE: Duration = Duration::from_secs(15);
+/// Unanswered asks after which a silent connection is lost.
+pub(crate) const KUBERNETES_KEEPALIVE_ASKS: u32 = 3;
+/// Bytes of a service account's token. A token has about 1 KiB.
+pub(crate) const KUBERNETES_TOKEN_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a reply that refuses a request.
+pub(crate) const KUBERNETES_REFUSAL_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a name, a namespace, a label or an id. Kubernetes allows 253 in a name and 317 in a label's key.
+pub(crate) const KUBERNETES_NAME_BYTES_MAX: usize = 512;
+/// Bytes of a message of the API server that a finding shows.
+pub(crate) const KUBERNETES_MESSAGE_BYTES_MAX: usize = 512;
+/// Ports of one pod: a pool has up to 8, and each is a data-parallel rank.
+pub(crate) const KUBERNETES_PORTS_MAX: usize = 64;
+/// Pods of one fleet, as many as the daemon's workers may be.
+pub(crate) const KUBERNETES_PODS_MAX: usize = 4096;
+/// Labels of a pool's selector, as many as its definition allows.
+pub(crate) const KUBERNETES_LABELS_MAX: usize = 64;
+/// How long the start waits for the first list of pods.
+pub(crate) const KUBERNETES_FIRST_LIST_MAX: Duration = Duration::from_secs(10);
+
+const _: () = assert!(KUBERNETES_EVENT_BYTES_MAX < KUBERNETES_WATCH_BYTES_MAX);
+const _: () = assert!(KUBERNETES_PAGE_OBJECTS <= KUBERNETES_OBJECTS_MAX);

@@ -11,7 +11,7 @@ use super::raw::{
 };
 use super::{
     Bounds, Config, Deadlines, Flags, Forward, Listen, PickPort, Problem, Questions, ReportMode, Retry, TlsFiles,
-    Tokens,
+    Tokens, kubernetes,
 };
 use crate::engines::RankSource;
 use crate::limits::{DAEMON_TIMEOUT_DEFAULT, RENDER_MAX, TOKEN_CACHE_BYTES};
@@ -36,10 +36,10 @@ pub struct EngineEntry {
 }
 
 /// Collects problems, so that one run of `--check` lists all of them.
-struct Checker(Vec<Problem>);
+pub(super) struct Checker(Vec<Problem>);
 
 impl Checker {
-    fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
+    pub(super) fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem { field: field.into(), message: message.into() });
     }
 
@@ -99,7 +99,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         text => checker.loopback("admin.address", text),
     };
     let default_key = flags.api_key_file.clone().or(raw.engines.api_key_file);
-    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref());
+    let kubernetes = kubernetes::check(&mut checker, raw.kubernetes, &flags.kubernetes);
+    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref(), kubernetes.is_some());
     let bounds = bounds(&mut checker, raw.bounds);
     let retry = retry(&mut checker, raw.retry, &bounds);
     let deadlines = deadlines(&mut checker, raw.deadlines);
@@ -129,6 +130,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         questions,
         tokens,
         engines,
+        kubernetes,
+        engines_key_file: default_key,
         engines_ca: raw.engines.ca_file,
         bounds,
         deadlines,
@@ -166,13 +169,18 @@ fn engines(
     raw: &[RawEngine],
     flags: &[String],
     default_key: Option<&PathBuf>,
+    are_pods: bool,
 ) -> Vec<EngineEntry> {
     let listed: Vec<RawEngine> = match flags {
         [] => raw.to_vec(),
         flags => flags.iter().map(|text| engine_flag(text)).collect(),
     };
-    if listed.is_empty() {
-        checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+    match (listed.is_empty(), are_pods) {
+        (true, false) => {
+            checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+        }
+        (false, true) => checker.problem("engine", "the engines are pods of [kubernetes]; remove one of the two"),
+        _ => {}
     }
     let mut seen = BTreeSet::new();
     let mut entries = Vec::with_capacity(listed.len());

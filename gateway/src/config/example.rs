@@ -49,6 +49,22 @@ timeout_ms = 3000
 # Bytes of the cache of rendered prompts.
 cache_bytes_max = 67108864
 
+# Engines that are pods of a Kubernetes cluster, in place of [[engine]] tables. Of service and pool, one is named.
+[kubernetes]
+# [NAMESPACE/]NAME of a service: its ready pods are the engines.
+# service = "serving/vllm"
+# The port of the engines, by its name in the service or by number, or that of each data-parallel rank. Default: the
+# service's only port. A pool names its ports itself.
+ports = []
+# [NAMESPACE/]NAME of an InferencePool (inference.networking.k8s.io/v1).
+# pool = "serving/llama"
+# The API server, as https://HOST:PORT. Default: that of the cluster whose pod this is, with the pod's account.
+# url = "https://10.0.0.1:6443"
+# A file with a bearer token for it. Reload: each request.
+# token_file = "/etc/kvrouted/kubernetes.token"
+# PEM file with its authorities. Default: the machine's own. Reload: each request.
+# ca_file = "/etc/kvrouted/kubernetes-ca.crt"
+
 # What holds for all engines.
 [engines]
 # PEM file with the authorities of https engines. Default: the machine's own.

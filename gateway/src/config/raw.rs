@@ -19,6 +19,8 @@ pub struct RawConfig {
     pub engine: Vec<RawEngine>,
     /// `[engines]`
     pub engines: RawEngines,
+    /// `[kubernetes]`
+    pub kubernetes: RawKubernetes,
     /// `[tokens]`
     pub tokens: RawTokens,
     /// `[bounds]`
@@ -75,6 +77,24 @@ pub struct RawDaemon {
     pub timeout_ms: Option<u64>,
     /// Send hashes of blocks in place of tokens.
     pub hash_locally: Option<bool>,
+}
+
+/// `[kubernetes]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawKubernetes {
+    /// `[NAMESPACE/]NAME` of a service.
+    pub service: Option<String>,
+    /// `[NAMESPACE/]NAME` of an InferencePool.
+    pub pool: Option<String>,
+    /// Name or number of each rank's port of the service.
+    pub ports: Vec<String>,
+    /// The API server, outside of its cluster.
+    pub url: Option<String>,
+    /// A file with its bearer token.
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with its authorities.
+    pub ca_file: Option<PathBuf>,
 }
 
 /// `[tokens]`

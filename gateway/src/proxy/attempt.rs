@@ -11,9 +11,8 @@ use hyper::header::{HeaderMap, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Method, Request, StatusCode, Uri};
 
-use super::headers::DATA_PARALLEL_RANK;
 use crate::api::ApiError;
-use crate::engines::{Dialect, Engine, EngineError, InflightGuard, body_of};
+use crate::engines::{DATA_PARALLEL_RANK, Dialect, Engine, EngineError, InflightGuard, body_of};
 
 /// A reply whose first part has come.
 pub(super) struct Begun {
@@ -105,8 +104,8 @@ impl Attempts {
     }
 }
 
-/// Whether vLLM must be told which of its ranks is meant.
+/// Whether the engine must be told which of its ranks is meant: vLLM by the header, a server for each rank by its port.
 fn has_ranks(engine: &Engine) -> bool {
     let facts = engine.facts();
-    facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
+    engine.has_rank_ports() || facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
 }

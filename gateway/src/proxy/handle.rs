@@ -324,7 +324,7 @@ impl Proxy {
             if let Some(why) = attempts.failed_why {
                 self.metrics.retried(why);
             }
-            match attempts.send(engine, Some(worker.rank.0), body).await {
+            match attempts.send(&engine, Some(worker.rank.0), body).await {
                 Outcome::Begun(begun) => return Ok(Some((*candidate, begun))),
                 Outcome::Failed(why) => {
                     self.choose.report_failure(worker, model, why);
@@ -392,11 +392,11 @@ impl Proxy {
     /// Usable engines for a request without a prompt, the least busy first.
     pub(super) fn any_engine(&self, model: Option<&ServedModel>) -> Vec<Candidate> {
         let now = Instant::now();
-        let mut engines: Vec<&Arc<Engine>> = match model {
+        let mut engines: Vec<Arc<Engine>> = match model {
             Some(model) => self.engines.serving(model).collect(),
             None => self.engines.iter().collect(),
         };
-        engines.retain(|engine| engine.is_usable(now));
+        engines.retain(|engine| engine.takes_requests() && engine.is_usable(now));
         if !engines.is_empty() {
             let first = self.round_robin.fetch_add(1, Ordering::Relaxed) % engines.len();
             engines.rotate_left(first);
@@ -404,7 +404,7 @@ impl Proxy {
         // The sort is stable: equally busy engines stay in turn.
         engines.sort_by_key(|engine| engine.inflight());
         let candidate =
-            |engine: &Arc<Engine>| Candidate { worker: Worker::new(engine.worker(), 0), overlap_tokens: None };
+            |engine: Arc<Engine>| Candidate { worker: Worker::new(engine.worker(), 0), overlap_tokens: None };
         engines.into_iter().map(candidate).collect()
     }
 

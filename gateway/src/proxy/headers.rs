@@ -6,6 +6,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{StatusCode, Uri};
 
 use crate::api::ApiError;
+use crate::engines::DATA_PARALLEL_RANK;
 use crate::limits::{HEADER_NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
 /// The id of a request, passed through or made.
@@ -24,8 +25,6 @@ pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-kvrouted-worker
 pub(crate) const OVERLAP_TOKENS: HeaderName = HeaderName::from_static("x-kvrouted-overlap-tokens");
 /// For the pick port: the path of the request whose body is sent.
 pub(crate) const ORIGINAL_PATH: HeaderName = HeaderName::from_static("x-kvrouted-path");
-/// Names the data-parallel rank to vLLM.
-pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// Anthropic's header for API keys.
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

@@ -236,7 +236,7 @@ impl PickServer {
         if let Ok(id) = text.parse() {
             return Some(Worker::new(id, 0));
         }
-        let is_meant = |engine: &&Arc<crate::engines::Engine>| {
+        let is_meant = |engine: &Arc<crate::engines::Engine>| {
             engine.base().authority().is_some_and(|authority| authority.as_str() == text)
         };
         self.proxy.engines.iter().find(is_meant).map(|engine| Worker::new(engine.worker(), 0))

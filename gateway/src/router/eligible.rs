@@ -16,6 +16,7 @@ pub(super) struct EngineView {
     pub(super) engine: u64,
     pub(super) role: EngineRole,
     pub(super) facts: Arc<EngineFacts>,
+    pub(super) takes_requests: bool,
     pub(super) is_usable: bool,
     pub(super) inflight: usize,
 }
@@ -26,6 +27,7 @@ impl EngineView {
             engine: engine.worker(),
             role: engine.config().role,
             facts: engine.facts(),
+            takes_requests: engine.takes_requests(),
             is_usable: engine.is_usable(now),
             inflight: engine.inflight(),
         }
@@ -52,7 +54,7 @@ pub(super) struct Eligible {
 
 impl Eligible {
     /// The engines that serve the request's model, without those that failed for it, those that its subset does not
-    /// name, and those that back off, unless all do.
+    /// name, those that are ending, and those that back off, unless all do.
     ///
     /// # Errors
     /// 404 if no engine serves the model, 503 if none of those that do may run the request.
@@ -62,6 +64,11 @@ impl Eligible {
         let serving = views.len();
         if serving == 0 {
             return Err(unknown_model(ask.model));
+        }
+        views.retain(|view| view.takes_requests);
+        if views.is_empty() {
+            let text = format!("every engine of {:?} is ending or not ready", ask.model.base);
+            return Err(ApiError::engine(StatusCode::SERVICE_UNAVAILABLE, "engines_not_ready", text).retry_after(1));
         }
         let is_allowed =
             |view: &EngineView| ask.allow.is_none_or(|allow| allow.iter().any(|worker| worker.id.0 == view.engine));
@@ -150,7 +157,14 @@ mod tests {
             renders: RenderSupport::default(),
             problems: Vec::new(),
         };
-        EngineView { engine, role: EngineRole::Any, facts: Arc::new(facts), is_usable: true, inflight }
+        EngineView {
+            engine,
+            role: EngineRole::Any,
+            facts: Arc::new(facts),
+            takes_requests: true,
+            is_usable: true,
+            inflight,
+        }
     }
 
     fn with_adapter(view: &EngineView) -> EngineView {
@@ -194,6 +208,14 @@ mod tests {
         assert_eq!(eligible(&views, None, None, &[1, 2]), Ok((vec![3], true)), "better than none");
         let error = eligible(&views, None, None, &[1, 2, 3]).unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (503, "engines_failed"));
+    }
+
+    #[test]
+    fn an_engine_that_is_ending_gets_no_request_even_if_no_other_is_left() {
+        let ending = |view: EngineView| EngineView { takes_requests: false, ..view };
+        assert_eq!(eligible(&[ending(view(1, 0)), view(2, 0)], None, None, &[]), Ok((vec![2], true)));
+        let error = eligible(&[ending(view(1, 0))], None, None, &[]).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (503, "engines_not_ready"));
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Router {
 
     async fn decide(&self, ask: &Ask<'_>) -> Result<(Pick, RouterFigure), ApiError> {
         let now = Instant::now();
-        let eligible = Eligible::among(self.engines.iter().map(|engine| EngineView::of(engine, now)), ask)?;
+        let eligible = Eligible::among(self.engines.iter().map(|engine| EngineView::of(&engine, now)), ask)?;
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
         let space = match self.space(ask) {
             Ok(space) => space,

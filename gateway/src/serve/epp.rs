@@ -27,6 +27,10 @@ use crate::proxy::{Admin, Asked, BoxFuture, Choice, Choose, ConnectionBounds, Fi
 /// Runs the picker until SIGTERM or SIGINT.
 pub(super) async fn run(config: Config, options: &EppOptions) -> Result<(), Failure> {
     options.check().map_err(|error| Failure::Usage(error.to_string()))?;
+    if config.kubernetes.is_some() && (!options.endpoints.is_empty() || options.endpoints_file.is_some()) {
+        let why = "--endpoint and --endpoints name addresses that Kubernetes names already; leave them out";
+        return Err(Failure::Usage(why.to_owned()));
+    }
     let core_options = CoreOptions::of(&config)?;
     let mut signals = Signals::take()?;
     let server = EppServer::bind(&options.listen, options.certificate()).await;
@@ -101,6 +105,12 @@ impl Picker {
     /// Serves until `stopping` says so and answers under way are over, or have taken longer than `drain`.
     async fn run(self, server: EppServer, mut stopping: watch::Receiver<bool>, drain: Duration) {
         let Self { core, services, health, endpoints, configured, file } = self;
+        let source = async {
+            match core.pods() {
+                Some(pods) => follow(pods.endpoints(), endpoints.clone()).await,
+                None => follow(ConfiguredEndpoints::new(configured, file), endpoints.clone()).await,
+            }
+        };
         let readiness = async {
             loop {
                 health.set_ready(core.router().is_ready() && !endpoints.now().is_empty());
@@ -112,7 +122,7 @@ impl Picker {
         };
         tokio::select! {
             () = server.serve(services, health.clone(), stopped, drain) => {}
-            () = follow(ConfiguredEndpoints::new(configured, file), endpoints.clone()) => {}
+            () = source => {}
             () = readiness => {}
         }
     }
@@ -167,7 +177,7 @@ impl Choose for Facts {
 
 /// Each engine at the host and port of its URL.
 fn of_engines(engines: &EngineSet) -> Vec<EndpointConfig> {
-    let endpoint = |engine: &Arc<Engine>| {
+    let endpoint = |engine: Arc<Engine>| {
         let base = engine.base();
         let port = base.port_u16().unwrap_or(if base.scheme_str() == Some("https") { 443 } else { 80 });
         let host = base.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();

@@ -176,8 +176,9 @@ impl CoreChooser {
         let now = Instant::now();
         let may = |worker: &Worker, is_picky: bool| {
             let Some(engine) = engines.get(worker.id.0) else { return !is_picky };
-            let serves =
-                model.as_ref().is_none_or(|model| engines.serving(model).any(|serving| Arc::ptr_eq(serving, engine)));
+            let serves = model
+                .as_ref()
+                .is_none_or(|model| engines.serving(model).any(|serving| serving.worker() == engine.worker()));
             serves && (!is_picky || engine.is_usable(now))
         };
         // Selectors name ranks that do not exist where one port serves all; rank 0 always does.

@@ -110,6 +110,9 @@ impl Choose for Routed {
                 findings.push(Finding { what, remedy: String::new() });
             }
         }
+        if let Some(pods) = self.0.pods() {
+            findings.extend(pods.findings());
+        }
         if let Some(daemon) = self.0.daemon() {
             let of_daemon = |what| Finding { what, remedy: String::new() };
             findings.extend(daemon.problems().into_iter().map(of_daemon));
@@ -147,6 +150,9 @@ impl Choose for Routed {
         counter(&mut text, "token_cache", help, "result", cached.into_iter());
         let failures = [("engine", tokens.failures)].into_iter();
         counter(&mut text, "token_failures", "Questions to renderers that failed", "reason", failures);
+        if let Some(pods) = self.0.pods() {
+            pods.metrics(&mut text);
+        }
         if let Some(daemon) = self.0.daemon() {
             let restarts = daemon.restarts();
             counter(

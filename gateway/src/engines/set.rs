@@ -8,7 +8,7 @@ use hyper::StatusCode;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::engine::{Engine, EngineConfig, EngineError};
+use super::engine::{Engine, EngineConfig, EngineError, EngineRole};
 use super::facts::{EngineFacts, ModelFacts};
 use super::learn::LearnError;
 use super::transport::ClientTls;
@@ -61,6 +61,12 @@ impl EngineSet {
     /// All engines in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Engine>> {
         self.engines.iter()
+    }
+
+    /// Whether an engine has a role other than `any`.
+    #[must_use]
+    pub fn has_roles(&self) -> bool {
+        self.engines.iter().any(|engine| engine.config().role != EngineRole::Any)
     }
 
     /// The engines that serve a model, in the order of the configuration.

@@ -100,7 +100,9 @@ async fn infer(seen: Seen, fault: Fault, rooms: Arc<Rooms>, mode: &'static str, 
         Value::Array(hosts) => hosts.clone(),
         host => vec![host.clone()],
     };
-    let prompts = ["prompt", "text"].iter().find_map(|field| body[*field].as_array()).map_or(1, Vec::len);
+    // A list of numbers is one prompt of token ids.
+    let lists = ["prompt", "text"].iter().filter_map(|field| body[*field].as_array());
+    let prompts = lists.into_iter().find(|list| !list.iter().all(Value::is_number)).map_or(1, Vec::len);
     let is_good = |list: &[u64]| list.len() == prompts && list.iter().all(|number| *number < 1 << 63);
     if !is_good(&numbers) || !is_good(&ports) || hosts.iter().any(|host| host != "127.0.0.1") {
         return refuse("a wrong bootstrap address");

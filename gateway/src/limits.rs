@@ -35,6 +35,13 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How many times a request asks the router: once, and once more without the engines that failed.
 pub(crate) const ROUTING_ROUNDS_MAX: usize = 2;
 
+/// Bytes of the reply of an engine that only prefills. It names each block of the prompt, of which a million tokens have
+/// about half a MiB, and has one token of output; the rest is room for the log-probabilities of the prompt.
+pub(crate) const PREFILL_REPLY_BYTES_MAX: usize = 64 << 20;
+/// How long the reply of an engine that prefills may go on after the other engine's first byte, which comes after the
+/// prompt's last block was sent.
+pub(crate) const PREFILL_END_MAX: Duration = Duration::from_secs(10);
+
 // ---- proxy: the pick port -----------------------------------------------------------------------------------------
 
 /// Requests of other proxies that are under way. Beyond it `/pick` answers 503, so that lost ends cannot fill memory.

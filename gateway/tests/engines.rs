@@ -101,7 +101,7 @@ async fn what_an_older_vllm_does_not_tell_is_named_by_hand() {
         assert_eq!(facts.problems.iter().filter(|problem| problem.contains(words)).count(), 1, "{:?}", facts.problems);
     }
     let rank = RankSource { rank: 0, endpoint: Some("tcp://h:1".into()), replay: None, topic: String::new() };
-    let named = NamedFacts { block_size: Some(32), ranks: vec![rank.clone()] };
+    let named = NamedFacts { block_size: Some(32), ranks: vec![rank.clone()], bootstrap_port: None };
     let config = EngineConfig { named, ..EngineConfig::new(1, &double.url) };
     let set = EngineSet::of(vec![config], &ClientTls::default()).expect("a good URL");
     assert!(set.learn_all(soon()).await.is_empty());

@@ -33,6 +33,8 @@ pub struct EngineEntry {
     pub block_size: Option<u32>,
     /// Where its ranks publish, if the engine does not tell.
     pub ranks: Vec<RankSource>,
+    /// The port of SGLang's bootstrap server, if the engine does not tell.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// Collects problems, so that one run of `--check` lists all of them.
@@ -190,7 +192,7 @@ fn engines(
         if !seen.insert(worker) {
             checker.problem(format!("{field}.id"), format!("{worker} is the id of another engine; write another one"));
         }
-        let url = engine.url.unwrap_or_default().trim_end_matches('/').to_owned();
+        let url = engine.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
         if let Err(why) = engine_url(&url) {
             checker.problem(format!("{field}.url"), format!("`{url}` {why}; write http://HOST:PORT"));
         }
@@ -200,9 +202,13 @@ fn engines(
         if engine.block_size == Some(0) {
             checker.problem(format!("{field}.block_size"), "a block has at least one token; write the engine's size");
         }
+        if engine.bootstrap_port == Some(0) {
+            let message = "0 is no port; write SGLang's --disaggregation-bootstrap-port";
+            checker.problem(format!("{field}.bootstrap_port"), message);
+        }
         let ranks = ranks(checker, &field, engine.rank);
-        let (tls_name, block_size) = (engine.tls_name, engine.block_size);
-        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks });
+        let RawEngine { tls_name, block_size, bootstrap_port, .. } = engine;
+        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks, bootstrap_port });
     }
     entries
 }

@@ -81,12 +81,14 @@ url = "http://10.0.0.8:8000"
 # id = 1
 # A file with this engine's API key, if it has one of its own.
 # api_key_file = "/etc/kvrouted/engine-1.key"
-# any, prefill or decode.
+# any, prefill or decode. With prefill and decode engines of a model, each request runs on one of both.
 role = "any"
 # The name in the engine's certificate. Default: the URL's host.
 # tls_name = "engine-1.example.org"
 # What the engine does not tell of itself; /findings says what is missing. Tokens in a block:
 # block_size = 16
+# The port of a prefill engine's bootstrap server (SGLang):
+# bootstrap_port = 8998
 # Where each rank publishes its events, and where lost events are asked for again:
 # [[engine.rank]]
 # rank = 0

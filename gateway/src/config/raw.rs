@@ -129,6 +129,8 @@ pub struct RawEngine {
     pub tls_name: Option<String>,
     /// Tokens in a block.
     pub block_size: Option<u32>,
+    /// The port of SGLang's bootstrap server.
+    pub bootstrap_port: Option<u16>,
     /// `[[engine.rank]]`
     pub rank: Vec<RawRank>,
 }

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Request, StatusCode};
 
-use super::engine::{Engine, EngineError};
+use super::engine::{Engine, EngineError, EngineRole};
 use super::facts::{Dialect, EngineFacts, NamedFacts, RankSource, RenderPath, RenderSupport};
 use super::replies::{
-    CacheConfig, Models, Sources, read_cache_config, read_models, read_sglang_info, read_sources, read_version,
+    CacheConfig, Models, SglangInfo, Sources, read_cache_config, read_models, read_sglang_info, read_sources,
+    read_version,
 };
 use super::transport::{BoxBody, DATA_PARALLEL_RANK, ReadError, body_of, read_bounded};
 use crate::limits::{METRICS_BYTES_MAX, REPLY_BYTES_MAX};
@@ -89,6 +90,7 @@ pub(super) fn unknown(named: &NamedFacts) -> EngineFacts {
         block_size: None,
         ranks: Vec::new(),
         renders: RenderSupport::default(),
+        bootstrap_port: None,
         problems: vec![problem.to_owned()],
     };
     facts.with_named(named)
@@ -227,8 +229,16 @@ async fn learn_vllm(engine: &Engine, models: Models, before: Option<&EngineFacts
             start vLLM with --enable-scale-out, or name a render server";
         problems.push(problem.to_owned());
     }
-    let facts =
-        EngineFacts { dialect: Dialect::Vllm, version, models: models.list, block_size, ranks, renders, problems };
+    let facts = EngineFacts {
+        dialect: Dialect::Vllm,
+        version,
+        models: models.list,
+        block_size,
+        ranks,
+        renders,
+        bootstrap_port: None,
+        problems,
+    };
     facts.with_named(named)
 }
 
@@ -243,16 +253,18 @@ async fn learn_sglang(engine: &Engine, models: Models, before: Option<&EngineFac
         Ok(None) => Err(format!("this version of SGLang has no {SGLANG_INFO}")),
         Err(error) => Err(error.to_string()),
     };
-    let (version, mut block_size, ranks) = match info {
+    let role = engine.config().role;
+    let (version, mut block_size, ranks, bootstrap_port) = match info {
         Ok(info) => {
+            role_problems(&mut problems, role, named, &info);
             if !info.has_prefix_caching {
                 problems.push("prefix caching is off; start SGLang without --disable-radix-cache".to_owned());
             }
-            (info.version, info.block_size, info.ranks)
+            (info.version, info.block_size, info.ranks, info.bootstrap_port)
         }
         Err(why) => match before {
-            Some(before) => (before.version.clone(), before.block_size, before.ranks.clone()),
-            None => (None, None, not_told(&mut problems, named, &why)),
+            Some(before) => (before.version.clone(), before.block_size, before.ranks.clone(), before.bootstrap_port),
+            None => (None, None, not_told(&mut problems, named, &why), None),
         },
     };
     block_size = named.block_size.or(block_size);
@@ -260,9 +272,38 @@ async fn learn_sglang(engine: &Engine, models: Models, before: Option<&EngineFac
         problems.push("it does not say how many tokens a block has; name block_size: SGLang's --page-size".to_owned());
     }
     rank_problems(&mut problems, named, &ranks, "--kv-events-config");
-    let facts =
-        EngineFacts { dialect: Dialect::Sglang, version, models: models.list, block_size, ranks, renders, problems };
+    let facts = EngineFacts {
+        dialect: Dialect::Sglang,
+        version,
+        models: models.list,
+        block_size,
+        ranks,
+        renders,
+        bootstrap_port,
+        problems,
+    };
     facts.with_named(named)
+}
+
+/// What SGLang says of its half of the work, beside the role that the operator gave it.
+fn role_problems(problems: &mut Vec<String>, role: EngineRole, named: &NamedFacts, info: &SglangInfo) {
+    let wanted = match role {
+        EngineRole::Any => "null",
+        EngineRole::Prefill => "prefill",
+        EngineRole::Decode => "decode",
+    };
+    if let Some(mode) = info.disaggregation_mode.as_deref().filter(|mode| *mode != wanted) {
+        problems.push(format!(
+            "its role needs SGLang's --disaggregation-mode {wanted}, and it says {mode}: start it so, or correct `role`"
+        ));
+    }
+    if role == EngineRole::Prefill && named.bootstrap_port.or(info.bootstrap_port).is_none() {
+        problems.push(
+            "it does not say where its bootstrap server is; name bootstrap_port: SGLang's \
+             --disaggregation-bootstrap-port"
+                .to_owned(),
+        );
+    }
 }
 
 fn model_problems(models: &Models) -> Vec<String> {

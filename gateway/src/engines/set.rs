@@ -10,7 +10,7 @@ use rustls::ClientConfig;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use super::engine::{Engine, EngineConfig, EngineError};
+use super::engine::{Engine, EngineConfig, EngineError, EngineRole};
 use super::facts::{EngineFacts, ModelFacts};
 use super::learn::LearnError;
 use super::transport::ClientTls;
@@ -142,6 +142,12 @@ impl EngineSet {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.members.load().engines.is_empty()
+    }
+
+    /// Whether an engine has a role other than `any`.
+    #[must_use]
+    pub fn has_roles(&self) -> bool {
+        self.iter().any(|engine| engine.config().role != EngineRole::Any)
     }
 
     /// The engines that serve a model and take requests, in the order of the configuration.

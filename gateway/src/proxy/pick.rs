@@ -29,7 +29,7 @@ use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 
 use super::body::{BodyBudget, ReplyBody, read_body};
-use super::choose::{Asked, Candidate, Choice};
+use super::choose::{Candidate, Choice};
 use super::handle::Proxy;
 use super::listener::{ConnectionState, Handle, remove_socket};
 use super::open_picks::{OpenPick, OpenPicks, id_of_log_line};
@@ -132,19 +132,8 @@ impl PickServer {
         started: Instant,
     ) -> Result<Vec<Candidate>, ApiError> {
         let prepared = self.proxy.prepare(path, headers, body, None)?;
-        let booking_id = headers::new_id();
-        let asked = Asked {
-            path,
-            facts: &prepared.facts,
-            body,
-            model: &prepared.model,
-            booking_id: &booking_id,
-            priority: prepared.hints.priority,
-            session: prepared.hints.session.as_deref(),
-            tenant: prepared.hints.tenant.as_deref(),
-            exclude: &[],
-            deadline: started + self.proxy.settings.deadlines.total,
-        };
+        // Another proxy sends the request to one engine.
+        let asked = prepared.asked(path, body, &[], started + self.proxy.settings.deadlines.total);
         let choice = self.proxy.choose.choose(asked).await?;
         self.proxy.metrics.decided(choice.decided_by, choice.token_source);
         let Choice { candidates, booking, observer, .. } = choice;

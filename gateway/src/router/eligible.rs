@@ -54,15 +54,15 @@ pub(super) struct Eligible {
 
 impl Eligible {
     /// The engines that serve the request's model, without those that failed for it, those that its subset does not
-    /// name, those that are ending, and those that back off, unless all do.
+    /// name, those that are ending, and those that back off, unless all do. For a request on two engines: those that
+    /// decode. For a whole request: those for whole requests, or decode engines if there are no others.
     ///
     /// # Errors
     /// 404 if no engine serves the model, 503 if none of those that do may run the request.
     pub(super) fn among(all: impl Iterator<Item = EngineView>, ask: &Ask<'_>) -> Result<Self, ApiError> {
-        let mut views: Vec<EngineView> =
-            all.filter(|view| view.role != EngineRole::Prefill && view.lists(&ask.model.base)).collect();
-        let serving = views.len();
-        if serving == 0 {
+        let fits = |role| role == EngineRole::Decode || role == EngineRole::Any && !ask.disaggregate;
+        let mut views: Vec<EngineView> = all.filter(|view| fits(view.role) && view.lists(&ask.model.base)).collect();
+        if views.is_empty() {
             return Err(unknown_model(ask.model));
         }
         views.retain(|view| view.takes_requests);
@@ -77,6 +77,8 @@ impl Eligible {
             let text = format!("no engine of {:?} is in the subset that the request names", ask.model.base);
             return Err(ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "subset_empty", text));
         }
+        prefer(&mut views, |view| view.role == EngineRole::Any);
+        let serving = views.len();
         views.retain(|view| !ask.exclude.contains(&view.engine));
         if views.is_empty() {
             let text = format!("every engine of {:?} failed for this request", ask.model.base);
@@ -86,6 +88,22 @@ impl Eligible {
         prefer(&mut views, |view| view.is_usable);
         let is_narrowed = ask.allow.is_some() || views.len() < serving;
         Ok(Self { views, is_narrowed })
+    }
+
+    /// The engines that may prefill the request, without those that failed for it or back off; `None` = there is none.
+    pub(super) fn to_prefill(all: impl Iterator<Item = EngineView>, ask: &Ask<'_>) -> Option<Self> {
+        let may = |view: &EngineView| {
+            let is_left = view.is_usable && !ask.exclude.contains(&view.engine);
+            view.role == EngineRole::Prefill && is_left && view.lists(&ask.model.base)
+        };
+        let mut views: Vec<EngineView> = all.filter(may).collect();
+        prefer(&mut views, |view| ask.model.lora.as_deref().is_none_or(|lora| view.lists(lora)));
+        (!views.is_empty()).then_some(Self { views, is_narrowed: true })
+    }
+
+    /// Whether they are decode engines.
+    pub(super) fn only_decode(&self) -> bool {
+        self.views.iter().all(|view| view.role == EngineRole::Decode)
     }
 
     /// Whether an engine may run the request.
@@ -155,6 +173,7 @@ mod tests {
             block_size: Some(16),
             ranks: vec![rank(0), rank(1)],
             renders: RenderSupport::default(),
+            bootstrap_port: None,
             problems: Vec::new(),
         };
         EngineView {
@@ -236,6 +255,9 @@ mod tests {
         let views = [view(1, 0), with_adapter(&view(2, 0))];
         assert_eq!(eligible(&views, Some("tuned"), None, &[]), Ok((vec![2], true)));
         assert_eq!(eligible(&views, Some("elsewhere"), None, &[]), Ok((vec![1, 2], false)));
+        let decode = EngineView { role: EngineRole::Decode, ..view(4, 0) };
+        assert_eq!(eligible(&[views[0].clone(), decode.clone()], None, None, &[]), Ok((vec![1], false)));
+        assert_eq!(eligible(&[decode], None, None, &[]), Ok((vec![4], false)), "better than none");
         let prefill = EngineView { role: EngineRole::Prefill, ..view(3, 0) };
         let error = eligible(&[prefill], None, None, &[]).unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (404, "model_not_found"));

@@ -73,7 +73,8 @@ fn engine_config(entry: &EngineEntry) -> Result<EngineConfig, Failure> {
         "decode" => EngineRole::Decode,
         _ => EngineRole::Any,
     };
-    let named = NamedFacts { block_size: entry.block_size, ranks: entry.ranks.clone() };
+    let named =
+        NamedFacts { block_size: entry.block_size, ranks: entry.ranks.clone(), bootstrap_port: entry.bootstrap_port };
     let tls_name = entry.tls_name.clone();
     Ok(EngineConfig { api_key, role, tls_name, named, ..EngineConfig::new(entry.worker, &entry.url) })
 }

@@ -106,7 +106,7 @@ impl Attempts {
 }
 
 /// Whether vLLM must be told which of its ranks is meant.
-fn has_ranks(engine: &Engine) -> bool {
+pub(super) fn has_ranks(engine: &Engine) -> bool {
     let facts = engine.facts();
     facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
 }

@@ -51,7 +51,7 @@ function M.pick()
   end
   if answer.status ~= 200 then
     ngx.status = answer.status
-    for _, name in ipairs {"content-type", "retry-after", "x-request-id"} do ngx.header[name] = answer.header[name] end
+    for _, name in ipairs {"Content-Type", "Retry-After", "x-request-id"} do ngx.header[name] = answer.header[name] end
     ngx.print(answer.body)
     return ngx.exit(ngx.HTTP_OK)
   end
@@ -90,7 +90,7 @@ local function send(_, line)
   local socket = ngx.socket.udp()
   local ok, why = socket:setpeername(LOG_HOST, LOG_PORT)
   if ok then ok, why = socket:send(line) end
-  if not ok then ngx.log(ngx.WARN, "the gateway cannot be told of a first byte: ", why) end
+  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told of a first byte: ", why) end
   socket:close()
 end
 
@@ -102,7 +102,7 @@ function M.first_byte()
   local line = "prefilled=" .. ngx.var.request_id .. " worker=" .. list[ngx.ctx.place].worker
   -- Filters cannot use sockets; timers can.
   local ok, why = ngx.timer.at(0, send, line)
-  if not ok then ngx.log(ngx.WARN, "the gateway cannot be told of a first byte: ", why) end
+  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told of a first byte: ", why) end
 end
 
 local OWN_ERRORS = {

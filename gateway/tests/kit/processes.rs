@@ -136,9 +136,15 @@ impl Gateway {
     /// Starts it in front of these engines, with a daemon of its own. Its replies name the worker.
     #[must_use]
     pub(crate) fn start(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
+        Self::start_with(kvrouted, engines, flags, "")
+    }
+
+    /// As [`Gateway::start`], with further tables in its configuration.
+    #[must_use]
+    pub(crate) fn start_with(kvrouted: &Path, engines: &[String], flags: &[&str], tables: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("gateway.toml");
-        std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
+        std::fs::write(&config, format!("forward.worker_headers = true\n{tables}")).expect("a file");
         // Another build of it can be tested too.
         let named = std::env::var_os("KVROUTED_GATEWAY_BIN");
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hyper::StatusCode;
 use kvrouted::ids::Worker;
@@ -14,12 +15,14 @@ struct Log {
     lines: Mutex<Vec<String>>,
     open: AtomicUsize,
     asked: Mutex<Vec<String>>,
+    order: Mutex<Vec<(u64, u32)>>,
+    refusal: Mutex<Option<ApiError>>,
+    pause: Mutex<Duration>,
 }
 
 /// Chooses the engines in a fixed order.
 #[derive(Clone)]
 pub(crate) struct FixedChoice {
-    order: Vec<(u64, u32)>,
     log: Arc<Log>,
 }
 
@@ -61,12 +64,29 @@ impl Drop for LoggedBooking {
 
 impl FixedChoice {
     pub(crate) fn of(order: &[u64]) -> Self {
-        Self { order: order.iter().map(|id| (*id, 0)).collect(), log: Arc::default() }
+        let choice = Self { log: Arc::default() };
+        choice.order(&order.iter().map(|id| (*id, 0)).collect::<Vec<_>>());
+        choice
+    }
+
+    /// Changes the order of the engines and their ranks.
+    pub(crate) fn order(&self, order: &[(u64, u32)]) {
+        *self.log.order.lock() = order.to_vec();
+    }
+
+    /// Refuses what comes from now on.
+    pub(crate) fn refuse(&self, with: Option<ApiError>) {
+        *self.log.refusal.lock() = with;
+    }
+
+    /// Takes this long for what comes from now on.
+    pub(crate) fn pause(&self, time: Duration) {
+        *self.log.pause.lock() = time;
     }
 
     /// Names a rank of the first engine.
-    pub(crate) fn rank(mut self, rank: u32) -> Self {
-        self.order[0].1 = rank;
+    pub(crate) fn rank(self, rank: u32) -> Self {
+        self.log.order.lock()[0].1 = rank;
         self
     }
 
@@ -94,7 +114,11 @@ impl Choose for FixedChoice {
     fn choose<'a>(&'a self, asked: Asked<'a>) -> BoxFuture<'a, Result<Choice, ApiError>> {
         let hints = format!("{} {:?} {:?}", asked.priority, asked.session, asked.tenant);
         self.log.asked.lock().push(hints);
-        let left = self.order.iter().filter(|(id, _)| !asked.exclude.contains(id));
+        if let Some(error) = self.log.refusal.lock().clone() {
+            return Box::pin(async { Err(error) });
+        }
+        let order = self.log.order.lock();
+        let left = order.iter().filter(|(id, _)| !asked.exclude.contains(id));
         let candidates: Vec<Candidate> =
             left.map(|(id, rank)| Candidate { worker: Worker::new(*id, *rank), overlap_tokens: Some(16) }).collect();
         if candidates.is_empty() {
@@ -116,7 +140,11 @@ impl Choose for FixedChoice {
             decided_by: "test",
             token_source: "test",
         };
-        Box::pin(async { Ok(choice) })
+        let pause = *self.log.pause.lock();
+        Box::pin(async move {
+            tokio::time::sleep(pause).await;
+            Ok(choice)
+        })
     }
 
     fn report_failure(&self, worker: Worker, model: &str, why: &str) {

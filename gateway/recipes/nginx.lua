@@ -1,10 +1,28 @@
 -- The Lua side of nginx.conf: asks kvrouted-gateway for a list of engines, follows it, and says who served.
 local balancer = require "ngx.balancer"
 
--- [pick] log_address of the gateway, as in nginx.conf.
+-- [pick] log_address of the gateway.
 local LOG_HOST, LOG_PORT = "127.0.0.1", 8082
 
+-- Headers of the gateway's refusals that callers get.
+local PASSED = {["content-type"] = true, ["retry-after"] = true, ["x-request-id"] = true}
+
 local M = {}
+
+local function send(_, line)
+  -- A new socket each time: a connected one reports that the gateway was down, and drops the line, once it is up again.
+  local socket = ngx.socket.udp()
+  local ok, why = socket:setpeername(LOG_HOST, LOG_PORT)
+  if ok then ok, why = socket:send(line) end
+  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told ", line, ": ", why) end
+  socket:close()
+end
+
+-- Filters and the log phase cannot use sockets; timers can.
+local function tell(line)
+  local ok, why = ngx.timer.at(0, send, line)
+  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told ", line, ": ", why) end
+end
 
 local function split(list)
   local parts = {}
@@ -39,6 +57,7 @@ end
 -- Asks the gateway. Its refusals go to the caller. Without the gateway, requests go to the engines in turn.
 function M.pick()
   ngx.req.read_body()
+  ngx.var.picked = "1"
   local answer = ngx.location.capture("/_kvrouted_pick", {
     method = ngx.HTTP_POST,
     always_forward_body = true,
@@ -51,7 +70,9 @@ function M.pick()
   end
   if answer.status ~= 200 then
     ngx.status = answer.status
-    for _, name in ipairs {"Content-Type", "Retry-After", "x-request-id"} do ngx.header[name] = answer.header[name] end
+    for name, value in pairs(answer.header) do
+      if PASSED[name:lower()] then ngx.header[name] = value end
+    end
     ngx.print(answer.body)
     return ngx.exit(ngx.HTTP_OK)
   end
@@ -86,23 +107,18 @@ function M.next_engine()
   end
 end
 
-local function send(_, line)
-  local socket = ngx.socket.udp()
-  local ok, why = socket:setpeername(LOG_HOST, LOG_PORT)
-  if ok then ok, why = socket:send(line) end
-  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told of a first byte: ", why) end
-  socket:close()
-end
-
 -- With the first byte of a reply, the prompt is computed: the worker's backlog is shorter.
 function M.first_byte()
   local list = ngx.ctx.list
   if not list or ngx.arg[1] == "" or ngx.status ~= 200 then return end
   ngx.ctx.list = nil
-  local line = "prefilled=" .. ngx.var.request_id .. " worker=" .. list[ngx.ctx.place].worker
-  -- Filters cannot use sockets; timers can.
-  local ok, why = ngx.timer.at(0, send, line)
-  if not ok then ngx.log(ngx.ERR, "the gateway cannot be told of a first byte: ", why) end
+  tell("prefilled=" .. ngx.var.request_id .. " worker=" .. list[ngx.ctx.place].worker)
+end
+
+-- The end of a request that the gateway was asked for.
+function M.ended()
+  if ngx.is_subrequest or ngx.var.picked == "" then return end
+  tell("id=" .. ngx.var.request_id .. ngx.var.failed .. " status=" .. ngx.status)
 end
 
 local OWN_ERRORS = {

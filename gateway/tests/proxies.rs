@@ -320,7 +320,8 @@ async fn haproxy_tells_the_first_engine_its_rank() {
 // ---- with a daemon and simulated engines ---------------------------------------------------------------------------
 
 async fn conversations_stay_and_an_engines_death_costs_no_unbegun_answer(fleet: Fleet) {
-    fleet.converse().await;
+    fleet.until_exact().await;
+    fleet.converse(['a', 'b', 'c', 'd']).await;
     fleet.fifty_at_once().await;
     fleet.an_engine_dies_under_load().await;
 }
@@ -333,5 +334,5 @@ async fn a_gateway_that_returns_routes_again(mut fleet: Fleet) {
         assert_eq!(fleet.caller.chat(&[asked.clone()]).await.status, 200, "without the gateway");
     }
     fleet.start_gateway().await;
-    fleet.converse().await;
+    fleet.converse(['p', 'q', 'r', 's']).await;
 }

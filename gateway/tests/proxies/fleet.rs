@@ -42,7 +42,7 @@ impl Fleet {
         Some(fleet)
     }
 
-    /// Starts the gateway where the proxy looks for it, and waits until every worker is exact.
+    /// Starts the gateway where the proxy looks for it.
     pub(crate) async fn start_gateway(&mut self) {
         let tables = format!("pick.address = \"{}\"\npick.log_address = \"{}\"\n", self.pick, self.log);
         let (kvrouted, urls) = (self.kvrouted.clone(), self.engines.urls());
@@ -52,14 +52,17 @@ impl Fleet {
             (gateway, socket)
         });
         let (gateway, socket) = starting.await.expect("a gateway");
-        let figures = Figures::of(&socket, "demo");
+        (self.gateway, self.figures) = (Some(gateway), Some(Figures::of(&socket, "demo")));
+    }
+
+    /// Waits until every worker is exact: until an engine has published something, nothing is known of it.
+    pub(crate) async fn until_exact(&self) {
         for face in &self.engines.faces {
             let prompt = json!({"role": "user", "content": "A first prompt that fills more than a block."});
             let answer = Caller::of(&face.url()).chat(&[prompt]).await;
             assert_eq!(answer.status, 200, "{:?}", answer.body);
         }
-        figures.until_exact(self.engines.faces.len()).await;
-        (self.gateway, self.figures) = (Some(gateway), Some(figures));
+        self.figures().until_exact(self.engines.faces.len()).await;
     }
 
     /// Ends the gateway as SIGKILL does.
@@ -74,8 +77,8 @@ impl Fleet {
     }
 
     /// Conversations whose next turn finds its last one in the engine's cache.
-    pub(crate) async fn converse(&self) {
-        for name in ['a', 'b', 'c', 'd'] {
+    pub(crate) async fn converse(&self, names: [char; 4]) {
+        for name in names {
             let mut messages = vec![system(name), user("What is a prefix?")];
             for turn in 0..4 {
                 let answer = match turn % 2 {

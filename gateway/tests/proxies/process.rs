@@ -154,14 +154,15 @@ fn write_recipe(
     let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
     let texts = kind.files().map(|name| fs::read_to_string(recipes.join(name)).expect("the recipe"));
     let mut texts = texts.map(|text| text.lines().filter(|line| !is_comment(line)).collect::<Vec<_>>().join("\n"));
-    let mut changes: Vec<(String, String)> = vec![
-        ("127.0.0.1:8080".to_owned(), callers.to_string()),
-        ("127.0.0.1:8081".to_owned(), pick.to_string()),
-        ("127.0.0.1:8082".to_owned(), log.to_string()),
-    ];
+    let mut changes: Vec<(String, String)> = vec![("127.0.0.1:8080".to_owned(), callers.to_string())];
     changes.extend((8001..).zip(engines).map(|(port, engine)| (format!("127.0.0.1:{port}"), engine.to_string())));
+    // One of the gateway's addresses stands in the configuration, the other one in the script.
+    let gateway = [(8081, pick), (8082, log)];
+    let [(port, in_config), (script_port, in_script)] =
+        if kind == Kind::Nginx { gateway } else { [gateway[1], gateway[0]] };
+    changes.push((format!("127.0.0.1:{port}"), in_config.to_string()));
+    changes.push((format!("\"127.0.0.1\", {script_port}"), format!("\"127.0.0.1\", {}", in_script.port())));
     if kind == Kind::Nginx {
-        changes.push(("\"127.0.0.1\", 8082".to_owned(), format!("\"127.0.0.1\", {}", log.port())));
         changes.push(("/run/nginx.pid".to_owned(), "nginx.pid".to_owned()));
         changes.push(("/var/log/nginx/error.log".to_owned(), "log".to_owned()));
         let kinds = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];

@@ -48,6 +48,8 @@ pub(crate) const PREFILL_END_MAX: Duration = Duration::from_secs(10);
 pub(crate) const PICKS_OPEN_MAX: usize = 1 << 16;
 /// Bytes of an access-log datagram.
 pub(crate) const LOG_DATAGRAM_BYTES_MAX: usize = 16 << 10;
+/// Bytes of access-log datagrams that wait until they are read, if the kernel allows as many. Each takes about 1 KiB.
+pub(crate) const LOG_QUEUE_BYTES: usize = 4 << 20;
 /// How often picks whose end never came are looked for.
 pub(crate) const PICK_SWEEP: Duration = Duration::from_secs(5);
 /// Bytes of the body of `/end` and `/prefilled`.

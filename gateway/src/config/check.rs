@@ -344,9 +344,13 @@ fn forward(checker: &mut Checker, raw: RawForward) -> Forward {
 
 fn pick(checker: &mut Checker, raw: RawPick) -> PickPort {
     let listen = raw.address.as_deref().and_then(|text| checker.loopback("pick.address", text));
-    if raw.log_socket.is_some() && raw.socket.is_none() && raw.address.is_none() {
-        let message = "access logs end picks, but no pick port is set; set pick.socket or pick.address too";
-        checker.problem("pick.log_socket", message);
+    let log_listen = raw.log_address.as_deref().and_then(|text| checker.loopback("pick.log_address", text));
+    let logs = [("pick.log_socket", raw.log_socket.is_some()), ("pick.log_address", raw.log_address.is_some())];
+    for (field, is_set) in logs {
+        if is_set && raw.socket.is_none() && raw.address.is_none() {
+            let message = "access logs end picks, but no pick port is set; set pick.socket or pick.address too";
+            checker.problem(field, message);
+        }
     }
     let booking = checker.time("pick.booking_ms_max", raw.booking_ms_max, 600_000);
     let mode = raw.socket_mode.as_deref().unwrap_or("660");
@@ -354,7 +358,7 @@ fn pick(checker: &mut Checker, raw: RawPick) -> PickPort {
         checker.problem("pick.socket_mode", format!("`{mode}` is no mode; write octal digits, such as \"660\""));
         0
     });
-    PickPort { socket: raw.socket, socket_mode, listen, log_socket: raw.log_socket, booking }
+    PickPort { socket: raw.socket, socket_mode, listen, log_socket: raw.log_socket, log_listen, booking }
 }
 
 #[cfg(test)]

@@ -214,6 +214,8 @@ pub struct PickPort {
     pub listen: Option<SocketAddr>,
     /// The Unix datagram socket for access logs.
     pub log_socket: Option<PathBuf>,
+    /// The loopback UDP address for access logs.
+    pub log_listen: Option<SocketAddr>,
     /// For how long a pick is booked if its end does not come.
     pub booking: Duration,
 }

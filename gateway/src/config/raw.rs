@@ -244,6 +244,8 @@ pub struct RawPick {
     pub address: Option<String>,
     /// A Unix datagram socket.
     pub log_socket: Option<PathBuf>,
+    /// A UDP address on the loopback interface.
+    pub log_address: Option<String>,
     /// How long a pick is booked.
     pub booking_ms_max: Option<u64>,
 }

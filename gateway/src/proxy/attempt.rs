@@ -126,7 +126,7 @@ impl Attempts {
 }
 
 /// Whether the engine must be told which of its ranks is meant: vLLM by the header, a server for each rank by its port.
-fn has_ranks(engine: &Engine) -> bool {
+pub(super) fn has_ranks(engine: &Engine) -> bool {
     let facts = engine.facts();
     engine.has_rank_ports() || facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
 }

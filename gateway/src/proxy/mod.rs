@@ -16,6 +16,7 @@
 //! or broke, or its engine answered 503. The booking ends with the request, however that ends, because the task that
 //! relays the reply owns it.
 
+mod access_log;
 mod admin;
 mod attempt;
 mod body;
@@ -26,11 +27,13 @@ mod handle;
 mod headers;
 mod keys;
 mod listener;
+mod log_line;
 mod open_picks;
 mod pick;
 mod relay;
 mod tls;
 
+pub use access_log::{LogSocket, read_log};
 pub use admin::Admin;
 pub use body::{ReplyBody, ReplyError};
 pub use choose::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer, PrefillChoice};
@@ -38,5 +41,5 @@ pub use handle::{Proxy, Settings};
 pub(crate) use headers::{Hints, OVERLAP_TOKENS, WORKER};
 pub use keys::CallerKeys;
 pub use listener::{ConnectionBounds, ConnectionState, Handle, Socket, serve};
-pub use pick::{PickServer, log_lines};
+pub use pick::PickServer;
 pub use tls::ServerTls;

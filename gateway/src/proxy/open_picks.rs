@@ -6,6 +6,7 @@ use std::time::Instant;
 use kvrouted::ids::Worker;
 
 use super::choose::{Booking, Observer};
+use crate::engines::InflightGuard;
 
 /// A pick that another proxy runs.
 pub(super) struct OpenPick {
@@ -14,6 +15,12 @@ pub(super) struct OpenPick {
     pub(super) observer: Option<Observer>,
     /// The worker that runs it, as far as is known.
     pub(super) worker: Worker,
+    /// Counts it at that worker's engine.
+    pub(super) in_flight: Option<InflightGuard>,
+    /// All workers of the list.
+    pub(super) candidates: Vec<Worker>,
+    /// The base model, for reports of failure.
+    pub(super) model: String,
     /// When it is freed without its end.
     pub(super) expires: Instant,
 }
@@ -59,12 +66,6 @@ impl OpenPicks {
     }
 }
 
-/// The request's id in a line of an access log: the word after `id=`.
-pub(super) fn id_of_log_line(line: &str) -> Option<&str> {
-    let words = line.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | '"'));
-    words.filter_map(|word| word.strip_prefix("id=")).find(|id| !id.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -95,6 +96,9 @@ mod tests {
             booking: Some(Box::new(Counting(Arc::clone(&freed)))),
             observer: None,
             worker: Worker::new(1, 0),
+            in_flight: None,
+            candidates: Vec::new(),
+            model: String::new(),
             expires: start + Duration::from_secs(seconds),
         };
         let mut picks = OpenPicks::new(2);
@@ -109,14 +113,5 @@ mod tests {
         assert_eq!(picks.expire(start + Duration::from_secs(19)), 0);
         assert_eq!(picks.expire(start + Duration::from_secs(20)), 1);
         assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (3, 0));
-    }
-
-    #[test]
-    fn log_lines_of_nginx_and_haproxy_name_the_request() {
-        let nginx = "<190>Nov 23 11:54:34 done: id=abc upstream=10.0.0.8:8000 status=200 bytes=5 completed=OK";
-        assert_eq!(id_of_log_line(nginx), Some("abc"));
-        assert_eq!(id_of_log_line("<134>done id=x-1 server=1 code=200 bytes=9"), Some("x-1"));
-        assert_eq!(id_of_log_line("{\"log\":\"id=7\",\"grid=4\"}"), Some("7"));
-        assert_eq!(id_of_log_line("nothing grid=4 id="), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hyper::StatusCode;
 use kvrouted::ids::Worker;
@@ -14,12 +15,14 @@ struct Log {
     lines: Mutex<Vec<String>>,
     open: AtomicUsize,
     asked: Mutex<Vec<String>>,
+    order: Mutex<Vec<(u64, u32)>>,
+    refusal: Mutex<Option<ApiError>>,
+    pause: Mutex<Duration>,
 }
 
 /// Chooses the engines in a fixed order.
 #[derive(Clone)]
 pub(crate) struct FixedChoice {
-    order: Vec<(u64, u32)>,
     /// For requests on two engines: those that prefill, and those that run whole requests.
     pair: Option<(Vec<u64>, Vec<u64>)>,
     log: Arc<Log>,
@@ -66,7 +69,9 @@ impl Drop for LoggedBooking {
 
 impl FixedChoice {
     pub(crate) fn of(order: &[u64]) -> Self {
-        Self { order: order.iter().map(|id| (*id, 0)).collect(), pair: None, log: Arc::default() }
+        let choice = Self { pair: None, log: Arc::default() };
+        choice.order(&order.iter().map(|id| (*id, 0)).collect::<Vec<_>>());
+        choice
     }
 
     /// Chooses a prefill engine and a decode engine; for a whole request, one of `whole`.
@@ -74,9 +79,24 @@ impl FixedChoice {
         Self { pair: Some((prefill.to_vec(), whole.to_vec())), ..Self::of(decode) }
     }
 
+    /// Changes the order of the engines and their ranks.
+    pub(crate) fn order(&self, order: &[(u64, u32)]) {
+        *self.log.order.lock() = order.to_vec();
+    }
+
+    /// Refuses what comes from now on.
+    pub(crate) fn refuse(&self, with: Option<ApiError>) {
+        *self.log.refusal.lock() = with;
+    }
+
+    /// Takes this long for what comes from now on.
+    pub(crate) fn pause(&self, time: Duration) {
+        *self.log.pause.lock() = time;
+    }
+
     /// Names a rank of the first engine.
-    pub(crate) fn rank(mut self, rank: u32) -> Self {
-        self.order[0].1 = rank;
+    pub(crate) fn rank(self, rank: u32) -> Self {
+        self.log.order.lock()[0].1 = rank;
         self
     }
 
@@ -104,15 +124,19 @@ impl Choose for FixedChoice {
     fn choose<'a>(&'a self, asked: Asked<'a>) -> BoxFuture<'a, Result<Choice, ApiError>> {
         let hints = format!("{} {:?} {:?}", asked.priority, asked.session, asked.tenant);
         self.log.asked.lock().push(hints);
+        if let Some(error) = self.log.refusal.lock().clone() {
+            return Box::pin(async { Err(error) });
+        }
+        let order = self.log.order.lock().clone();
         let listed = |order: &[(u64, u32)]| -> Vec<Candidate> {
             let left = order.iter().filter(|(id, _)| !asked.exclude.contains(id));
             left.map(|(id, rank)| Candidate { worker: Worker::new(*id, *rank), overlap_tokens: Some(16) }).collect()
         };
         let of = |ids: &[u64]| listed(&ids.iter().map(|id| (*id, 0)).collect::<Vec<_>>());
         let (candidates, prefill) = match &self.pair {
-            Some((prefill, _)) if asked.disaggregate => (listed(&self.order), of(prefill)),
+            Some((prefill, _)) if asked.disaggregate => (listed(&order), of(prefill)),
             Some((_, whole)) => (of(whole), Vec::new()),
-            None => (listed(&self.order), Vec::new()),
+            None => (listed(&order), Vec::new()),
         };
         if candidates.is_empty() {
             let error = ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "nobody", "no engine is left");
@@ -139,7 +163,11 @@ impl Choose for FixedChoice {
             decided_by: "test",
             token_source: "test",
         };
-        Box::pin(async { Ok(choice) })
+        let pause = *self.log.pause.lock();
+        Box::pin(async move {
+            tokio::time::sleep(pause).await;
+            Ok(choice)
+        })
     }
 
     fn report_failure(&self, worker: Worker, model: &str, why: &str) {

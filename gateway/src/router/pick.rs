@@ -54,6 +54,8 @@ impl RouterOptions {
 /// Spaces of a fleet with workers that are no engines of this gateway.
 struct Strangers {
     fleet: Arc<Fleet>,
+    /// That of the engines, which come and go.
+    generation: u64,
     spaces: Vec<SpaceId>,
 }
 
@@ -88,7 +90,7 @@ impl Router {
             ..SteadyOptions::default()
         };
         let client = AsyncClient::new(&options.socket, client_options);
-        let nothing = Strangers { fleet: Arc::default(), spaces: Vec::new() };
+        let nothing = Strangers { fleet: Arc::default(), generation: 0, spaces: Vec::new() };
         Self {
             fleets: client.fleet(),
             reports: Arc::new(Reports::start(client.clone())),
@@ -191,8 +193,9 @@ impl Router {
         let is_first = |prediction: &&crate::parity::Prediction| prediction.worker == (first.id.0, first.rank.0);
         let prefill = answer.prefill_booking().zip(reply.prefill.first()).and_then(|(booked, chosen)| {
             let booking = guard(booked, chosen.worker);
+            let takes_requests = |id| self.engines.get(id).is_some_and(|engine| engine.takes_requests());
             let is_known =
-                |worker: &Worker| self.engines.get(worker.id.0).is_some() && !ask.exclude.contains(&worker.id.0);
+                |worker: &Worker| takes_requests(worker.id.0) && !ask.exclude.contains(&worker.id.0);
             let candidates: Vec<_> = reply.prefill.iter().map(|candidate| candidate.worker).filter(is_known).collect();
             let prediction = prediction::of(chosen, reply, ask.prompt, space.scheme.map(|scheme| scheme.block_size));
             (!candidates.is_empty()).then_some(PrefillPick { candidates, booking: Some(booking), prediction })
@@ -242,8 +245,9 @@ impl Router {
     /// Whether a space has workers that this gateway cannot send requests to.
     fn has_strangers(&self, space: SpaceId) -> bool {
         let fleet = Arc::clone(&self.fleets.borrow());
+        let generation = self.engines.generation();
         let known = self.strangers.load();
-        if Arc::ptr_eq(&known.fleet, &fleet) {
+        if Arc::ptr_eq(&known.fleet, &fleet) && known.generation == generation {
             return known.spaces.contains(&space);
         }
         let strange = fleet.workers.iter().filter(|info| self.engines.get(info.worker.id.0).is_none());
@@ -251,7 +255,7 @@ impl Router {
         spaces.sort_unstable();
         spaces.dedup();
         let has_some = spaces.contains(&space);
-        self.strangers.store(Arc::new(Strangers { fleet, spaces }));
+        self.strangers.store(Arc::new(Strangers { fleet, generation, spaces }));
         has_some
     }
 

@@ -271,7 +271,13 @@ impl EngineSet {
         failed
     }
 
-    /// A number that grows with each change of any engine's facts.
+    /// A number that grows with each change of the engines and of their facts.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        *self.changes.borrow()
+    }
+
+    /// The same number, for those who wait for a change.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()

@@ -59,7 +59,7 @@ pub(super) enum RequestError {
 
 impl RequestError {
     /// What an error of a watch's stream or of a reply means.
-    pub(super) fn of_status(status: Status, after: Option<Duration>) -> Self {
+    pub(super) fn of_status(status: &Status, after: Option<Duration>) -> Self {
         let message = shown(status.message.as_deref().unwrap_or("without a message"));
         match (status.code.unwrap_or_default(), status.reason.as_deref()) {
             (410, _) | (_, Some("Expired" | "Gone")) => Self::Expired,
@@ -157,7 +157,7 @@ async fn refusal(reply: Response<Incoming>, deadline: Instant) -> RequestError {
     // The status says enough if the body cannot be read, and a proxy's page is no Status.
     let body = read(reply, KUBERNETES_REFUSAL_BYTES_MAX, deadline).await.unwrap_or_default();
     let said = read_status(&body).unwrap_or_default();
-    RequestError::of_status(Status { code: Some(status.as_u16()), ..said }, seconds.map(Duration::from_secs))
+    RequestError::of_status(&Status { code: Some(status.as_u16()), ..said }, seconds.map(Duration::from_secs))
 }
 
 async fn read(reply: Response<Incoming>, bytes_max: usize, deadline: Instant) -> Result<Bytes, RequestError> {

@@ -72,7 +72,7 @@ pub struct FleetPod {
 }
 
 /// All pods of a service or a pool at one moment, in the order of their worker ids.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fleet {
     /// Whether the API server has said which pods there are. Before, nothing is known.
     pub is_known: bool,
@@ -82,12 +82,6 @@ pub struct Fleet {
     pub pods: Vec<FleetPod>,
     /// What is wrong, each with a remedy.
     pub problems: Vec<Problem>,
-}
-
-impl Default for Fleet {
-    fn default() -> Self {
-        Self { is_known: false, is_current: false, pods: Vec::new(), problems: Vec::new() }
-    }
 }
 
 /// A port of a service: its name or its number.

@@ -109,7 +109,7 @@ impl<T: Resource> Reflector<T> {
                 () = observed.closed() => return,
             };
             let lasted = asked.elapsed();
-            if self.has_heard || (ended.is_ok() && lasted >= KUBERNETES_WATCH_HEALTHY_MIN) {
+            if self.has_heard || (self.has_begun && lasted >= KUBERNETES_WATCH_HEALTHY_MIN) {
                 failures = 0;
             }
             failures = failures.saturating_add(1);
@@ -268,7 +268,8 @@ impl<T: Resource> Reflector<T> {
         let event: WatchEvent<'_> = serde_json::from_slice(line).map_err(nonsense)?;
         self.counts().count(KubernetesFigure::Event);
         if event.kind == EventKind::Error {
-            return Err(RequestError::of_status(serde_json::from_str(event.object.get()).map_err(nonsense)?, None));
+            let status = serde_json::from_str(event.object.get()).map_err(nonsense)?;
+            return Err(RequestError::of_status(&status, None));
         }
         let OnlyMeta { metadata } = serde_json::from_str(event.object.get()).map_err(nonsense)?;
         if metadata.resource_version.is_empty() {

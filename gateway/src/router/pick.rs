@@ -54,6 +54,8 @@ impl RouterOptions {
 /// Spaces of a fleet with workers that are no engines of this gateway.
 struct Strangers {
     fleet: Arc<Fleet>,
+    /// That of the engines, which come and go.
+    generation: u64,
     spaces: Vec<SpaceId>,
 }
 
@@ -88,7 +90,7 @@ impl Router {
             ..SteadyOptions::default()
         };
         let client = AsyncClient::new(&options.socket, client_options);
-        let nothing = Strangers { fleet: Arc::default(), spaces: Vec::new() };
+        let nothing = Strangers { fleet: Arc::default(), generation: 0, spaces: Vec::new() };
         Self {
             fleets: client.fleet(),
             reports: Arc::new(Reports::start(client.clone())),
@@ -213,7 +215,9 @@ impl Router {
         let now = Instant::now();
         let may = |worker: Worker| {
             let engine = self.engines.get(worker.id.0).filter(|_| !ask.exclude.contains(&worker.id.0));
-            engine.is_some_and(|engine| engine.config().role == EngineRole::Prefill && engine.is_usable(now))
+            engine.is_some_and(|engine| {
+                engine.config().role == EngineRole::Prefill && engine.takes_requests() && engine.is_usable(now)
+            })
         };
         let known = reply.prefill.iter().filter(|candidate| may(candidate.worker));
         let candidates: Vec<Worker> = known.clone().map(|candidate| candidate.worker).collect();
@@ -281,8 +285,9 @@ impl Router {
     /// Whether a space has workers that this gateway cannot send requests to.
     fn has_strangers(&self, space: SpaceId) -> bool {
         let fleet = Arc::clone(&self.fleets.borrow());
+        let generation = self.engines.generation();
         let known = self.strangers.load();
-        if Arc::ptr_eq(&known.fleet, &fleet) {
+        if Arc::ptr_eq(&known.fleet, &fleet) && known.generation == generation {
             return known.spaces.contains(&space);
         }
         let strange = fleet.workers.iter().filter(|info| self.engines.get(info.worker.id.0).is_none());
@@ -290,7 +295,7 @@ impl Router {
         spaces.sort_unstable();
         spaces.dedup();
         let has_some = spaces.contains(&space);
-        self.strangers.store(Arc::new(Strangers { fleet, spaces }));
+        self.strangers.store(Arc::new(Strangers { fleet, generation, spaces }));
         has_some
     }
 

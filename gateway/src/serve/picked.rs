@@ -137,7 +137,7 @@ impl CoreChooser {
             ),
             Some(_) => nobody("no endpoint of the gateway's subset may run this request"),
             None if table.is_empty() => {
-                nobody("the endpoint picker knows no endpoint; name some by --endpoint or --endpoints")
+                nobody("the endpoint picker knows no endpoint; see /findings, or name some by --endpoint")
             }
             None => nobody("no worker that may run this request has an endpoint; see --endpoint"),
         }

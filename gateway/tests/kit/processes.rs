@@ -171,7 +171,10 @@ impl Gateway {
         std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted-gateway"));
         command.arg("epp").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
-        command.args(["--listen", "127.0.0.1:0", "--admin", ""]).args(flags);
+        command.args(["--listen", "127.0.0.1:0"]).args(flags);
+        if !flags.contains(&"--admin") {
+            command.args(["--admin", ""]);
+        }
         command.env_remove("RUST_LOG").env("NO_COLOR", "1");
         for url in engines {
             command.args(["--engine", url]);

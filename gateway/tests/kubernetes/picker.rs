@@ -1,19 +1,37 @@
-//! The endpoint picker's program with engines from Kubernetes, a daemon of its own and simulated engines.
+//! The picker and the proxy with engines from Kubernetes, a daemon of their own and simulated engines.
 //!
-//! It uses the real `kvrouted` program, and is skipped with a message if it is not built.
+//! They use the real `kvrouted` program, and are skipped with a message if it is not built.
 
 use std::net::SocketAddr;
 
+use http_body_util::BodyExt as _;
 use kvrouted::ids::Worker;
 use kvrouted_gateway::demo::SimulatedEngines;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::player::{self, Connection, Stream, opening, request_body, response_body, response_headers};
 use super::*;
-use crate::kit::{Figures, Gateway, chat, kvrouted_or_skip};
+use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
 
 const POST: [(&str, &str); 2] = [(":method", "POST"), (":path", "/v1/chat/completions")];
+
+/// What the operator's port says at a path.
+async fn operator(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("the operator's port");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("read");
+    text
+}
+
+/// A port that is free now.
+fn free_port() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("an address")
+}
 
 struct Fixture {
     api: Api,
@@ -75,10 +93,12 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     let pods = vec![ready("1", "127.0.0.1"), ready("2", "127.0.0.1")];
     let workers: Vec<Worker> = pods.iter().map(|pod| Worker::new(worker_id(&pod.uid), 0)).collect();
     let url = api.url.clone();
+    let admin = free_port();
     let starting = tokio::task::spawn_blocking(move || {
         let token = token.display().to_string();
         let flags = ["--plaintext", "--kubernetes-service", "serving/vllm", "--kubernetes-url", &url];
-        let flags = [&flags[..], &["--kubernetes-token-file", &token]].concat();
+        let admin = admin.to_string();
+        let flags = [&flags[..], &["--kubernetes-token-file", &token, "--admin", &admin]].concat();
         let gateway = Gateway::start_picker(&kvrouted, &[], &flags);
         let picker: SocketAddr = gateway.url().parse().expect("an address");
         (gateway, picker)
@@ -139,8 +159,57 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     })
     .await;
     // The API server is away: the picker goes on with what it knows.
+    let metrics = operator(admin, "/metrics").await;
+    for line in ["kubernetes_current 1\n", "kubernetes_pods{state=\"ready\"} 1\n", "resource=\"endpointslices\",event=\"listed\"} 1\n"] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
     fixture.api.stop().await;
+    kit::until("a finding", async || {
+        let findings = operator(admin, "/findings").await;
+        findings.contains("watch endpointslices in serving") && findings.contains("stays in use")
+    })
+    .await;
+    assert!(operator(admin, "/metrics").await.contains("kubernetes_current 0\n"));
     let mut stream = fixture.stream().await;
     assert_eq!(fixture.list(&mut stream, "Is anybody there?").await, [fixture.addresses[1]]);
     drop(gateway);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_proxy_follows_the_pods_too() {
+    let Some(kvrouted) = kvrouted_or_skip("the proxy with pods of Kubernetes") else { return };
+    let engines = SimulatedEngines::start(&kvrouted, 2).await.expect("engines");
+    let ports: Vec<u16> = engines.faces.iter().map(|face| face.address().port()).collect();
+    let pods = [ready("1", "127.0.0.1"), ready("2", "127.0.0.1")];
+    let ids = pods.clone().map(|pod| worker_id(&pod.uid));
+    let api = Api::start().await;
+    let put = |place: usize, pod: PodFacts| {
+        api.put("endpointslices", slice(&format!("vllm-{place}"), "vllm", &[("http", ports[place])], &[pod]));
+    };
+    put(0, pods[0].clone());
+    let url = api.url.clone();
+    let starting = tokio::task::spawn_blocking(move || {
+        Gateway::start(&kvrouted, &[], &["--kubernetes-service", "serving/vllm", "--kubernetes-url", &url])
+    });
+    let gateway = starting.await.expect("a proxy");
+    let caller = Caller::of(gateway.url());
+    let ask = async || caller.chat(&[json!({"role": "user", "content": "Hello."})]).await;
+    let answer = ask().await;
+    assert_eq!((answer.status, answer.engine()), (200, Some(ids[0])), "{:?}", answer.body);
+    // A request is under way when its pod ends, and another pod has come.
+    let body = chat(&[json!({"role": "user", "content": "Go on and on."})], true);
+    let running = caller.send("/v1/chat/completions", &body, &[]).await.expect("a reply");
+    assert_eq!(running.headers()["x-kvrouted-worker"], format!("{}/0", ids[0]));
+    put(1, pods[1].clone());
+    put(0, pods[0].clone().terminating());
+    kit::until("the other pod answers", async || ask().await.engine() == Some(ids[1])).await;
+    for _ in 0..5 {
+        let answer = ask().await;
+        assert_eq!((answer.status, answer.engine()), (200, Some(ids[1])), "{:?}", answer.body);
+    }
+    let whole = running.into_body().collect().await.expect("the reply goes on").to_bytes();
+    assert!(whole.ends_with(b"data: [DONE]\n\n"), "{:?}", String::from_utf8_lossy(&whole));
+    // The last pod ends too.
+    put(1, pods[1].clone().terminating());
+    kit::until("no pod is left", async || ask().await.status == 503).await;
 }

@@ -141,6 +141,10 @@ async fn an_answer_that_no_api_server_gives_changes_nothing() {
         let watch_fault = watches[place % watches.len()].clone();
         until_watched(&api, "endpointslices").await;
         let figures = watch.figures().of(KubernetesKind::EndpointSlices);
+        // An event makes the pauses short again.
+        let events = figures.get(KubernetesFigure::Event);
+        api.bookmark("endpointslices");
+        kit::until("a bookmark", async || figures.get(KubernetesFigure::Event) > events).await;
         let failed = figures.get(KubernetesFigure::Failed);
         let asked = api.asked("list", "endpointslices").len();
         api.fault("watch", "endpointslices", watch_fault.clone());

@@ -20,6 +20,8 @@ pub use check::EngineEntry;
 pub use example::example;
 pub use raw::RawConfig;
 
+use crate::tokens::LocalFolder;
+
 /// What the flags of the command line set. They win over the file.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
@@ -102,6 +104,8 @@ pub struct Tokens {
     pub timeout: Duration,
     /// Bytes of the cache of rendered prompts.
     pub cache_bytes_max: u64,
+    /// Folders of local tokenizers, at most one for each model.
+    pub local: Vec<LocalFolder>,
 }
 
 /// Where callers connect.

@@ -15,7 +15,7 @@ use crate::engines::{
 use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, SECRET_BYTES_MAX};
 use crate::parity::ParityWatch;
 use crate::router::{DaemonError, DaemonOptions, DaemonProcess, Router, RouterOptions};
-use crate::tokens::{TokenSettings, Tokeniser};
+use crate::tokens::{LocalTokenizers, TokenSettings, Tokeniser};
 
 /// What the core needs of a configuration. Files with keys have been read.
 #[derive(Clone, Debug)]
@@ -25,6 +25,7 @@ pub struct CoreOptions {
     daemon: Daemon,
     questions: Questions,
     tokens: Tokens,
+    local: Option<LocalTokenizers>,
 }
 
 /// Which daemon answers.
@@ -40,7 +41,7 @@ impl CoreOptions {
     /// Those of a configuration.
     ///
     /// # Errors
-    /// A file with an API key that cannot be used.
+    /// A file with an API key, or the folder of a tokenizer, that cannot be used.
     pub fn of(config: &Config) -> Result<Self, Failure> {
         let engines = config.engines.iter().map(engine_config).collect::<Result<_, _>>()?;
         let daemon = match &config.socket {
@@ -55,7 +56,9 @@ impl CoreOptions {
         };
         let tls = ClientTls { ca_file: config.engines_ca.clone() };
         let (questions, tokens) = (config.questions.clone(), config.tokens.clone());
-        Ok(Self { engines, tls, daemon, questions, tokens })
+        let local = (!tokens.local.is_empty()).then(|| LocalTokenizers::load(&tokens.local));
+        let local = local.transpose().map_err(|why| Failure::Usage(format!("tokens.local: {why}")))?;
+        Ok(Self { engines, tls, daemon, questions, tokens, local })
     }
 }
 
@@ -104,7 +107,7 @@ impl Core {
     /// # Errors
     /// An engine's URL or key, the file of authorities or the daemon's program cannot be used.
     pub async fn start(options: CoreOptions, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
-        let CoreOptions { engines, tls, daemon, questions, tokens } = options;
+        let CoreOptions { engines, tls, daemon, questions, tokens, local } = options;
         let engines = engine_set(engines, &tls).await?;
         for (worker, error) in engines.learn_all(Instant::now() + ENGINES_READY_MAX).await {
             tracing::warn!(worker, %error, "the engine does not say what it is; it gets no requests until it does");
@@ -126,7 +129,8 @@ impl Core {
         if !router.ready(Instant::now() + DAEMON_READY_MAX).await {
             tracing::warn!("the daemon does not answer yet; requests are spread by load until it does");
         }
-        let tokeniser = Tokeniser::new(Arc::clone(&engines), token_settings(&tokens, &tls, stop.clone()).await?);
+        let settings = TokenSettings { local, ..token_settings(&tokens, &tls, stop.clone()).await? };
+        let tokeniser = Tokeniser::new(Arc::clone(&engines), settings);
         tokio::spawn(watch_engines(Arc::clone(&engines), daemon.clone(), stop));
         Ok(Self { engines, tls, daemon, router, tokeniser, parity: ParityWatch::default() })
     }
@@ -206,7 +210,7 @@ async fn token_settings(
         renderers = Some(set);
     }
     let Tokens { uses_renderer, uses_tokenize, timeout, cache_bytes_max, .. } = *tokens;
-    Ok(TokenSettings { cache_bytes_max, timeout, renderers, uses_renderer, uses_tokenize })
+    Ok(TokenSettings { cache_bytes_max, timeout, renderers, uses_renderer, uses_tokenize, local: None })
 }
 
 async fn start_daemon(options: DaemonOptions, engines: &EngineSet) -> Result<Arc<DaemonProcess>, Failure> {

@@ -255,6 +255,41 @@ pub(crate) const MEDIA_MAX: usize = 4096;
 /// How long `/tokenize` is not used for a model and path after the engine counted another number of tokens.
 pub(crate) const TOKENIZE_SUSPENDED: Duration = Duration::from_secs(600);
 
+// ---- tokens: the local tokenizer --------------------------------------------------------------------------------------
+
+/// Different prompts in a row whose local tokens must equal the engine's before they are used.
+pub(crate) const LOCAL_PROOF_PROMPTS: usize = 200;
+/// While a proof holds, one of this number of prompts is compared.
+pub(crate) const LOCAL_PROVED_CHECK_EVERY: u64 = 50;
+/// While a model is known to differ, one of this number of prompts is compared.
+pub(crate) const LOCAL_DISPROVED_CHECK_EVERY: u64 = 5;
+/// Comparisons at once, for all models. Prompts that come meanwhile are not compared: the traffic goes first.
+pub(crate) const LOCAL_CHECKS_IN_FLIGHT_MAX: usize = 2;
+/// Prompts that are tokenised locally at once for requests that wait. Each has a thread; the others wait for one.
+pub(crate) const LOCAL_IN_FLIGHT_MAX: usize = 8;
+/// How long a local tokenizer may take after the engines have used up the time for rendering.
+pub(crate) const LOCAL_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Models, adapters and paths with a proof. Names come from engines, and this is their bound.
+pub(crate) const LOCAL_PROOFS_MAX: usize = 4096;
+/// Folders of the configuration.
+pub(crate) const LOCAL_FOLDERS_MAX: usize = 64;
+/// Bytes of `tokenizer.json`. Gemma 3's has 33 MiB.
+pub(crate) const LOCAL_TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of `tokenizer_config.json` and of `special_tokens_map.json`. Gemma 3's has 1.1 MiB.
+pub(crate) const LOCAL_CONFIG_BYTES_MAX: u64 = 16 << 20;
+/// Bytes of a chat template. Long ones have 20 KiB.
+pub(crate) const LOCAL_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+/// How long reading one folder may take.
+pub(crate) const LOCAL_LOAD_MAX: Duration = Duration::from_secs(120);
+/// Bytes of a prompt's text: the longest prompt of text with 4 bytes for each token.
+pub(crate) const LOCAL_TEXT_BYTES_MAX: usize = 4 * PROMPT_TOKENS_MAX;
+/// The work of one rendering. A unit is an instruction or 64 bytes: the longest prompt, written eight times over.
+pub(crate) const LOCAL_TEMPLATE_FUEL: u64 = 8 * (LOCAL_TEXT_BYTES_MAX as u64) / 64;
+/// Nested blocks and macros of a template: half of what minijinja allows by default.
+pub(crate) const LOCAL_TEMPLATE_RECURSION: usize = 250;
+/// How long the end of the process waits for local tokenizers that still work.
+pub(crate) const LOCAL_END_MAX: Duration = Duration::from_secs(1);
+
 // ---- parity ---------------------------------------------------------------------------------------------------------
 
 /// Outcomes in a model's sliding window.
@@ -275,6 +310,7 @@ pub(crate) const PARITY_WITHOUT_TOKENS_MAX: f64 = 0.5;
 /// Models that are watched. Names come from engines, and this is their bound.
 pub(crate) const PARITY_MODELS_MAX: usize = 4096;
 
+const _: () = assert!(LOCAL_TEMPLATE_FUEL * 64 <= 256 << 20, "a rendering's memory");
 const _: () = assert!(BACK_OFF_FIRST.as_millis() < BACK_OFF_MAX.as_millis());
 const _: () = assert!(BACK_OFF_JITTER >= 0.0 && BACK_OFF_JITTER < 1.0);
 const _: () = assert!(POOL_IDLE_MAX.as_millis() < 5_000, "the engine must not be the first to close");

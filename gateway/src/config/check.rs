@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::raw::{
-    RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawPick, RawRank, RawRetry,
-    RawTokens,
+    RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawLocal, RawPick, RawRank,
+    RawRetry, RawTokens,
 };
 use super::{
     Bounds, Config, Deadlines, Flags, Forward, Listen, PickPort, Problem, Questions, ReportMode, Retry, TlsFiles,
     Tokens, kubernetes,
 };
 use crate::engines::RankSource;
-use crate::limits::{DAEMON_TIMEOUT_DEFAULT, RENDER_MAX, TOKEN_CACHE_BYTES};
+use crate::limits::{DAEMON_TIMEOUT_DEFAULT, LOCAL_FOLDERS_MAX, RENDER_MAX, TOKEN_CACHE_BYTES};
+use crate::tokens::LocalFolder;
 
 /// One engine of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,7 +257,31 @@ fn tokens(checker: &mut Checker, raw: RawTokens) -> Tokens {
             1 << 20,
             1 << 40,
         ),
+        local: local(checker, raw.local),
     }
+}
+
+fn local(checker: &mut Checker, raw: Vec<RawLocal>) -> Vec<LocalFolder> {
+    if raw.len() > LOCAL_FOLDERS_MAX {
+        let message = format!("{} folders are too many; name at most {LOCAL_FOLDERS_MAX}", raw.len());
+        checker.problem("tokens.local", message);
+    }
+    let mut folders: Vec<LocalFolder> = Vec::with_capacity(raw.len());
+    for (at, RawLocal { model, folder, prefer }) in raw.into_iter().enumerate() {
+        let (model, folder) = (model.unwrap_or_default(), folder.unwrap_or_default());
+        let field = |name: &str| format!("tokens.local[{at}].{name}");
+        if model.is_empty() {
+            checker.problem(field("model"), "missing; write the base model's name, as /v1/models of the engine has it");
+        }
+        if folders.iter().any(|other| other.model == model) {
+            checker.problem(field("model"), format!("`{model}` has a folder already; remove one"));
+        }
+        if folder.as_os_str().is_empty() {
+            checker.problem(field("folder"), "missing; write the folder that has the model's tokenizer.json");
+        }
+        folders.push(LocalFolder { model, folder, prefer: prefer.unwrap_or(false) });
+    }
+    folders
 }
 
 /// `URL` or `ID=URL`.

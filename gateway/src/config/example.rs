@@ -36,7 +36,8 @@ timeout_ms = 1000
 # Send 8 bytes for each block of a prompt in place of 4 for each token, for some work of the gateway's processor.
 hash_locally = false
 
-# Where the tokens of prompts come from: ids in the body, else a renderer, else the engine's /tokenize.
+# Where the tokens of prompts come from: ids in the body, else a renderer, else the engine's /tokenize, else a local
+# tokenizer that has been proved equal to the engine.
 [tokens]
 # Servers that only render (vllm launch render), as http(s)://HOST:PORT. They are asked before the engines.
 renderers = []
@@ -48,6 +49,15 @@ tokenize = true
 timeout_ms = 3000
 # Bytes of the cache of rendered prompts.
 cache_bytes_max = 67108864
+# A local tokenizer. It is used once it gave the same tokens as the engine for many prompts in a row, and not any more
+# after one difference; so it needs a renderer or /tokenize at first. vLLM's rules only.
+# [[tokens.local]]
+# The base model, as /v1/models of the engine names it.
+# model = "Qwen/Qwen3-8B"
+# A folder as Hugging Face lays it out: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+# folder = "/srv/models/Qwen3-8B"
+# Use it before renderers and /tokenize. A share of the prompts still goes to the engine, to be compared.
+# prefer = false
 
 # Engines that are pods of a Kubernetes cluster, in place of [[engine]] tables. Of service and pool, one is named.
 [kubernetes]

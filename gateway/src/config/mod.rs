@@ -23,6 +23,8 @@ pub use example::example;
 pub use kubernetes::KubernetesConfig;
 pub use raw::{RawConfig, RawKubernetes};
 
+use crate::tokens::LocalFolder;
+
 /// What the flags of the command line set. They win over the file.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
@@ -111,6 +113,8 @@ pub struct Tokens {
     pub timeout: Duration,
     /// Bytes of the cache of rendered prompts.
     pub cache_bytes_max: u64,
+    /// Folders of local tokenizers, at most one for each model.
+    pub local: Vec<LocalFolder>,
 }
 
 /// Where callers connect.

@@ -111,6 +111,20 @@ pub struct RawTokens {
     pub timeout_ms: Option<u64>,
     /// Bytes of the cache of rendered prompts.
     pub cache_bytes_max: Option<u64>,
+    /// `[[tokens.local]]`
+    pub local: Vec<RawLocal>,
+}
+
+/// `[[tokens.local]]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawLocal {
+    /// The base model, as the engines name it.
+    pub model: Option<String>,
+    /// The folder of its tokenizer.
+    pub folder: Option<PathBuf>,
+    /// Whether local tokens come before the engine's, where they are proved.
+    pub prefer: Option<bool>,
 }
 
 /// `[[engine]]`

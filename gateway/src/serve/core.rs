@@ -16,7 +16,7 @@ use crate::engines::{
 use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, SECRET_BYTES_MAX};
 use crate::parity::ParityWatch;
 use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonState, Router, RouterOptions};
-use crate::tokens::{TokenSettings, Tokeniser};
+use crate::tokens::{LocalTokenizers, TokenSettings, Tokeniser};
 
 /// What the core needs of a configuration. Files with keys have been read.
 #[derive(Clone, Debug)]
@@ -27,6 +27,7 @@ pub struct CoreOptions {
     daemon: Daemon,
     questions: Questions,
     tokens: Tokens,
+    local: Option<LocalTokenizers>,
 }
 
 /// Which daemon answers.
@@ -42,7 +43,7 @@ impl CoreOptions {
     /// Those of a configuration.
     ///
     /// # Errors
-    /// A file with an API key that cannot be used, or pods without a cluster.
+    /// A file with an API key, or the folder of a tokenizer, that cannot be used, or pods without a cluster.
     pub fn of(config: &Config) -> Result<Self, Failure> {
         let engines = config.engines.iter().map(engine_config).collect::<Result<_, _>>()?;
         let pods = config.kubernetes.as_ref().map(|kubernetes| {
@@ -62,7 +63,9 @@ impl CoreOptions {
         };
         let tls = ClientTls { ca_file: config.engines_ca.clone() };
         let (questions, tokens) = (config.questions.clone(), config.tokens.clone());
-        Ok(Self { engines, pods, tls, daemon, questions, tokens })
+        let local = (!tokens.local.is_empty()).then(|| LocalTokenizers::load(&tokens.local));
+        let local = local.transpose().map_err(|why| Failure::Usage(format!("tokens.local: {why}")))?;
+        Ok(Self { engines, pods, tls, daemon, questions, tokens, local })
     }
 }
 
@@ -113,7 +116,7 @@ impl Core {
     /// # Errors
     /// An engine's URL or key, the file of authorities or the daemon's program cannot be used.
     pub async fn start(options: CoreOptions, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
-        let CoreOptions { engines, pods, tls, daemon, questions, tokens } = options;
+        let CoreOptions { engines, pods, tls, daemon, questions, tokens, local } = options;
         let engines = engine_set(engines, &tls).await?;
         let pods = match pods {
             Some(options) => Some(Pods::start(options, &engines).await),
@@ -141,7 +144,8 @@ impl Core {
         if has_daemon && !router.ready(Instant::now() + DAEMON_READY_MAX).await {
             tracing::warn!("the daemon does not answer yet; requests are spread by load until it does");
         }
-        let tokeniser = Tokeniser::new(Arc::clone(&engines), token_settings(&tokens, &tls, stop.clone()).await?);
+        let settings = TokenSettings { local, ..token_settings(&tokens, &tls, stop.clone()).await? };
+        let tokeniser = Tokeniser::new(Arc::clone(&engines), settings);
         if let Some(pods) = &pods {
             tokio::spawn(Arc::clone(pods).follow(Arc::clone(&engines), stop.clone()));
         }
@@ -229,7 +233,7 @@ async fn token_settings(
         renderers = Some(set);
     }
     let Tokens { uses_renderer, uses_tokenize, timeout, cache_bytes_max, .. } = *tokens;
-    Ok(TokenSettings { cache_bytes_max, timeout, renderers, uses_renderer, uses_tokenize })
+    Ok(TokenSettings { cache_bytes_max, timeout, renderers, uses_renderer, uses_tokenize, local: None })
 }
 
 async fn start_daemon(options: DaemonOptions, engines: &EngineSet) -> Result<Arc<DaemonProcess>, Failure> {

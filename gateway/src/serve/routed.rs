@@ -11,7 +11,7 @@ use crate::api::{ApiError, Usage};
 use crate::parity::{ParityOutcome, Prediction};
 use crate::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer, PrefillChoice};
 use crate::router::{Ask, BookingGuard, DaemonState, ReportFigure, RouterFigure};
-use crate::tokens::{PromptTokens, TokenSource};
+use crate::tokens::{LocalCounts, LocalFinding, LocalTokenizers, PromptTokens, TokenSource};
 
 impl Booking for BookingGuard {
     fn prefill_complete(&mut self) {
@@ -135,6 +135,8 @@ impl Choose for Routed {
         for finding in self.0.parity().findings() {
             findings.push(Finding { what: finding.text(), remedy: finding.cause.remedy().to_owned() });
         }
+        let local = self.0.tokeniser().local().map(LocalTokenizers::findings).unwrap_or_default();
+        findings.extend(local.into_iter().map(|LocalFinding { what, remedy }| Finding { what, remedy }));
         if !self.0.router().is_connected() {
             let remedy = "start it, or correct --socket; requests are spread by load until it answers".into();
             findings.push(Finding { what: "the daemon does not answer".into(), remedy });
@@ -164,6 +166,9 @@ impl Choose for Routed {
         if let Some(pods) = self.0.pods() {
             pods.metrics(&mut text);
         }
+        if let Some(local) = self.0.tokeniser().local() {
+            local_metrics(&mut text, &local.counts());
+        }
         if let Some(daemon) = self.0.daemon() {
             let restarts = daemon.restarts();
             counter(
@@ -175,6 +180,26 @@ impl Choose for Routed {
             );
         }
         text
+    }
+}
+
+fn local_metrics(text: &mut String, counts: &LocalCounts) {
+    let LocalCounts { equal, different, not_tokenised, skipped, panicked, proved, disproved } = *counts;
+    let results = [
+        ("equal", equal),
+        ("different", different),
+        ("not_tokenised", not_tokenised),
+        ("skipped", skipped),
+        ("panicked", panicked),
+    ];
+    let help = "Prompts that a local tokenizer was to compare with the engine or to use, by what came of them";
+    counter(text, "local_tokens", help, "result", results.into_iter());
+    let name = "kvrouted_gateway_local_proofs";
+    let help = "Models and paths by the state of the proof that the local tokenizer equals the engine";
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}.\n# TYPE {name} gauge");
+    for (state, count) in [("proved", proved), ("disproved", disproved)] {
+        let _ = writeln!(text, "{name}{{state=\"{state}\"}} {count}");
     }
 }
 

@@ -123,10 +123,10 @@ end
 
 local OWN_ERRORS = {
   [400] = {"invalid_request", "nginx cannot read the request"},
-  [408] = {"body_timeout", "the body did not come in time; send it faster"},
+  [411] = {"length_required", "the request needs a content-length"},
   [413] = {"body_too_large", "the body is larger than may be; send a shorter one"},
   [414] = {"uri_too_large", "the URI is too long"},
-  [431] = {"headers_too_large", "the headers are larger than may be"},
+  [431] = {"headers_too_large", "the headers are larger than may be"},     -- 494 within nginx
   [500] = {"proxy_failed", "nginx failed; see its error log"},
   [502] = {"engine_unreachable", "no engine took the request; try again"},
   [504] = {"engine_timeout", "the engine did not answer in time"},
@@ -134,7 +134,8 @@ local OWN_ERRORS = {
 
 -- nginx's own errors, in OpenAI's shape.
 function M.own_error()
-  local status = OWN_ERRORS[ngx.status] and ngx.status or 500
+  local status = ngx.status == 494 and 431 or ngx.status
+  if not OWN_ERRORS[status] then status = 500 end
   if status >= 502 then ngx.header["retry-after"] = "1" end
   refuse(status, OWN_ERRORS[status][1], OWN_ERRORS[status][2])
 end

@@ -50,6 +50,11 @@ pub(crate) const PICKS_OPEN_MAX: usize = 1 << 16;
 pub(crate) const LOG_DATAGRAM_BYTES_MAX: usize = 16 << 10;
 /// Bytes of access-log datagrams that wait until they are read, if the kernel allows as many. Each takes about 1 KiB.
 pub(crate) const LOG_QUEUE_BYTES: usize = 4 << 20;
+/// Datagrams that a Unix log socket should hold (`net.unix.max_dgram_qlen`). With the kernel's default of 10, a third of
+/// the lines was lost with 100 callers at once.
+pub(crate) const LOG_SOCKET_LINES_MIN: u32 = 256;
+/// For how long the end of an unknown pick is remembered. A pick is answered within this time, or its proxy gives up.
+pub(crate) const PICK_EARLY_END_MAX: Duration = Duration::from_secs(10);
 /// How often picks whose end never came are looked for.
 pub(crate) const PICK_SWEEP: Duration = Duration::from_secs(5);
 /// Bytes of the body of `/end` and `/prefilled`.

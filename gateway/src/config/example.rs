@@ -184,7 +184,7 @@ socket_mode = "660"
 # IP:PORT on the loopback interface.
 # address = "127.0.0.1:8081"
 # Where access-log lines with `id=REQUEST-ID` go, each of which ends a pick: a UDP address on the loopback interface,
-# a Unix datagram socket, or both. Under load, a Unix socket loses lines where net.unix.max_dgram_qlen is 10.
+# a Unix datagram socket, or both. Under load, a Unix socket loses lines unless net.unix.max_dgram_qlen is raised.
 # log_address = "127.0.0.1:8082"
 # log_socket = "/run/kvrouted/pick-log.sock"
 # A pick whose end never comes is freed after this time.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::listener::remove_socket;
 use super::log_line::LogLine;
 use super::pick::PickServer;
-use crate::limits::{ACCEPT_PAUSE, LOG_DATAGRAM_BYTES_MAX, LOG_QUEUE_BYTES};
+use crate::limits::{ACCEPT_PAUSE, LOG_DATAGRAM_BYTES_MAX, LOG_QUEUE_BYTES, LOG_SOCKET_LINES_MIN};
 
 /// A bound socket for log lines.
 #[derive(Debug)]
@@ -37,11 +37,21 @@ impl LogSocket {
         Ok(Self::Udp(socket))
     }
 
-    /// Binds a Unix datagram socket.
+    /// Binds a Unix datagram socket, and warns where the kernel gives it little room.
     ///
     /// # Errors
     /// The folder cannot be written, or the path is a file that is no socket.
     pub fn unix(path: &Path, mode: u32) -> io::Result<Self> {
+        let room = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").ok();
+        if let Some(lines) = room.and_then(|text| text.trim().parse::<u32>().ok())
+            && lines < LOG_SOCKET_LINES_MIN
+        {
+            tracing::warn!(
+                lines,
+                "pick.log_socket loses lines under load, and their bookings stay: set pick.log_address, or \
+                 net.unix.max_dgram_qlen to {LOG_SOCKET_LINES_MIN}"
+            );
+        }
         remove_socket(path)?;
         let socket = UnixDatagram::bind(path)?;
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;

@@ -7,6 +7,7 @@ use kvrouted::ids::Worker;
 
 use super::choose::{Booking, Observer};
 use crate::engines::InflightGuard;
+use crate::limits::PICK_EARLY_END_MAX;
 
 /// A pick that another proxy runs.
 pub(super) struct OpenPick {
@@ -28,26 +29,35 @@ pub(super) struct OpenPick {
 /// All open picks, by their request's id.
 pub(super) struct OpenPicks {
     picks: HashMap<String, OpenPick>,
+    /// Ends that found no pick, and until when they are remembered.
+    early_ends: HashMap<String, Instant>,
     picks_max: usize,
 }
 
 impl OpenPicks {
     pub(super) fn new(picks_max: usize) -> Self {
-        Self { picks: HashMap::new(), picks_max }
+        Self { picks: HashMap::new(), early_ends: HashMap::new(), picks_max }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.picks.len() >= self.picks_max
     }
 
-    /// Adds a pick. One with the same id ends: it was a former attempt of the request.
+    /// Adds a pick. One with the same id ends: it was a former attempt of the request. A pick whose end has come
+    /// already is not added: its caller hung up while it was decided.
     pub(super) fn insert(&mut self, id: String, pick: OpenPick) {
-        self.picks.insert(id, pick);
+        if self.early_ends.remove(&id).is_none() {
+            self.picks.insert(id, pick);
+        }
     }
 
     /// Takes a pick out.
-    pub(super) fn end(&mut self, id: &str) -> Option<OpenPick> {
-        self.picks.remove(id)
+    pub(super) fn end(&mut self, id: &str, now: Instant) -> Option<OpenPick> {
+        let pick = self.picks.remove(id);
+        if pick.is_none() && self.early_ends.len() < self.picks_max {
+            self.early_ends.insert(id.to_owned(), now + PICK_EARLY_END_MAX);
+        }
+        pick
     }
 
     pub(super) fn get_mut(&mut self, id: &str) -> Option<&mut OpenPick> {
@@ -57,6 +67,7 @@ impl OpenPicks {
     /// Frees the picks whose time is over, and counts them.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         let before = self.picks.len();
+        self.early_ends.retain(|_, until| *until > now);
         self.picks.retain(|_, pick| pick.expires > now);
         before - self.picks.len()
     }
@@ -107,11 +118,19 @@ mod tests {
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         picks.insert("b".into(), pick(20));
         assert!(picks.is_full());
-        assert!(picks.end("c").is_none());
-        assert!(picks.end("a").is_some());
+        assert!(picks.end("c", start).is_none());
+        assert!(picks.end("a", start).is_some());
         assert_eq!(freed.load(Ordering::Relaxed), 2);
         assert_eq!(picks.expire(start + Duration::from_secs(19)), 0);
         assert_eq!(picks.expire(start + Duration::from_secs(20)), 1);
         assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (3, 0));
+        // An end that overtakes its pick, and one that is forgotten.
+        picks.end("d", start);
+        picks.insert("d".into(), pick(10));
+        assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (4, 0));
+        picks.end("e", start);
+        picks.expire(start + PICK_EARLY_END_MAX);
+        picks.insert("e".into(), pick(10));
+        assert_eq!(picks.len(), 1);
     }
 }

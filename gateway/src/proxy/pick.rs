@@ -320,7 +320,7 @@ impl PickServer {
     fn take(&self, id: &str) -> Option<OpenPick> {
         let (pick, open) = {
             let mut open = self.open.lock();
-            (open.end(id), open.len())
+            (open.end(id, Instant::now()), open.len())
         };
         self.count(open);
         pick

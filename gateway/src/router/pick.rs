@@ -194,8 +194,7 @@ impl Router {
         let prefill = answer.prefill_booking().zip(reply.prefill.first()).and_then(|(booked, chosen)| {
             let booking = guard(booked, chosen.worker);
             let takes_requests = |id| self.engines.get(id).is_some_and(|engine| engine.takes_requests());
-            let is_known =
-                |worker: &Worker| takes_requests(worker.id.0) && !ask.exclude.contains(&worker.id.0);
+            let is_known = |worker: &Worker| takes_requests(worker.id.0) && !ask.exclude.contains(&worker.id.0);
             let candidates: Vec<_> = reply.prefill.iter().map(|candidate| candidate.worker).filter(is_known).collect();
             let prediction = prediction::of(chosen, reply, ask.prompt, space.scheme.map(|scheme| scheme.block_size));
             (!candidates.is_empty()).then_some(PrefillPick { candidates, booking: Some(booking), prediction })

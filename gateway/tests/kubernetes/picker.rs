@@ -160,7 +160,11 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     .await;
     // The API server is away: the picker goes on with what it knows.
     let metrics = operator(admin, "/metrics").await;
-    for line in ["kubernetes_current 1\n", "kubernetes_pods{state=\"ready\"} 1\n", "resource=\"endpointslices\",event=\"listed\"} 1\n"] {
+    for line in [
+        "kubernetes_current 1\n",
+        "kubernetes_pods{state=\"ready\"} 1\n",
+        "resource=\"endpointslices\",event=\"listed\"} 1\n",
+    ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     fixture.api.stop().await;

@@ -330,6 +330,8 @@ pub(crate) const KUBERNETES_PAGE_OBJECTS: usize = 500;
 pub(crate) const KUBERNETES_PAGE_BYTES_MAX: usize = 64 << 20;
 /// Objects of one kind that are kept. A service's slice has up to 1,000 endpoints, a pool some hundred pods.
 pub(crate) const KUBERNETES_OBJECTS_MAX: usize = 16_384;
+/// Bytes of JSON of all objects of one kind that are kept, or that one list may bring: 16,384 pods of usual size.
+pub(crate) const KUBERNETES_OBJECTS_BYTES_MAX: usize = 256 << 20;
 /// Bytes of one event of a watch. etcd keeps no object of more than 1.5 MiB, which JSON can double.
 pub(crate) const KUBERNETES_EVENT_BYTES_MAX: usize = 4 << 20;
 /// Bytes of one watch. It is ended then, and begun again where it ended.
@@ -364,4 +366,5 @@ pub(crate) const KUBERNETES_LABELS_MAX: usize = 64;
 pub(crate) const KUBERNETES_FIRST_LIST_MAX: Duration = Duration::from_secs(10);
 
 const _: () = assert!(KUBERNETES_EVENT_BYTES_MAX < KUBERNETES_WATCH_BYTES_MAX);
+const _: () = assert!(KUBERNETES_PAGE_BYTES_MAX <= KUBERNETES_OBJECTS_BYTES_MAX);
 const _: () = assert!(KUBERNETES_PAGE_OBJECTS <= KUBERNETES_OBJECTS_MAX);

@@ -156,13 +156,14 @@ async fn a_long_list_comes_in_pages_and_a_page_that_is_too_old_begins_it_again()
     let limits: Vec<_> = lists.iter().map(|asked| asked.query.get("limit").map(String::as_str)).collect();
     assert_eq!(limits, [Some("500"); 3]);
     assert!(
-        lists[0].query.get("continue").is_none() && lists[1..].iter().all(|asked| asked.query.contains_key("continue"))
+        !lists[0].query.contains_key("continue") && lists[1..].iter().all(|asked| asked.query.contains_key("continue"))
     );
     // The second page of the next list is refused: the list begins again.
+    api.expire_next_page();
     let again = FleetWatch::start(access(&api), llama());
-    kit::until("a first page", async || api.asked("list", "pods").len() > 3).await;
-    api.compact();
     until_fleet(&again, "all pods", |fleet| fleet.pods.len() == 1_100).await;
+    assert_eq!(again.figures().of(KubernetesKind::Pods).get(KubernetesFigure::Expired), 1);
+    assert_eq!(api.asked("list", "pods").len(), 3 + 2 + 3);
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  access (URL, token, authorities) ─▶ client (one page, one watch) ─▶ lines (events of a watch, bounded)
-//!                                                 │
-//!  objects (EndpointSlice, Pod, InferencePool) ─▶ reflector (the objects as they are now) ─▶ fleet (no I/O) ─▶ watcher
+//!                                                                        │
+//!  objects (EndpointSlice, Pod, InferencePool) ─▶ reflector (what they are now) ─▶ fleet (no I/O) ─▶ watcher
 //! ```
 //!
 //! The protocol is that of the Kubernetes API (<https://kubernetes.io/docs/reference/using-api/api-concepts/>,
@@ -34,10 +34,12 @@ mod figures;
 mod fleet;
 mod lines;
 mod objects;
+mod ports;
 mod reflector;
 mod watcher;
 
 pub use access::{AccessError, ApiAccess, SERVICE_ACCOUNT_FOLDER};
 pub use figures::{KindFigures, KubernetesFigure, KubernetesFigures, KubernetesKind};
-pub use fleet::{Fleet, FleetPod, PodState, PortName, Problem, worker_id};
+pub use fleet::{Fleet, FleetPod, PodState, Problem, worker_id};
+pub use ports::PortName;
 pub use watcher::{FleetWatch, PodSource};

@@ -22,7 +22,7 @@ use super::fleet::Problem;
 use super::objects::{EventKind, OnlyMeta, Page, Resource, WatchEvent, read_object};
 use crate::engines::back_off;
 use crate::limits::{
-    BACK_OFF_MAX, KUBERNETES_OBJECTS_MAX, KUBERNETES_PAGE_OBJECTS, KUBERNETES_WATCH_HEALTHY_MIN,
+    BACK_OFF_MAX, KUBERNETES_OBJECTS_BYTES_MAX, KUBERNETES_OBJECTS_MAX, KUBERNETES_PAGE_OBJECTS, KUBERNETES_WATCH_HEALTHY_MIN,
     KUBERNETES_WATCH_SECONDS,
 };
 
@@ -64,12 +64,39 @@ impl<T> Clone for Observed<T> {
     }
 }
 
+/// Bytes of JSON of the objects that are kept. What is read of an object takes at most a few times as many.
+#[derive(Debug, Default)]
+struct Sizes {
+    by_name: BTreeMap<String, usize>,
+    total: usize,
+}
+
+impl Sizes {
+    fn set(&mut self, name: &str, bytes: usize) {
+        self.remove(name);
+        self.by_name.insert(name.to_owned(), bytes);
+        self.total = self.total.saturating_add(bytes);
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.total = self.total.saturating_sub(self.by_name.remove(name).unwrap_or(0));
+    }
+
+    fn check(&self) -> Result<(), RequestError> {
+        match self.total > KUBERNETES_OBJECTS_BYTES_MAX {
+            true => Err(RequestError::Nonsense(format!("the objects have more than {KUBERNETES_OBJECTS_BYTES_MAX} bytes"))),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Follows the objects of a selection.
 pub(super) struct Reflector<T> {
     access: Arc<ApiAccess>,
     selection: Selection,
     figures: Arc<KubernetesFigures>,
     observed: watch::Sender<Observed<T>>,
+    sizes: Sizes,
     /// Where the next watch begins; `None` = the objects must be listed.
     version: Option<String>,
     /// Whether the last watch has begun.
@@ -89,7 +116,7 @@ impl<T: Resource> Reflector<T> {
     ) -> watch::Receiver<Observed<T>> {
         let (observed, seen) = watch::channel(known);
         let reflector =
-            Self { access, selection, figures, observed, version: None, has_begun: false, has_heard: false };
+            Self { access, selection, figures, observed, sizes: Sizes::default(), version: None, has_begun: false, has_heard: false };
         tokio::spawn(reflector.run());
         seen
     }
@@ -218,8 +245,9 @@ impl<T: Resource> Reflector<T> {
     }
 
     /// Reads all pages. The objects are replaced only by a whole list.
-    async fn list(&self, client: &ApiClient) -> Result<String, RequestError> {
-        let (mut objects, mut unreadable) = (BTreeMap::new(), Vec::new());
+    async fn list(&mut self, client: &ApiClient) -> Result<String, RequestError> {
+        let (mut objects, mut unreadable, mut sizes) = (BTreeMap::new(), Vec::new(), Sizes::default());
+        let mut bytes_left = KUBERNETES_OBJECTS_BYTES_MAX;
         let mut next = String::new();
         let mut seen = 0_usize;
         let version = loop {
@@ -229,6 +257,9 @@ impl<T: Resource> Reflector<T> {
                 query.push_str(&encoded(&next));
             }
             let body = client.page(&self.path(&query)).await?;
+            bytes_left = bytes_left.checked_sub(body.len()).ok_or_else(|| {
+                RequestError::Nonsense(format!("the list has more than {KUBERNETES_OBJECTS_BYTES_MAX} bytes"))
+            })?;
             let nonsense = |error: serde_json::Error| RequestError::Nonsense(shown(&error.to_string()));
             let page: Page<'_> = serde_json::from_slice(&body).map_err(nonsense)?;
             let items = page.items.unwrap_or_default();
@@ -240,7 +271,10 @@ impl<T: Resource> Reflector<T> {
             }
             for item in items {
                 match read_object::<T>(item) {
-                    Some(object) => drop(objects.insert(object.metadata().name.clone(), Arc::new(object))),
+                    Some(object) => {
+                        sizes.set(&object.metadata().name, item.get().len());
+                        objects.insert(object.metadata().name.clone(), Arc::new(object));
+                    }
                     None => unreadable.push(name_of(item.get())),
                 }
             }
@@ -252,6 +286,7 @@ impl<T: Resource> Reflector<T> {
         if version.is_empty() {
             return Err(RequestError::Nonsense("the list has no resourceVersion".to_owned()));
         }
+        self.sizes = sizes;
         self.counts().count(KubernetesFigure::Listed);
         self.counts().add(KubernetesFigure::Unreadable, unreadable.len() as u64);
         self.observed.send_modify(|observed| {
@@ -263,7 +298,7 @@ impl<T: Resource> Reflector<T> {
     }
 
     /// Applies one event.
-    fn apply(&self, line: &[u8], version: &mut String) -> Result<(), RequestError> {
+    fn apply(&mut self, line: &[u8], version: &mut String) -> Result<(), RequestError> {
         let nonsense = |error: serde_json::Error| RequestError::Nonsense(shown(&error.to_string()));
         let event: WatchEvent<'_> = serde_json::from_slice(line).map_err(nonsense)?;
         self.counts().count(KubernetesFigure::Event);
@@ -278,11 +313,18 @@ impl<T: Resource> Reflector<T> {
         let name = &metadata.name;
         match event.kind {
             EventKind::Bookmark | EventKind::Error => {}
-            EventKind::Deleted => self.observed.send_modify(|observed| {
-                observed.objects.remove(name);
-                observed.unreadable.retain(|unreadable| unreadable != name);
-            }),
-            EventKind::Added | EventKind::Modified => self.put(read_object::<T>(event.object), name)?,
+            EventKind::Deleted => {
+                self.sizes.remove(name);
+                self.observed.send_modify(|observed| {
+                    observed.objects.remove(name);
+                    observed.unreadable.retain(|unreadable| unreadable != name);
+                });
+            }
+            EventKind::Added | EventKind::Modified => {
+                self.sizes.set(name, line.len());
+                self.sizes.check()?;
+                self.put(read_object::<T>(event.object), name)?;
+            }
         }
         *version = metadata.resource_version;
         Ok(())
@@ -372,8 +414,21 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_those_of_the_objects_that_are_kept() {
+        let mut sizes = Sizes::default();
+        sizes.set("a", KUBERNETES_OBJECTS_BYTES_MAX);
+        sizes.set("a", KUBERNETES_OBJECTS_BYTES_MAX);
+        assert!(sizes.check().is_ok(), "the same object again");
+        sizes.set("b", 1);
+        assert!(sizes.check().is_err());
+        sizes.remove("a");
+        sizes.remove("a");
+        assert!(sizes.check().is_ok() && sizes.total == 1);
+    }
+
+    #[test]
     fn events_change_the_objects_and_a_wrong_one_asks_for_a_list() {
-        let (pods, seen) = reflector::<Pod>(("labelSelector", "a=b".to_owned()));
+        let (mut pods, seen) = reflector::<Pod>(("labelSelector", "a=b".to_owned()));
         let mut version = "1".to_owned();
         let mut apply = |text: &str| pods.apply(text.as_bytes(), &mut version).map(|()| version.clone());
         let event = |kind: &str, name: &str, version: u32, rest: &str| {

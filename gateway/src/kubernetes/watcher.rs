@@ -7,8 +7,9 @@ use tokio::sync::watch;
 
 use super::access::ApiAccess;
 use super::figures::KubernetesFigures;
-use super::fleet::{Fleet, PortName, Problem, label_selector, of_pool, of_slices};
+use super::fleet::{Fleet, Problem, label_selector, of_pool, of_slices};
 use super::objects::{InferencePool, Pod};
+use super::ports::PortName;
 use super::reflector::{Observed, Reflector, Selection};
 
 /// Whose pods are the engines.

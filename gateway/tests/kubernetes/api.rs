@@ -82,8 +82,7 @@ struct Inner {
     rules: Option<Vec<Rule>>,
     faults: BTreeMap<(String, &'static str), VecDeque<Fault>>,
     asked: Vec<Asked>,
-    /// The most items in a page, whatever the client asks for; 0 = as many as it asks for.
-    page_max: usize,
+    expires_next_page: bool,
 }
 
 /// The double. It ends, with all connections, when it is dropped.
@@ -218,8 +217,9 @@ impl Api {
         self.inner.lock().rules = Some(rules);
     }
 
-    pub(crate) fn set_page_max(&self, items: usize) {
-        self.inner.lock().page_max = items;
+    /// The next request for a further page is too late.
+    pub(crate) fn expire_next_page(&self) {
+        self.inner.lock().expires_next_page = true;
     }
 
     /// The next request of a verb for a resource gets a fault.
@@ -417,8 +417,8 @@ fn list(inner: &mut Inner, asked: &Asked) -> Response<Body> {
             (inner.version, items.cloned().collect::<Vec<_>>())
         }
         Some(token) => match inner.rests.remove(token) {
-            Some(rest) => rest,
-            None => {
+            Some(rest) if !std::mem::take(&mut inner.expires_next_page) => rest,
+            _ => {
                 let message = "The provided continue parameter is too old to display a consistent list result. You can \
                     start a new list without the continue parameter, or use the continue token in this response to \
                     retrieve the remainder of the results.";
@@ -427,7 +427,6 @@ fn list(inner: &mut Inner, asked: &Asked) -> Response<Body> {
         },
     };
     let limit = asked.query.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
-    let limit = if inner.page_max > 0 { limit.min(inner.page_max) } else { limit };
     let (group, kind) = names_of(&asked.resource);
     let mut metadata = json!({"resourceVersion": version.to_string()});
     let (page, rest) = items.split_at(limit.min(items.len()));

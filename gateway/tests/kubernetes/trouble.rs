@@ -48,7 +48,8 @@ async fn a_missing_right_is_named_with_verb_and_resource() {
     api.put("pods", pod(&ready("1", "10.0.0.1"), &[("app", "vllm-llama")]));
     api.set_rules(Vec::new());
     let watch = FleetWatch::start(access(&api), llama());
-    let grant = r#"grant the verb "list" on the resource "inferencepools" of the API group "inference.networking.k8s.io" in the namespace "serving""#;
+    let grant = "grant the verb \"list\" on the resource \"inferencepools\" of the API group \
+                 \"inference.networking.k8s.io\" in the namespace \"serving\"";
     let fleet = until_fleet(&watch, "no right at all", has_problem(grant)).await;
     assert!(fleet.problems[0].what.contains("is forbidden: User"), "the server's own words: {:?}", fleet.problems);
     let rule = |resource: &str, group: &str, verbs: &[&str]| rbac::Rule {

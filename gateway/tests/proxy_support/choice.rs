@@ -29,7 +29,7 @@ pub(crate) struct FixedChoice {
 struct LoggedBooking(Arc<Log>, &'static str);
 
 impl LoggedBooking {
-    fn log(&self, line: String) {
+    fn log(&self, line: &str) {
         let line = format!("{}{line}", self.1);
         let mut lines = self.0.lines.lock();
         // Progress comes with each part; the last figure counts.
@@ -44,22 +44,22 @@ impl Booking for LoggedBooking {
     fn prefill_complete(&mut self) {
         let line = format!("{}prefilled", self.1);
         if !self.0.lines.lock().contains(&line) {
-            self.log("prefilled".into());
+            self.log("prefilled");
         }
     }
 
     fn output_progress(&mut self, tokens: u32) {
-        self.log(format!("progress {tokens}"));
+        self.log(&format!("progress {tokens}"));
     }
 
     fn served(&mut self, worker: Worker) {
-        self.log(format!("served {worker}"));
+        self.log(&format!("served {worker}"));
     }
 }
 
 impl Drop for LoggedBooking {
     fn drop(&mut self) {
-        self.log("freed".into());
+        self.log("freed");
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }

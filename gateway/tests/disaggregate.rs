@@ -251,6 +251,25 @@ async fn a_decode_engine_that_failed_later_may_have_read_the_blocks_so_that_the_
 }
 
 #[tokio::test]
+async fn a_decode_engine_that_found_no_blocks_gets_them_once_more() {
+    // The prefill engine died after its answer: the decode engine says so by its status, or by an event.
+    for body in [CHAT, STREAMED_CHAT] {
+        let (fleet, kept) = vllm_fleet(2, 1, 0).await;
+        kept.lose_blocks(1);
+        let reply = fleet.post(CHAT_PATH, body).await;
+        assert_eq!((reply.status, reply.text().contains("no blocks")), (200, false), "{}", reply.text());
+        assert_eq!((fleet.counts()[0], fleet.counts()[1], kept.wrong_reads()), (2, 2, 0));
+        fleet.gateway.settles().await;
+        // It is no better the second time: the caller is told what the engine says.
+        kept.lose_blocks(2);
+        let reply = fleet.post(CHAT_PATH, body).await;
+        assert!(reply.text().contains("no blocks"), "{}", reply.text());
+        assert_eq!((fleet.counts()[0], fleet.counts()[1]), (4, 4));
+        fleet.gateway.settles().await;
+    }
+}
+
+#[tokio::test]
 async fn attempts_end_and_large_bodies_are_sent_once() {
     let (fleet, _) = vllm_fleet_with(5, 1, 0, |config| config.retry.attempts_max = 2).await;
     for engine in &fleet.engines[0] {

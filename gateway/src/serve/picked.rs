@@ -11,7 +11,7 @@ use hyper::header::{HeaderMap, HeaderValue};
 use kvrouted::ids::Worker;
 
 use super::Core;
-use crate::api::{ApiError, ApiPath, CallKind, RequestFacts, UsageReader, read_request};
+use crate::api::{ApiError, ApiPath, CallKind, RequestFacts, UsageReader, read_request, refuse_transfer_fields};
 use crate::engines::ServedModel;
 use crate::epp::{Choice, Chooser, Decision, EndpointTable, Endpoints, Lease, Question, ResponseStart, names, nobody};
 use crate::parity::Prediction;
@@ -64,6 +64,9 @@ impl CoreChooser {
 
     async fn generate(&self, question: &Question) -> Result<Choice<CoreLease>, ApiError> {
         let facts = read_request(question.path, &question.body)?;
+        if self.core.engines().has_roles() {
+            refuse_transfer_fields(&question.body)?;
+        }
         let hints = Hints::read(&hint_headers(question), &self.rules.objectives)?;
         let model = self.core.engines().model(facts.model.as_deref())?;
         let tokeniser = self.core.tokeniser();

@@ -29,6 +29,7 @@ pub(crate) struct Kept {
     wrong_reads: AtomicUsize,
     reads: AtomicUsize,
     prompts_computed_by_decode: AtomicUsize,
+    lost: AtomicUsize,
 }
 
 impl Kept {
@@ -39,6 +40,11 @@ impl Kept {
 
     pub(crate) fn reads(&self) -> usize {
         self.reads.load(Ordering::SeqCst)
+    }
+
+    /// So many reads find that the engine with the blocks is gone.
+    pub(crate) fn lose_blocks(&self, reads: usize) {
+        self.lost.store(reads, Ordering::SeqCst);
     }
 
     /// Prompts that a decode engine computed itself.
@@ -82,7 +88,13 @@ async fn infer(seen: Seen, fault: Fault, kept: Arc<Kept>, has_connector: bool) -
         return prefill(&seen, &body, fault, &kept);
     }
     let cached = if params["do_remote_prefill"] == true && has_connector {
-        read(&seen, params, &kept)
+        // `kv_load_failure_policy` is `fail`.
+        let is_lost = kept.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |lost| lost.checked_sub(1)).is_ok();
+        match (is_lost, body["stream"] == true) {
+            (true, true) => return Ok(super::events(vec![format!("data: {}\n\n", error("no blocks"))])),
+            (true, false) => return Ok(super::json(500, &error("no blocks"))),
+            (false, _) => read(&seen, params, &kept),
+        }
     } else {
         kept.prompts_computed_by_decode.fetch_add(1, Ordering::SeqCst);
         0

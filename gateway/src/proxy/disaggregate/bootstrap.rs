@@ -18,7 +18,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, StatusCode};
 use tokio::task::JoinHandle;
 
-use super::{Booking, Candidate, Chosen, Halves, Observer, PrefillUsage, Round, refusal};
+use super::{Booking, Candidate, Chosen, ERROR_EVENT, Halves, Observer, PrefillUsage, Round, refusal};
 use crate::api::{ApiError, ApiPath, Bootstrap, UsageReader, bootstrap_body, prompts};
 use crate::engines::{BoxBody, Engine, EngineError, body_of};
 use crate::limits::PREFILL_END_MAX;
@@ -120,13 +120,16 @@ impl Halves<'_> {
             }
         };
         match outcome {
-            Ok(Outcome::Begun(begun)) if begun.parts.status.is_success() => {
-                if !is_prefilled {
-                    task.let_end();
+            Ok(Outcome::Begun(begun)) => match self.unless_transfer_failed(candidate, begun) {
+                Some((candidate, begun)) if begun.parts.status.is_success() => {
+                    if !is_prefilled {
+                        task.let_end();
+                    }
+                    Ok(Round::Begun(Box::new(chosen.reply(candidate, by, begun, usage))))
                 }
-                Ok(Round::Begun(Box::new(chosen.reply(candidate, by, begun, usage))))
-            }
-            Ok(Outcome::Begun(begun)) => Ok(Round::Begun(Box::new(refusal(candidate, begun)))),
+                Some((candidate, begun)) => Ok(Round::Begun(Box::new(refusal(candidate, begun)))),
+                None => Ok(Round::Failed),
+            },
             Ok(Outcome::Failed(why)) => {
                 self.proxy.choose.report_failure(candidate.worker, self.model(), why);
                 self.decode.tried.push(candidate.worker.id.0);
@@ -262,8 +265,7 @@ async fn drain(mut rest: Incoming, reader: &mut UsageReader) -> Result<(), &'sta
     while let Some(frame) = rest.frame().await {
         let frame: Frame<Bytes> = frame.map_err(|_| "the prefill engine ended its reply before its end")?;
         let Ok(data) = frame.into_data() else { continue };
-        // A stream's status is sent before the prompt is computed, so that a failure is an event.
-        if std::mem::take(&mut is_first) && data.starts_with(b"data: {\"error\"") {
+        if std::mem::take(&mut is_first) && data.starts_with(ERROR_EVENT) {
             return Err("the prefill engine answered with an error");
         }
         reader.feed(&data);

@@ -105,6 +105,10 @@ impl Roles {
     }
 }
 
+/// How an event begins by which both kinds of engines say that a request failed. A stream's status is sent before the
+/// prompt is computed.
+const ERROR_EVENT: &[u8] = b"data: {\"error\"";
+
 /// A request on its way to two engines.
 struct Halves<'a> {
     proxy: &'a Proxy,
@@ -113,9 +117,31 @@ struct Halves<'a> {
     body: &'a Bytes,
     prefill: Attempts,
     decode: Attempts,
+    /// Whether a decode engine has answered with a failure, which may be that of the transfer.
+    has_lost_blocks: bool,
 }
 
 impl Halves<'_> {
+    /// The decode engine's reply; `None` = it says that it failed, for the first time. It may have found no blocks
+    /// because the prefill engine died since (vLLM's `kv_load_failure_policy` is `fail`), so that both halves may run
+    /// once more, on the same engines if need be.
+    fn unless_transfer_failed(&mut self, candidate: Candidate, begun: Begun) -> Option<(Candidate, Begun)> {
+        let status = begun.parts.status;
+        let has_failed = match begun.first.as_ref().and_then(|first| first.data_ref()) {
+            Some(data) if status.is_success() => data.starts_with(ERROR_EVENT),
+            _ => status.is_server_error(),
+        };
+        let worker = candidate.worker.id.0;
+        if !has_failed || self.has_lost_blocks || !self.may_go_on() {
+            return Some((candidate, begun));
+        }
+        self.has_lost_blocks = true;
+        self.decode.tried.retain(|tried| *tried != worker);
+        self.decode.failed_why = Some("decode");
+        self.decode.failure = Some(Ok((worker, begun)));
+        None
+    }
+
     /// Engines that failed, or were passed over because they back off.
     fn failed(&self) -> Vec<u64> {
         [self.prefill.tried.as_slice(), &self.decode.tried].concat()
@@ -196,7 +222,8 @@ impl Proxy {
         let mut prefill = attempts.fresh();
         // The gateway reads that reply itself.
         prefill.headers.remove(ACCEPT_ENCODING);
-        let mut halves = Halves { proxy: self, call, prepared, body, prefill, decode: attempts.fresh() };
+        let decode = attempts.fresh();
+        let mut halves = Halves { proxy: self, call, prepared, body, prefill, decode, has_lost_blocks: false };
         let why = loop {
             let failed = halves.failed();
             if let Some(why) = Roles::of(self.engines.serving(&prepared.model), &failed).lack() {

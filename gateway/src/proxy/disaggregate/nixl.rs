@@ -18,7 +18,7 @@ use http_body_util::BodyExt as _;
 use hyper::StatusCode;
 use hyper::body::{Frame, Incoming};
 
-use super::{Candidate, Chosen, Halves, PrefillUsage, Round, refusal};
+use super::{Candidate, Chosen, Halves, PrefillUsage, Reply, Round, refusal};
 use crate::api::{ApiError, Usage, UsageReader, decode_body, prefill_body, transfer_params};
 use crate::engines::EngineError;
 use crate::limits::PREFILL_REPLY_BYTES_MAX;
@@ -29,7 +29,7 @@ enum Prefilled {
     /// It is done: where, and what the engine said.
     Done { by: Candidate, params: Option<String>, usage: Option<Usage> },
     /// The engine refuses the request itself.
-    Refused(Candidate, Box<Begun>),
+    Refused(Box<Reply>),
     /// No engine did it.
     Failed,
 }
@@ -40,7 +40,7 @@ impl Halves<'_> {
         let body = prefill_body(&chosen.body)?;
         let (by, params, usage) = match self.compute(&chosen.prefill.candidates, &body).await? {
             Prefilled::Done { by, params, usage } => (by, params, usage),
-            Prefilled::Refused(candidate, begun) => return Ok(Round::Begun(Box::new(refusal(candidate, *begun)))),
+            Prefilled::Refused(reply) => return Ok(Round::Begun(reply)),
             Prefilled::Failed if self.has_failed() => return Ok(Round::Failed),
             Prefilled::Failed => return Ok(Round::Nobody),
         };
@@ -83,7 +83,7 @@ impl Halves<'_> {
             let Some((by, begun)) = sent.await? else { return Ok(Prefilled::Failed) };
             let status = begun.parts.status;
             if !status.is_success() && !status.is_server_error() {
-                return Ok(Prefilled::Refused(by, Box::new(begun)));
+                return Ok(Prefilled::Refused(Box::new(refusal(by, begun))));
             }
             let failed = match read(begun, self.prefill.first_byte).await {
                 Ok(reply) if status.is_success() => {
@@ -143,7 +143,7 @@ impl Halves<'_> {
                 self.proxy.metrics.retried(why);
             }
             match decode.send(&engine, Some(worker.rank.0), body).await {
-                Outcome::Begun(begun) => return Ok(Some((*candidate, begun))),
+                Outcome::Begun(begun) => return Ok(self.unless_transfer_failed(*candidate, begun)),
                 Outcome::Failed(why) => {
                     decode.failed_why = Some(why);
                     self.proxy.choose.report_failure(worker, &self.prepared.model.base, why);

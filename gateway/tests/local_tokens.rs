@@ -263,6 +263,15 @@ async fn sglangs_prompts_are_not_compared() {
     assert_eq!(world.counts(), LocalCounts::default());
 }
 
+#[test]
+fn a_folder_that_cannot_be_used_is_named() {
+    let folder = folder_of("{}", "{}");
+    let error =
+        LocalTokenizers::load(&[LocalFolder { model: "m".into(), folder: folder.path().to_owned(), prefer: false }]);
+    let error = error.expect_err("no tokenizer");
+    assert!(error.contains(&folder.path().display().to_string()) && error.contains("tokenizer.json"), "{error}");
+}
+
 /// Python with vLLM, and the folder of the tiny model, or a line that `scripts/test` lists at its end.
 fn python_and_model() -> Option<(PathBuf, PathBuf)> {
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
@@ -305,7 +314,7 @@ const TEXT_TEMPLATE: &str = r#"{%- set ns = namespace(turns=0, last=-1) -%}
     {%- for call in message.tool_calls or [] %}
         {%- set function = call.function %}
         {{- '\n{"name": "' ~ function.name ~ '", "arguments": ' ~ (function.arguments | tojson) ~ '}' }}
-        {%- for key, value in function.arguments | items %}{{ '\n' ~ key ~ '=' ~ value }}{% endfor %}
+        {%- for key, value in function.arguments | items %}{{ '\n' ~ key ~ '=' ~ (value if value is string or value is number else value | tojson) }}{% endfor %}
     {%- endfor %}
     {%- if message.tool_call_id %}{{ ' (' ~ message.tool_call_id | upper ~ ')' }}{% endif %}
     {{- '<|end|>\n' if not loop.last else '<|end|>' }}

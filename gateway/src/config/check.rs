@@ -414,6 +414,7 @@ mod tests {
     fn problems_name_the_field() {
         let text = "[listen]\naddress = \"here\"\ntls_cert = \"c\"\n[admin]\naddress = \"0.0.0.0:1\"\n\
             [[engine]]\nurl = \"ftp://a\"\n[[engine]]\nid = 1\nurl = \"http://a:1/v1\"\nrole = \"both\"\n\
+            [[tokens.local]]\nmodel = \"m\"\nfolder = \"/m\"\n[[tokens.local]]\nmodel = \"m\"\n\
             [bounds]\nbody_bytes_max = 0\n[forward]\nunknown_paths = \"maybe\"\n[log]\nlevel = \"loud\"";
         let fields: Vec<String> = problems(text).into_iter().map(|problem| problem.field).collect();
         for field in [
@@ -424,12 +425,22 @@ mod tests {
             "engine[1].id",
             "engine[1].url",
             "engine[1].role",
+            "tokens.local[1].model",
+            "tokens.local[1].folder",
             "bounds.body_bytes_max",
             "forward.unknown_paths",
             "log.level",
         ] {
             assert!(fields.iter().any(|it| it == field), "{field} is missing in {fields:?}");
         }
+    }
+
+    #[test]
+    fn local_tokenizers_are_read() {
+        let text = "[[engine]]\nurl = \"http://a:1\"\n[[tokens.local]]\nmodel = \"m\"\nfolder = \"/m\"\nprefer = true";
+        let config = check(raw::parse(text).expect("TOML"), &Flags::default()).expect("good");
+        let expected = LocalFolder { model: "m".into(), folder: "/m".into(), prefer: true };
+        assert_eq!(config.tokens.local, [expected]);
     }
 
     #[test]

@@ -22,11 +22,23 @@ from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 
 TEXTS = [
-    "Why is the sky blue?", "Grüße, 世界! 🙂 👩‍👩‍👧", "def f(x):\n    return x ** 2  # tab\there\n", "   ", "\n\n  leading and trailing  \n",
-    "1234567890 + 3.14159e-10 = ?", "<|user|> is no role here <|end|>", "I'm, you're, they'VE", "a" * 700, "Zürich\u00a0naïve e\u0301 \u200b\ufeff",
-    "{{ messages }} {% raw %}", "\\\"quoted\\\" 'single' \"double\"", "مرحبا بالعالم", "tab\t\ttab\r\nCRLF", "𝕬𝖇𝖈 ﬁ ½",
+    "Why is the sky blue?",
+    "Grüße, 世界! 🙂 👩‍👩‍👧",
+    "def f(x):\n    return x ** 2  # tab\there\n",
+    "   ",
+    "\n\n  leading and trailing  \n",
+    "1234567890 + 3.14159e-10 = ?",
+    "<|user|> is no role here <|end|>",
+    "I'm, you're, they'VE",
+    "a" * 700,
+    "Zürich\u00a0naïve e\u0301 \u200b\ufeff",
+    "{{ messages }} {% raw %}",
+    "\\\"quoted\\\" 'single' \"double\"",
+    "مرحبا بالعالم",
+    "tab\t\ttab\r\nCRLF",
+    "𝕬𝖇𝖈 ﬁ ½",
 ]
-WORDS = "the of and to in is you that it he was for on are as with his they I at be this have from or one had by word".split()
+WORDS = "the of and to in is you that it he was for on are as with his they I at be this have from or one had".split()
 
 
 def text(draw):
@@ -35,7 +47,8 @@ def text(draw):
         return draw.choice(TEXTS)
     if kind < 0.9:
         return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(1, 120)))
-    return "".join(chr(draw.choice([draw.randrange(32, 127), draw.randrange(0xA0, 0x3000)])) for _ in range(draw.randrange(1, 60)))
+    ranges = [(32, 127), (0xA0, 0x3000)]
+    return "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(1, 60)))
 
 
 def content(draw):
@@ -45,9 +58,11 @@ def content(draw):
 
 
 def call(draw, number):
-    arguments = {"z": draw.randrange(-5, 10**12), "a": [draw.choice([True, None, 1.5, 0.0001, "x<&>é"])], "m": {"é": text(draw)}}
-    written = draw.choice([json.dumps(arguments), json.dumps(arguments, indent=2, ensure_ascii=False), "", "[1]"])
-    return {"function": {"name": f"f{number}", "arguments": written}, "type": "function", "id": f"call_{number}"}
+    values = [draw.choice([True, None, 1.5, 0.0001, "x<&>é"])]
+    arguments = {"z": draw.randrange(-5, 10**12), "a": values, "m": {"é": text(draw)}}
+    written = [json.dumps(arguments), json.dumps(arguments, indent=2, ensure_ascii=False), "", "[1]"]
+    function = {"name": f"f{number}", "arguments": draw.choice(written)}
+    return {"function": function, "type": "function", "id": f"call_{number}"}
 
 
 def chat(draw):
@@ -70,16 +85,20 @@ def chat(draw):
             messages.append(answer)
     body = {"model": "m", "messages": messages, "temperature": draw.random(), "max_tokens": 5}
     if draw.random() < 0.3:
-        schema = {"type": "object", "properties": {"z": {"type": "integer", "enum": [3, 1, 2.5]}, "a": {"description": text(draw)}}}
-        tools = [{"function": {"parameters": schema, "name": "f0", "description": text(draw)}, "type": "function"},
-                 {"type": "function", "function": {"name": "f1", "strict": True}}]
+        properties = {"z": {"type": "integer", "enum": [3, 1, 2.5]}, "a": {"description": text(draw)}}
+        schema = {"type": "object", "properties": properties}
+        tools = [
+            {"function": {"parameters": schema, "name": "f0", "description": text(draw)}, "type": "function"},
+            {"type": "function", "function": {"name": "f1", "strict": True}},
+        ]
         body["tools"] = tools[: draw.randrange(1, 3)]
         if draw.random() < 0.5:
             body["tool_choice"] = "auto"
     if draw.random() < 0.15:
         body["documents"] = [{"title": "t", "text": text(draw)}]
     if draw.random() < 0.2:
-        body["chat_template_kwargs"] = draw.choice([{"enable_thinking": False}, {"style": {"a": [1, None]}}, {"unused": "x"}, {"style": "auto"}])
+        kwargs = [{"enable_thinking": False}, {"style": {"a": [1, None]}}, {"unused": "x"}, {"style": "auto"}]
+        body["chat_template_kwargs"] = draw.choice(kwargs)
     if draw.random() < 0.2:
         body["reasoning_effort"] = draw.choice(["none", "low", "high"])
     kind = draw.random()
@@ -102,9 +121,11 @@ def completion(draw):
 def chat_ids(body, tokenizer, config):
     request = ChatCompletionRequest(**json.loads(json.dumps(body)))
     tools = [tool.model_dump() for tool in request.tools] if request.tools else None
-    params = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False} if tools else {"tokenize": False})
+    # As OnlineRenderer.preprocess_chat (renderers/online_renderer.py) puts them together.
+    params = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
     form = resolve_chat_template_content_format(
-        None, params.chat_template_kwargs.get("tools"), "auto", tokenizer, model_config=config)
+        None, params.chat_template_kwargs.get("tools"), "auto", tokenizer, model_config=config
+    )
     conversation, _, _ = parse_chat_messages(request.messages, config, form)
     text = safe_apply_chat_template(config, tokenizer, conversation, **params.get_apply_chat_template_kwargs())
     return tokenizer.encode(text, add_special_tokens=request.add_special_tokens)

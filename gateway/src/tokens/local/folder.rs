@@ -46,7 +46,7 @@ impl Folder {
         let (sender, loaded) = mpsc::channel();
         let folder = path.to_owned();
         let thread = std::thread::Builder::new().name("load-tokenizer".into());
-        // Nobody receives what comes too late.
+        // After its time nobody waits for it.
         let started = thread.spawn(move || drop(sender.send(Self::read(&folder))));
         started.map_err(|error| format!("no thread can be started: {error}"))?;
         match loaded.recv_timeout(LOCAL_LOAD_MAX) {

@@ -1,6 +1,9 @@
 //! Chat templates as transformers renders them (`transformers/utils/chat_template_utils.py`, 5.19): Jinja with
 //! `trim_blocks`, `lstrip_blocks` and loop controls, `tojson` as `json.dumps`, `raise_exception`, `strftime_now`.
 //!
+//! One difference is known: `repr` escapes characters that Python cannot print, which minijinja leaves alone. It shows
+//! where a template writes a list or an object as text, not as JSON.
+//!
 //! A template comes with a model's folder and may be hostile. Fuel bounds its time and its memory (about 64 bytes for
 //! each unit, says minijinja), a limit bounds its recursion, and a writer the text.
 
@@ -92,7 +95,7 @@ impl io::Write for BoundedText {
 }
 
 /// `json.dumps` with the arguments that transformers passes on.
-#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "minijinja passes arguments so")]
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.filter(|indent| !indent.is_none()).map(usize::try_from).transpose()?;

@@ -24,7 +24,7 @@ use process::Kind;
 use proxy_support::caller::{CHAT, CHAT_PATH, Reply, chat, get, post, streamed_chat};
 use proxy_support::engine::{Behaviour, COMPLETION, EVENT, SSE_HEAD, USAGE_EVENT, chunk, json, stream};
 use proxy_support::{ends, until};
-use serde_json::{Value, json as value};
+use serde_json::json as value;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
@@ -327,11 +327,11 @@ async fn conversations_stay_and_an_engines_death_costs_no_unbegun_answer(fleet: 
 }
 
 async fn a_gateway_that_returns_routes_again(mut fleet: Fleet) {
-    let asked: Value = value!({"role": "user", "content": "Is the gateway there?"});
-    assert_eq!(fleet.caller.chat(&[asked.clone()]).await.status, 200);
+    let asked = [value!({"role": "user", "content": "Is the gateway there?"})];
+    assert_eq!(fleet.caller.chat(&asked).await.status, 200);
     fleet.kill_gateway().await;
     for _ in 0..9 {
-        assert_eq!(fleet.caller.chat(&[asked.clone()]).await.status, 200, "without the gateway");
+        assert_eq!(fleet.caller.chat(&asked).await.status, 200, "without the gateway");
     }
     fleet.start_gateway().await;
     fleet.converse(['p', 'q', 'r', 's']).await;

@@ -35,6 +35,13 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How many times a request asks the router: once, and once more without the engines that failed.
 pub(crate) const ROUTING_ROUNDS_MAX: usize = 2;
 
+/// Bytes of the reply of an engine that only prefills. It names each block of the prompt, of which a million tokens have
+/// about half a MiB, and has one token of output; the rest is room for the log-probabilities of the prompt.
+pub(crate) const PREFILL_REPLY_BYTES_MAX: usize = 64 << 20;
+/// How long the reply of an engine that prefills may go on after the other engine's first byte, which comes after the
+/// prompt's last block was sent.
+pub(crate) const PREFILL_END_MAX: Duration = Duration::from_secs(10);
+
 // ---- proxy: the pick port -----------------------------------------------------------------------------------------
 
 /// Requests of other proxies that are under way. Beyond it `/pick` answers 503, so that lost ends cannot fill memory.
@@ -253,6 +260,41 @@ pub(crate) const MEDIA_MAX: usize = 4096;
 /// How long `/tokenize` is not used for a model and path after the engine counted another number of tokens.
 pub(crate) const TOKENIZE_SUSPENDED: Duration = Duration::from_secs(600);
 
+// ---- tokens: the local tokenizer --------------------------------------------------------------------------------------
+
+/// Different prompts in a row whose local tokens must equal the engine's before they are used.
+pub(crate) const LOCAL_PROOF_PROMPTS: usize = 200;
+/// While a proof holds, one of this number of prompts is compared.
+pub(crate) const LOCAL_PROVED_CHECK_EVERY: u64 = 50;
+/// While a model is known to differ, one of this number of prompts is compared.
+pub(crate) const LOCAL_DISPROVED_CHECK_EVERY: u64 = 5;
+/// Comparisons at once, for all models. Prompts that come meanwhile are not compared: the traffic goes first.
+pub(crate) const LOCAL_CHECKS_IN_FLIGHT_MAX: usize = 2;
+/// Prompts that are tokenised locally at once for requests that wait. Each has a thread; the others wait for one.
+pub(crate) const LOCAL_IN_FLIGHT_MAX: usize = 8;
+/// How long a local tokenizer may take after the engines have used up the time for rendering.
+pub(crate) const LOCAL_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Models, adapters and paths with a proof. Names come from engines, and this is their bound.
+pub(crate) const LOCAL_PROOFS_MAX: usize = 4096;
+/// Folders of the configuration.
+pub(crate) const LOCAL_FOLDERS_MAX: usize = 64;
+/// Bytes of `tokenizer.json`. Gemma 3's has 33 MiB.
+pub(crate) const LOCAL_TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of `tokenizer_config.json` and of `special_tokens_map.json`. Gemma 3's has 1.1 MiB.
+pub(crate) const LOCAL_CONFIG_BYTES_MAX: u64 = 16 << 20;
+/// Bytes of a chat template. Long ones have 20 KiB.
+pub(crate) const LOCAL_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+/// How long reading one folder may take.
+pub(crate) const LOCAL_LOAD_MAX: Duration = Duration::from_secs(120);
+/// Bytes of a prompt's text: the longest prompt of text with 4 bytes for each token.
+pub(crate) const LOCAL_TEXT_BYTES_MAX: usize = 4 * PROMPT_TOKENS_MAX;
+/// The work of one rendering. A unit is an instruction or 64 bytes: the longest prompt, written eight times over.
+pub(crate) const LOCAL_TEMPLATE_FUEL: u64 = 8 * (LOCAL_TEXT_BYTES_MAX as u64) / 64;
+/// Nested blocks and macros of a template: half of what minijinja allows by default.
+pub(crate) const LOCAL_TEMPLATE_RECURSION: usize = 250;
+/// How long the end of the process waits for local tokenizers that still work.
+pub(crate) const LOCAL_END_MAX: Duration = Duration::from_secs(1);
+
 // ---- parity ---------------------------------------------------------------------------------------------------------
 
 /// Outcomes in a model's sliding window.
@@ -273,8 +315,53 @@ pub(crate) const PARITY_WITHOUT_TOKENS_MAX: f64 = 0.5;
 /// Models that are watched. Names come from engines, and this is their bound.
 pub(crate) const PARITY_MODELS_MAX: usize = 4096;
 
+const _: () = assert!(LOCAL_TEMPLATE_FUEL * 64 <= 256 << 20, "a rendering's memory");
 const _: () = assert!(BACK_OFF_FIRST.as_millis() < BACK_OFF_MAX.as_millis());
 const _: () = assert!(BACK_OFF_JITTER >= 0.0 && BACK_OFF_JITTER < 1.0);
 const _: () = assert!(POOL_IDLE_MAX.as_millis() < 5_000, "the engine must not be the first to close");
 const _: () = assert!(PARITY_COMPARED_MIN <= PARITY_WINDOW);
 const _: () = assert!(TOKEN_CACHE_USUAL_ENTRY_BYTES < TOKEN_CACHE_BYTES);
+
+// ---- kubernetes -----------------------------------------------------------------------------------------------------
+
+/// Objects in one page of a list, as Kubernetes' own clients ask for.
+pub(crate) const KUBERNETES_PAGE_OBJECTS: usize = 500;
+/// Bytes of one page. A pod has about 10 KiB, so that a usual page has 5 MiB.
+pub(crate) const KUBERNETES_PAGE_BYTES_MAX: usize = 64 << 20;
+/// Objects of one kind that are kept. A service's slice has up to 1,000 endpoints, a pool some hundred pods.
+pub(crate) const KUBERNETES_OBJECTS_MAX: usize = 16_384;
+/// Bytes of one event of a watch. etcd keeps no object of more than 1.5 MiB, which JSON can double.
+pub(crate) const KUBERNETES_EVENT_BYTES_MAX: usize = 4 << 20;
+/// Bytes of one watch. It is ended then, and begun again where it ended.
+pub(crate) const KUBERNETES_WATCH_BYTES_MAX: usize = 1 << 30;
+/// The shortest time for which a watch is asked for, in seconds. Kubernetes' own clients ask for 5 to 10 minutes.
+pub(crate) const KUBERNETES_WATCH_SECONDS: u64 = 300;
+/// How long a watch may last beyond the time that was asked for; then its connection counts as lost.
+pub(crate) const KUBERNETES_WATCH_GRACE: Duration = Duration::from_secs(30);
+/// How long one page, or the head of a watch's reply, may take.
+pub(crate) const KUBERNETES_REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A watch that lasted this long, or brought an event, forgets earlier failures: the next pause is the first one again.
+pub(crate) const KUBERNETES_WATCH_HEALTHY_MIN: Duration = Duration::from_secs(5);
+/// How long a silent connection is idle before the system asks whether the other side is there, and between its asks.
+pub(crate) const KUBERNETES_KEEPALIVE: Duration = Duration::from_secs(15);
+/// Unanswered asks after which a silent connection is lost.
+pub(crate) const KUBERNETES_KEEPALIVE_ASKS: u32 = 3;
+/// Bytes of a service account's token. A token has about 1 KiB.
+pub(crate) const KUBERNETES_TOKEN_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a reply that refuses a request.
+pub(crate) const KUBERNETES_REFUSAL_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a name, a namespace, a label or an id. Kubernetes allows 253 in a name and 317 in a label's key.
+pub(crate) const KUBERNETES_NAME_BYTES_MAX: usize = 512;
+/// Bytes of a message of the API server that a finding shows.
+pub(crate) const KUBERNETES_MESSAGE_BYTES_MAX: usize = 512;
+/// Ports of one pod: a pool has up to 8, and each is a data-parallel rank.
+pub(crate) const KUBERNETES_PORTS_MAX: usize = 64;
+/// Pods of one fleet, as many as the daemon's workers may be.
+pub(crate) const KUBERNETES_PODS_MAX: usize = 4096;
+/// Labels of a pool's selector, as many as its definition allows.
+pub(crate) const KUBERNETES_LABELS_MAX: usize = 64;
+/// How long the start waits for the first list of pods.
+pub(crate) const KUBERNETES_FIRST_LIST_MAX: Duration = Duration::from_secs(10);
+
+const _: () = assert!(KUBERNETES_EVENT_BYTES_MAX < KUBERNETES_WATCH_BYTES_MAX);
+const _: () = assert!(KUBERNETES_PAGE_OBJECTS <= KUBERNETES_OBJECTS_MAX);

@@ -11,7 +11,6 @@ mod fleet;
 mod kit;
 #[path = "proxies/process.rs"]
 mod process;
-#[allow(dead_code, reason = "other tests use the rest")]
 mod proxy_support;
 
 use std::time::Duration;
@@ -24,7 +23,7 @@ use process::Kind;
 use proxy_support::caller::{CHAT, CHAT_PATH, Reply, chat, get, post, streamed_chat};
 use proxy_support::engine::{Behaviour, COMPLETION, EVENT, SSE_HEAD, USAGE_EVENT, chunk, json, stream};
 use proxy_support::{ends, until};
-use serde_json::json as value;
+use serde_json::{Value, json as value};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
@@ -327,11 +326,11 @@ async fn conversations_stay_and_an_engines_death_costs_no_unbegun_answer(fleet: 
 }
 
 async fn a_gateway_that_returns_routes_again(mut fleet: Fleet) {
-    let asked = [value!({"role": "user", "content": "Is the gateway there?"})];
-    assert_eq!(fleet.caller.chat(&asked).await.status, 200);
+    let asked: Value = value!({"role": "user", "content": "Is the gateway there?"});
+    assert_eq!(fleet.caller.chat(std::slice::from_ref(&asked)).await.status, 200);
     fleet.kill_gateway().await;
     for _ in 0..9 {
-        assert_eq!(fleet.caller.chat(&asked).await.status, 200, "without the gateway");
+        assert_eq!(fleet.caller.chat(std::slice::from_ref(&asked)).await.status, 200, "without the gateway");
     }
     fleet.start_gateway().await;
     fleet.converse(['p', 'q', 'r', 's']).await;

@@ -1,22 +1,59 @@
-"""The example gateway as a process, between callers over HTTP, a daemon, and simulated engines that publish events."""
+"""The example gateway as a process, between callers over HTTP, a daemon, and engines that answer as vLLM streams."""
 
 import http.client
 import json
 import subprocess
 import sys
+import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from kvrouted import Client, Options, Prompt, RouteRequest
+from kvrouted import Client, Options, RouteRequest
 
-from .daemon import BINARY, PATIENCE_S, ROOT, Daemon, until
+from .daemon import PATIENCE_S, PREDICTED, ROOT, Daemon, until
 
 CLIENT = ROOT / "clients/python"
+EVENTS = [b'data: {"choices": [{"text": "%d"}]}\n\n' % at for at in range(4)] + [b"data: [DONE]\n\n"]
 
 
-def worker(at: int, endpoint: str) -> str:
-    return f'[[worker]]\nid = {at}\nendpoint = "{endpoint}"\n'
+class Engine(ThreadingHTTPServer):
+    """Sends EVENTS, and the last one only once it is allowed to."""
+
+    def __init__(self, worker_id: int) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.worker_id = worker_id
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.bodies: list[bytes] = []
+        self.broken_off = 0
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Engine
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("x-engine", str(self.server.worker_id))
+        self.end_headers()
+        for event in EVENTS[:-1]:
+            self.wfile.write(event)
+        if not self.server.may_end.is_set():
+            self.connection.settimeout(PATIENCE_S)
+            if not self.connection.recv(1):  # the gateway closes it when its caller hangs up
+                self.server.broken_off += 1
+                return
+        self.wfile.write(EVENTS[-1])
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def prompt(seed: int) -> list[int]:
@@ -25,93 +62,80 @@ def prompt(seed: int) -> list[int]:
 
 class Gateway(unittest.TestCase):
     def setUp(self):
-        self.daemon = Daemon('[[space]]\nmodel = "demo"\nblock_size = 16\n')
+        self.daemon = Daemon(PREDICTED)
         self.addCleanup(self.daemon.remove)
-        self.daemon.kill()
-        links = {at: self.daemon.folder / f"engine-{at}" for at in (1, 2)}
-        self.engines = {at: self.start_engine(link) for at, link in links.items()}
-        endpoints = {at: engine.stdout.readline().strip() for at, engine in self.engines.items()}
-        with open(self.daemon.folder / "config.toml", "a") as config:
-            config.writelines(worker(at, endpoint) for at, endpoint in endpoints.items())
-        self.daemon.start()
-        named = [part for at, link in links.items() for part in ("--engine", f"{at}={link}")]
-        gateway = [CLIENT / "examples/gateway.py", "--socket", self.daemon.socket, "--listen", "127.0.0.1:0", *named]
-        self.gateway = self.start([sys.executable, "-B", *map(str, gateway)], env={"PYTHONPATH": str(CLIENT)})
+        self.engines = {at: Engine(at) for at in (1, 2)}
+        for engine in self.engines.values():
+            self.addCleanup(engine.end)
+        named = [f"{at}=127.0.0.1:{engine.server_address[1]}" for at, engine in self.engines.items()]
+        command = [sys.executable, "-B", str(CLIENT / "examples/gateway.py"), self.daemon.socket, "m", "127.0.0.1:0"]
+        self.gateway = subprocess.Popen(
+            [*command, *named], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(CLIENT)}
+        )
+        self.addCleanup(self.gateway.stdout.close)
+        self.addCleanup(self.gateway.wait)
+        self.addCleanup(self.gateway.kill)
         self.address = self.gateway.stdout.readline().split()[-1]
 
-    def start(self, command: list[str], **more) -> subprocess.Popen:
-        started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
-        self.addCleanup(started.stdout.close)
-        self.addCleanup(started.stdin.close)
-        self.addCleanup(started.wait)
-        self.addCleanup(started.kill)
-        return started
-
-    def start_engine(self, link: Path) -> subprocess.Popen:
-        log = link.with_suffix(".log")
-        arguments = ["--link", str(link), "--log", str(log), "--capacity-blocks", "4096"]
-        return self.start([str(BINARY), "demo-engine", *arguments])
-
-    def post(self, body: object, path: str = "/v1/completions") -> tuple[int, list]:
+    def post(self, body: object) -> tuple[int, int, bytes]:
+        """Status, engine and body of the answer."""
         connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_S)
         try:
-            connection.request("POST", path, json.dumps(body))
+            connection.request("POST", "/v1/completions", json.dumps(body))
             response = connection.getresponse()
-            text = response.read().decode()
+            return response.status, int(response.headers.get("x-engine", 0)), response.read()
         finally:
             connection.close()
-        if response.status != 200:
-            return response.status, [json.loads(text)]
-        lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-        self.assertEqual(lines[-1], "[DONE]")
-        return 200, [json.loads(line) for line in lines[:-1]]
 
-    def complete(self, seed: int) -> tuple[int, str, int]:
-        """The worker, who chose it, and the blocks of the prompt that it had."""
-        status, chunks = self.post({"prompt": prompt(seed), "max_tokens": 40})
-        self.assertEqual((status, len(chunks)), (200, 2), chunks)
-        first, last = chunks
-        self.assertEqual(len(first["tokens"] + last["tokens"]), 40)
-        return first["worker"], first["decided_by"], first["cached_blocks"]
-
-    def held(self, seed: int, at: int) -> int:
-        """Blocks of a prompt that the daemon knows a worker to have."""
-        with Client(self.daemon.socket, Options(timeout_s=PATIENCE_S)) as client:
-            reply = client.overlap(Prompt(model="demo", tokens=prompt(seed)))
-            return sum(entry.overlap.device for entry in reply.workers if entry.worker.worker_id == at)
+    def complete(self, seed: int) -> tuple[int, str]:
+        """The engine, and who chose it. One at a time, because the gateway's output has no names."""
+        status, engine, body = self.post({"model": "m", "prompt": prompt(seed), "stream": True})
+        self.assertEqual((status, body), (200, b"".join(EVENTS)))
+        return engine, self.gateway.stdout.readline().split()[-1]
 
     def booked(self) -> float:
         with Client(self.daemon.socket, Options(timeout_s=PATIENCE_S)) as client:
-            reply = client.route(RouteRequest(model="demo", tokens=[1], explain=True))
+            reply = client.route(RouteRequest(model="m", tokens=[1], explain=True))
             return sum(candidate.terms.active_requests for candidate in reply.candidates)
 
     def test_it_routes_books_and_frees_and_goes_on_without_the_daemon_or_an_engine(self):
-        # Through the daemon: whoever computed a prompt gets it again.
-        with ThreadPoolExecutor(8) as callers:
-            firsts = list(callers.map(self.complete, range(8)))
-            self.assertEqual({decided for _, decided, _ in firsts}, {"daemon"})
-        self.assertLessEqual({at for at, _, _ in firsts}, {1, 2})
-        for seed, (at, _, _) in enumerate(firsts):
-            until("its blocks are known", lambda seed=seed, at=at: self.held(seed, at) == 20)
-            until("every booking is freed", lambda: self.booked() == 0)
-            self.assertEqual(self.complete(seed), (at, "daemon", 20))
+        # By the daemon: the worker that computed a prompt gets it again, and the body is the caller's.
+        firsts = [self.complete(seed) for seed in range(4)]
+        self.assertEqual({decided_by for _, decided_by in firsts}, {"daemon"})
         until("every booking is freed", lambda: self.booked() == 0)
-        # A caller that hangs up leaves no booking behind.
+        self.assertEqual([self.complete(seed) for seed in range(4)], firsts)
+        sent = {json.dumps({"model": "m", "prompt": prompt(seed), "stream": True}).encode() for seed in range(4)}
+        self.assertEqual({body for engine in self.engines.values() for body in engine.bodies}, sent)
+        # Many at a time.
+        with ThreadPoolExecutor(8) as callers:
+            bodies = [{"prompt": prompt(seed)} for seed in range(8)]
+            self.assertEqual({status for status, _, _ in callers.map(self.post, bodies)}, {200})
+        for _ in bodies:
+            self.gateway.stdout.readline()
+        until("every booking is freed", lambda: self.booked() == 0)
+        # A caller that hangs up leaves no booking behind, and ends the request at the engine.
+        for engine in self.engines.values():
+            engine.may_end.clear()
         connection = http.client.HTTPConnection(self.address, timeout=PATIENCE_S)
-        connection.request("POST", "/v1/completions", json.dumps({"prompt": [1] * 64, "max_tokens": 4000}))
-        connection.getresponse().read(1)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": prompt(9)}))
+        response = connection.getresponse()
+        response.read(1)
+        self.assertEqual(self.booked(), 1)
+        self.gateway.stdout.readline()
+        response.close()
         connection.close()
         until("its booking is freed", lambda: self.booked() == 0)
-        # What means nothing.
-        for body, path in (({}, "/v1/completions"), ([], "/v1/completions"), ({"prompt": [-1]}, "/v1/completions")):
-            self.assertEqual(self.post(body, path)[0], 400)
-        self.assertEqual(self.post({}, "/other")[0], 400)
+        until("the engine's connection is closed", lambda: sum(at.broken_off for at in self.engines.values()) == 1)
+        for engine in self.engines.values():
+            engine.may_end.set()
+        # Bad input.
+        for body in ({}, [], 7, {"prompt": [-1]}, {"prompt": 7}, {"prompt": "text"}):
+            self.assertEqual(self.post(body)[0], 400, body)
         # Without the engine that has it, another one runs it.
         lost, left = firsts[0][0], 3 - firsts[0][0]
-        self.engines[lost].kill()
-        self.engines[lost].wait()
-        until("the other one takes over", lambda: self.complete(0)[0] == left)
+        self.engines[lost].end()
+        self.assertEqual({self.complete(0)[0] for _ in range(3)}, {left})
         until("every booking is freed", lambda: self.booked() == 0)
-        # Without the daemon, the gateway decides alone.
+        # Without the daemon, the client decides.
         self.daemon.kill()
-        self.assertEqual({self.complete(seed)[:2] for seed in range(8)}, {(left, "fallback")})
+        self.assertEqual({self.complete(seed) for seed in range(4)}, {(left, "fallback")})

@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::raw::{
-    RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawPick, RawRank, RawRetry,
-    RawTokens,
+    RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawLocal, RawPick, RawRank,
+    RawRetry, RawTokens,
 };
 use super::{
     Bounds, Config, Deadlines, Flags, Forward, Listen, PickPort, Problem, Questions, ReportMode, Retry, TlsFiles,
-    Tokens,
+    Tokens, kubernetes,
 };
 use crate::engines::RankSource;
-use crate::limits::{DAEMON_TIMEOUT_DEFAULT, RENDER_MAX, TOKEN_CACHE_BYTES};
+use crate::limits::{DAEMON_TIMEOUT_DEFAULT, LOCAL_FOLDERS_MAX, RENDER_MAX, TOKEN_CACHE_BYTES};
+use crate::tokens::LocalFolder;
 
 /// One engine of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,13 +34,15 @@ pub struct EngineEntry {
     pub block_size: Option<u32>,
     /// Where its ranks publish, if the engine does not tell.
     pub ranks: Vec<RankSource>,
+    /// The port of SGLang's bootstrap server, if the engine does not tell.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// Collects problems, so that one run of `--check` lists all of them.
-struct Checker(Vec<Problem>);
+pub(super) struct Checker(Vec<Problem>);
 
 impl Checker {
-    fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
+    pub(super) fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem { field: field.into(), message: message.into() });
     }
 
@@ -99,7 +102,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         text => checker.loopback("admin.address", text),
     };
     let default_key = flags.api_key_file.clone().or(raw.engines.api_key_file);
-    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref());
+    let kubernetes = kubernetes::check(&mut checker, raw.kubernetes, &flags.kubernetes);
+    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref(), kubernetes.is_some());
     let bounds = bounds(&mut checker, raw.bounds);
     let retry = retry(&mut checker, raw.retry, &bounds);
     let deadlines = deadlines(&mut checker, raw.deadlines);
@@ -129,6 +133,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         questions,
         tokens,
         engines,
+        kubernetes,
+        engines_key_file: default_key,
         engines_ca: raw.engines.ca_file,
         bounds,
         deadlines,
@@ -166,13 +172,18 @@ fn engines(
     raw: &[RawEngine],
     flags: &[String],
     default_key: Option<&PathBuf>,
+    are_pods: bool,
 ) -> Vec<EngineEntry> {
     let listed: Vec<RawEngine> = match flags {
         [] => raw.to_vec(),
         flags => flags.iter().map(|text| engine_flag(text)).collect(),
     };
-    if listed.is_empty() {
-        checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+    match (listed.is_empty(), are_pods) {
+        (true, false) => {
+            checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+        }
+        (false, true) => checker.problem("engine", "the engines are pods of [kubernetes]; remove one of the two"),
+        _ => {}
     }
     let mut seen = BTreeSet::new();
     let mut entries = Vec::with_capacity(listed.len());
@@ -182,7 +193,7 @@ fn engines(
         if !seen.insert(worker) {
             checker.problem(format!("{field}.id"), format!("{worker} is the id of another engine; write another one"));
         }
-        let url = engine.url.unwrap_or_default().trim_end_matches('/').to_owned();
+        let url = engine.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
         if let Err(why) = engine_url(&url) {
             checker.problem(format!("{field}.url"), format!("`{url}` {why}; write http://HOST:PORT"));
         }
@@ -192,9 +203,13 @@ fn engines(
         if engine.block_size == Some(0) {
             checker.problem(format!("{field}.block_size"), "a block has at least one token; write the engine's size");
         }
+        if engine.bootstrap_port == Some(0) {
+            let message = "0 is no port; write SGLang's --disaggregation-bootstrap-port";
+            checker.problem(format!("{field}.bootstrap_port"), message);
+        }
         let ranks = ranks(checker, &field, engine.rank);
-        let (tls_name, block_size) = (engine.tls_name, engine.block_size);
-        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks });
+        let RawEngine { tls_name, block_size, bootstrap_port, .. } = engine;
+        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks, bootstrap_port });
     }
     entries
 }
@@ -242,7 +257,31 @@ fn tokens(checker: &mut Checker, raw: RawTokens) -> Tokens {
             1 << 20,
             1 << 40,
         ),
+        local: local(checker, raw.local),
     }
+}
+
+fn local(checker: &mut Checker, raw: Vec<RawLocal>) -> Vec<LocalFolder> {
+    if raw.len() > LOCAL_FOLDERS_MAX {
+        let message = format!("{} folders are too many; name at most {LOCAL_FOLDERS_MAX}", raw.len());
+        checker.problem("tokens.local", message);
+    }
+    let mut folders: Vec<LocalFolder> = Vec::with_capacity(raw.len());
+    for (at, RawLocal { model, folder, prefer }) in raw.into_iter().enumerate() {
+        let (model, folder) = (model.unwrap_or_default(), folder.unwrap_or_default());
+        let field = |name: &str| format!("tokens.local[{at}].{name}");
+        if model.is_empty() {
+            checker.problem(field("model"), "missing; write the base model's name, as /v1/models of the engine has it");
+        }
+        if folders.iter().any(|other| other.model == model) {
+            checker.problem(field("model"), format!("`{model}` has a folder already; remove one"));
+        }
+        if folder.as_os_str().is_empty() {
+            checker.problem(field("folder"), "missing; write the folder that has the model's tokenizer.json");
+        }
+        folders.push(LocalFolder { model, folder, prefer: prefer.unwrap_or(false) });
+    }
+    folders
 }
 
 /// `URL` or `ID=URL`.

@@ -36,7 +36,8 @@ timeout_ms = 1000
 # Send 8 bytes for each block of a prompt in place of 4 for each token, for some work of the gateway's processor.
 hash_locally = false
 
-# Where the tokens of prompts come from: ids in the body, else a renderer, else the engine's /tokenize.
+# Where the tokens of prompts come from: ids in the body, else a renderer, else the engine's /tokenize, else a local
+# tokenizer that has been proved equal to the engine.
 [tokens]
 # Servers that only render (vllm launch render), as http(s)://HOST:PORT. They are asked before the engines.
 renderers = []
@@ -48,6 +49,31 @@ tokenize = true
 timeout_ms = 3000
 # Bytes of the cache of rendered prompts.
 cache_bytes_max = 67108864
+# A local tokenizer. It is used once it gave the same tokens as the engine for many prompts in a row, and not any more
+# after one difference; so it needs a renderer or /tokenize at first. vLLM's rules only.
+# [[tokens.local]]
+# The base model, as /v1/models of the engine names it.
+# model = "Qwen/Qwen3-8B"
+# A folder as Hugging Face lays it out: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+# folder = "/srv/models/Qwen3-8B"
+# Use it before renderers and /tokenize. A share of the prompts still goes to the engine, to be compared.
+# prefer = false
+
+# Engines that are pods of a Kubernetes cluster, in place of [[engine]] tables. Of service and pool, one is named.
+[kubernetes]
+# [NAMESPACE/]NAME of a service: its ready pods are the engines.
+# service = "serving/vllm"
+# The port of the engines, by its name in the service or by number, or that of each data-parallel rank. Default: the
+# service's only port. A pool names its ports itself.
+ports = []
+# [NAMESPACE/]NAME of an InferencePool (inference.networking.k8s.io/v1).
+# pool = "serving/llama"
+# The API server, as https://HOST:PORT. Default: that of the cluster whose pod this is, with the pod's account.
+# url = "https://10.0.0.1:6443"
+# A file with a bearer token for it. Reload: each request.
+# token_file = "/etc/kvrouted/kubernetes.token"
+# PEM file with its authorities. Default: the machine's own. Reload: each request.
+# ca_file = "/etc/kvrouted/kubernetes-ca.crt"
 
 # What holds for all engines.
 [engines]
@@ -65,12 +91,14 @@ url = "http://10.0.0.8:8000"
 # id = 1
 # A file with this engine's API key, if it has one of its own.
 # api_key_file = "/etc/kvrouted/engine-1.key"
-# any, prefill or decode.
+# any, prefill or decode. With prefill and decode engines of a model, each request runs on one of both.
 role = "any"
 # The name in the engine's certificate. Default: the URL's host.
 # tls_name = "engine-1.example.org"
 # What the engine does not tell of itself; /findings says what is missing. Tokens in a block:
 # block_size = 16
+# The port of a prefill engine's bootstrap server (SGLang):
+# bootstrap_port = 8998
 # Where each rank publishes its events, and where lost events are asked for again:
 # [[engine.rank]]
 # rank = 0

@@ -1,13 +1,15 @@
 //! The configuration: a TOML file and flags become one checked [`Config`].
 //!
 //! ```text
-//! raw.rs      the file as it is written: every field optional, unknown fields refused
-//! check.rs    raw fields become a Config, or a list of problems that name the field and the remedy
-//! example.rs  a file with every field, its default and its description
+//! raw.rs         the file as it is written: every field optional, unknown fields refused
+//! check.rs       raw fields become a Config, or a list of problems that name the field and the remedy
+//! kubernetes.rs  the same for the table of a cluster's pods
+//! example.rs     a file with every field, its default and its description
 //! ```
 
 mod check;
 mod example;
+mod kubernetes;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -18,7 +20,10 @@ use std::time::Duration;
 
 pub use check::EngineEntry;
 pub use example::example;
-pub use raw::RawConfig;
+pub use kubernetes::KubernetesConfig;
+pub use raw::{RawConfig, RawKubernetes};
+
+use crate::tokens::LocalFolder;
 
 /// What the flags of the command line set. They win over the file.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +42,8 @@ pub struct Flags {
     pub api_key_file: Option<PathBuf>,
     /// `--log-level`
     pub log_level: Option<String>,
+    /// `--kubernetes-…`
+    pub kubernetes: RawKubernetes,
 }
 
 /// A checked configuration.
@@ -58,6 +65,10 @@ pub struct Config {
     pub tokens: Tokens,
     /// The engines; worker ids are unique.
     pub engines: Vec<EngineEntry>,
+    /// The pods that are the engines, in place of `engines`.
+    pub kubernetes: Option<KubernetesConfig>,
+    /// The key of engines that are pods.
+    pub engines_key_file: Option<PathBuf>,
     /// A file with certificates of the authorities that the engines' certificates come from.
     pub engines_ca: Option<PathBuf>,
     /// Bounds.
@@ -102,6 +113,8 @@ pub struct Tokens {
     pub timeout: Duration,
     /// Bytes of the cache of rendered prompts.
     pub cache_bytes_max: u64,
+    /// Folders of local tokenizers, at most one for each model.
+    pub local: Vec<LocalFolder>,
 }
 
 /// Where callers connect.

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use super::attempt::has_ranks;
 use super::body::{BodyBudget, ReplyBody, read_body};
-use super::choose::{Asked, Candidate, Choice};
+use super::choose::{Candidate, Choice};
 use super::handle::Proxy;
 use super::listener::{ConnectionState, Handle};
 use super::log_line::LogLine;
@@ -140,19 +140,8 @@ impl PickServer {
         started: Instant,
     ) -> Result<Vec<Candidate>, ApiError> {
         let prepared = self.proxy.prepare(path, headers, body, None)?;
-        let booking_id = headers::new_id();
-        let asked = Asked {
-            path,
-            facts: &prepared.facts,
-            body,
-            model: &prepared.model,
-            booking_id: &booking_id,
-            priority: prepared.hints.priority,
-            session: prepared.hints.session.as_deref(),
-            tenant: prepared.hints.tenant.as_deref(),
-            exclude: &[],
-            deadline: started + self.proxy.settings.deadlines.total,
-        };
+        // Another proxy sends the request to one engine.
+        let asked = prepared.asked(path, body, &[], started + self.proxy.settings.deadlines.total);
         let choice = self.proxy.choose.choose(asked).await?;
         self.proxy.metrics.decided(choice.decided_by, choice.token_source);
         let Choice { candidates, booking, observer, .. } = choice;
@@ -161,7 +150,7 @@ impl PickServer {
             booking,
             observer,
             worker,
-            in_flight: self.proxy.engines.get(worker.id.0).map(Engine::enter),
+            in_flight: self.proxy.engines.get(worker.id.0).map(|engine| engine.enter()),
             candidates: candidates.iter().map(|candidate| candidate.worker).collect(),
             model: prepared.model.base.clone(),
             expires: Instant::now() + self.booking,
@@ -180,8 +169,8 @@ impl PickServer {
         let mut workers = Vec::new();
         for Candidate { worker, overlap_tokens } in candidates {
             let Some(engine) = self.proxy.engines.get(worker.id.0) else { continue };
-            let Some(endpoint) = endpoint(engine) else { continue };
-            let rank = has_ranks(engine).then_some(worker.rank.0);
+            let Some(endpoint) = endpoint(&engine) else { continue };
+            let rank = has_ranks(&engine).then_some(worker.rank.0);
             workers.push(json!({
                 "worker": worker.to_string(), "id": worker.id.0, "rank": worker.rank.0, "endpoint": endpoint,
                 "url": engine.base().to_string().trim_end_matches('/'), "overlap_tokens": overlap_tokens,
@@ -250,7 +239,7 @@ impl PickServer {
             let Some(pick) = open.get_mut(id) else { return false };
             if let Some(worker) = worker.filter(|worker| *worker != pick.worker) {
                 pick.worker = worker;
-                pick.in_flight = self.proxy.engines.get(worker.id.0).map(Engine::enter);
+                pick.in_flight = self.proxy.engines.get(worker.id.0).map(|engine| engine.enter());
                 if let Some(booking) = &mut pick.booking {
                     booking.served(worker);
                 }
@@ -275,7 +264,7 @@ impl PickServer {
         if let Ok(id) = text.parse() {
             return Some(Worker::new(id, 0));
         }
-        let is_meant = |engine: &&Arc<Engine>| endpoint(engine).is_some_and(|endpoint| endpoint == text);
+        let is_meant = |engine: &Arc<Engine>| endpoint(engine).is_some_and(|endpoint| endpoint == text);
         self.proxy.engines.iter().find(is_meant).map(|engine| Worker::new(engine.worker(), 0))
     }
 

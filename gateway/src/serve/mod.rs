@@ -1,19 +1,21 @@
 //! Assembles the gateway: the command line, what all commands share, and what becomes of signals.
 //!
 //! ```text
-//! args.rs     the command line
-//! core.rs     engines, daemon, router and tokeniser: what the proxy and the endpoint picker share
-//! demo.rs     `demo`: simulated engines behind the gateway
-//! routed.rs   the proxy's questions, answered by the core
-//! picked.rs   the endpoint picker's questions, answered by the core
-//! epp.rs      `epp`: listener, endpoints, signals, the end
-//! proxy.rs    `serve`: listeners, signals, the end
+//! args.rs        the command line
+//! core.rs        engines, daemon, router and tokeniser: what the proxy and the endpoint picker share
+//! kubernetes.rs  engines that are pods: they come and go
+//! demo.rs        `demo`: simulated engines behind the gateway
+//! routed.rs      the proxy's questions, answered by the core
+//! picked.rs      the endpoint picker's questions, answered by the core
+//! epp.rs         `epp`: listener, endpoints, signals, the end
+//! proxy.rs       `serve`: listeners, signals, the end
 //! ```
 
 mod args;
 mod core;
 mod demo;
 mod epp;
+mod kubernetes;
 mod picked;
 mod proxy;
 mod routed;
@@ -21,11 +23,12 @@ mod routed;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, ServeArgs};
+pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, KubernetesArgs, ServeArgs};
 pub use core::{Core, CoreOptions};
 pub use routed::Routed;
 
 use crate::config;
+use crate::limits::LOCAL_END_MAX;
 
 /// Why a command ends early. The codes are those of `sysexits.h`.
 #[derive(Debug, thiserror::Error)]
@@ -82,14 +85,24 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
         return print(&format!("ok: {engines} {}\n", if engines == 1 { "engine" } else { "engines" }));
     }
     log_to_stderr(&config.log_level);
-    runtime()?.block_on(proxy::run(config))
+    to_its_end(runtime()?, proxy::run(config))
 }
 
 fn pick(args: &EppArgs) -> Result<(), Failure> {
     let config = config::load(args.config.as_deref(), &args.flags())
         .map_err(|problems| Failure::Usage(format!("the configuration cannot be used\n{problems}")))?;
     log_to_stderr(&config.log_level);
-    runtime()?.block_on(epp::run(config, &args.picker))
+    to_its_end(runtime()?, epp::run(config, &args.picker))
+}
+
+/// Runs a command. A local tokenizer that still works on a prompt then does not hold up the end.
+fn to_its_end(
+    runtime: tokio::runtime::Runtime,
+    command: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    let done = runtime.block_on(command);
+    runtime.shutdown_timeout(LOCAL_END_MAX);
+    done
 }
 
 fn print(text: &str) -> Result<(), Failure> {

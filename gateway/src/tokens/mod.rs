@@ -4,7 +4,9 @@
 //! 1. **Body**: token ids in the body.
 //! 2. **Renderer**: the engine's own renderer gets the caller's body and answers the tokens that it would run.
 //! 3. **Tokenize**: the engine's `/tokenize`, if every field of the body that could change the prompt can be passed on.
-//! 4. **None**: the request is routed by load, and [`PromptTokens::why_none`] says why.
+//! 4. **Local**: a tokenizer of the gateway's own ([`LocalTokenizers`]), only while it has been proved equal to the
+//!    engine on the model's own traffic. Where the operator prefers it, it comes before the renderer.
+//! 5. **None**: the request is routed by load, and [`PromptTokens::why_none`] says why.
 //!
 //! Wrong tokens are worse than none: they predict overlaps that no engine has. So a body is tokenised only where the
 //! result is the engine's by construction, and [`Tokeniser::observe`] compares the number of tokens with the engine's.
@@ -16,11 +18,14 @@
 
 mod body;
 mod cache;
+mod exchange;
+mod local;
 mod media;
 mod rendered;
 mod source;
 mod tokeniser;
 mod tokenize;
 
+pub use local::{LocalCause, LocalCounts, LocalFinding, LocalFolder, LocalTokenizers};
 pub use source::{PromptTokens, TokenSource};
 pub use tokeniser::{TokenCounts, TokenSettings, Tokeniser};

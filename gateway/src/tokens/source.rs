@@ -11,6 +11,8 @@ pub enum TokenSource {
     Renderer,
     /// The engine's `/tokenize`.
     Tokenize,
+    /// A local tokenizer that has been proved equal to the engine.
+    Local,
     /// Nowhere: the request is routed by load.
     None,
 }
@@ -23,6 +25,7 @@ impl TokenSource {
             Self::Body => "body",
             Self::Renderer => "renderer",
             Self::Tokenize => "tokenize",
+            Self::Local => "local",
             Self::None => "none",
         }
     }

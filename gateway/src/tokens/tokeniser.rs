@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request, StatusCode};
 use parking_lot::Mutex;
 
 use super::body::{are_text, changes_ids, fields, may_skip_cache, value, without_payload};
 use super::cache::{Outcome, TokenCache};
+use super::exchange::{Answer, exchange};
+use super::local::{LocalCause, LocalTokenizers};
 use super::media::blocks_of;
 use super::rendered::{Rendered, read_rendered, read_tokenized};
 use super::source::{PromptTokens, TokenSource};
 use super::tokenize::tokenize_body;
 use crate::api::{ApiPath, PromptForm, RequestFacts, Usage};
-use crate::engines::{Dialect, Engine, EngineSet, RenderPath, ServedModel, body_of, read_bounded};
+use crate::engines::{Dialect, Engine, EngineSet, RenderPath, ServedModel};
 use crate::limits::{
-    PROMPT_TOKENS_MAX, RENDER_ATTEMPTS_MAX, RENDER_MAX, RENDER_REPLY_BYTES_MAX, TOKEN_CACHE_BYTES, TOKENIZE_SUSPENDED,
+    LOCAL_WAIT_MAX, PROMPT_TOKENS_MAX, RENDER_ATTEMPTS_MAX, RENDER_MAX, TOKEN_CACHE_BYTES, TOKENIZE_SUSPENDED,
 };
 
 const TOKENIZE: &str = "/tokenize";
@@ -37,6 +37,8 @@ pub struct TokenSettings {
     pub uses_renderer: bool,
     /// Whether `/tokenize` is used where no renderer is.
     pub uses_tokenize: bool,
+    /// Tokenizers of the gateway's own.
+    pub local: Option<LocalTokenizers>,
 }
 
 impl Default for TokenSettings {
@@ -47,6 +49,7 @@ impl Default for TokenSettings {
             renderers: None,
             uses_renderer: true,
             uses_tokenize: true,
+            local: None,
         }
     }
 }
@@ -60,6 +63,8 @@ pub struct TokenCounts {
     pub renderer: u64,
     /// By `/tokenize`.
     pub tokenize: u64,
+    /// By a local tokenizer.
+    pub local: u64,
     /// Routed by load.
     pub none: u64,
     /// Found in the cache.
@@ -77,6 +82,7 @@ struct Counters {
     body: AtomicU64,
     renderer: AtomicU64,
     tokenize: AtomicU64,
+    local: AtomicU64,
     none: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -135,6 +141,7 @@ impl Tokeniser {
             TokenSource::Body => &counters.body,
             TokenSource::Renderer => &counters.renderer,
             TokenSource::Tokenize => &counters.tokenize,
+            TokenSource::Local => &counters.local,
             TokenSource::None => &counters.none,
         });
         prompt
@@ -158,8 +165,11 @@ impl Tokeniser {
         let shared = &self.0;
         let key = shared.cache.key(path, model, body);
         if let Some(rendered) = shared.cache.get(key) {
-            let is_trusted =
-                rendered.source != TokenSource::Tokenize || !shared.is_suspended(path, model, Instant::now());
+            let is_trusted = match rendered.source {
+                TokenSource::Tokenize => !shared.is_suspended(path, model, Instant::now()),
+                TokenSource::Local => shared.local(path, model).is_some(),
+                _ => true,
+            };
             if is_trusted {
                 bump(&shared.counters.hits);
                 return Ok(rendered);
@@ -175,10 +185,22 @@ impl Tokeniser {
     }
 
     /// Compares the number of tokens with what the engine counted. A difference suspends `/tokenize` for the model
-    /// and the path: the engine builds the prompt by other rules there, as vLLM does for gpt-oss.
+    /// and the path: the engine builds the prompt by other rules there, as vLLM does for gpt-oss. It disproves a local
+    /// tokenizer, and with `/tokenize` also one that was proved by it.
     pub fn observe(&self, path: ApiPath, model: &ServedModel, prompt: &PromptTokens, usage: &Usage, now: Instant) {
-        let Some(tokens) = prompt.tokens.as_ref().filter(|_| prompt.source == TokenSource::Tokenize) else { return };
+        let Some(tokens) = &prompt.tokens else { return };
         if !prompt.is_comparable || tokens.len() == usage.prompt_tokens as usize {
+            return;
+        }
+        let cause = match prompt.source {
+            TokenSource::Tokenize => LocalCause::Reference,
+            TokenSource::Local => LocalCause::Count,
+            _ => return,
+        };
+        if let Some(local) = &self.0.settings.local {
+            local.disprove(path, model, cause);
+        }
+        if prompt.source != TokenSource::Tokenize {
             return;
         }
         let until = now + TOKENIZE_SUSPENDED;
@@ -195,6 +217,12 @@ impl Tokeniser {
         }
     }
 
+    /// The local tokenizers.
+    #[must_use]
+    pub fn local(&self) -> Option<&LocalTokenizers> {
+        self.0.settings.local.as_ref()
+    }
+
     /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> TokenCounts {
@@ -204,6 +232,7 @@ impl Tokeniser {
             body: read(&counters.body),
             renderer: read(&counters.renderer),
             tokenize: read(&counters.tokenize),
+            local: read(&counters.local),
             none: read(&counters.none),
             cache_hits: read(&counters.hits),
             cache_misses: read(&counters.misses),
@@ -240,15 +269,24 @@ fn from_body(path: ApiPath, prompt: &PromptForm, body: &[u8]) -> Option<Result<R
     }
 }
 
-/// What a question to one engine gave.
-enum Answer {
-    Tokens(Rendered),
-    /// The engine refuses the body; others would too.
-    Refused(String),
-    /// The engine cannot do this.
-    Unsupported,
-    /// The engine is at fault.
-    Failed(String),
+/// Why no engine gives the tokens of a body.
+enum Refusal {
+    /// An engine refuses the body.
+    Body(Arc<str>),
+    /// No engine could be asked, or all failed.
+    Engines(Arc<str>),
+}
+
+impl Refusal {
+    fn engines(why: impl Into<Arc<str>>) -> Self {
+        Self::Engines(why.into())
+    }
+
+    fn into_reason(self) -> Arc<str> {
+        match self {
+            Self::Body(why) | Self::Engines(why) => why,
+        }
+    }
 }
 
 impl Shared {
@@ -287,9 +325,50 @@ impl Shared {
         self.suspended.lock().get(&(model.base.clone(), path)).is_some_and(|until| *until > now)
     }
 
-    /// Asks engines in turn: renderers first, then `/tokenize`.
+    /// The local tokenizers, if their tokens may be used for a model and a path.
+    fn local(&self, path: ApiPath, model: &ServedModel) -> Option<&LocalTokenizers> {
+        self.settings.local.as_ref().filter(|local| local.is_proved(path, model))
+    }
+
+    /// Asks the engines, and the local tokenizer where they fail or where it is preferred.
     async fn render(&self, path: ApiPath, model: &ServedModel, body: &Bytes) -> Outcome {
         let deadline = Instant::now() + self.settings.timeout;
+        let Some(local) = &self.settings.local else {
+            return self.ask_engines(path, model, body, deadline).await.map_err(Refusal::into_reason);
+        };
+        // Its rules are vLLM's.
+        let is_vllm = self.engines.serving(model).all(|engine| engine.facts().dialect == Dialect::Vllm);
+        let comes_first = is_vllm && local.comes_first(path, model);
+        if comes_first && let Ok(rendered) = local.tokens(path, model, body, deadline).await {
+            return Ok(Arc::new(rendered));
+        }
+        match self.ask_engines(path, model, body, deadline).await {
+            Ok(rendered) => {
+                if is_vllm {
+                    local.compare(path, model, body, &rendered);
+                }
+                Ok(rendered)
+            }
+            // What the engine refuses it will not run.
+            Err(Refusal::Body(why)) => Err(why),
+            Err(Refusal::Engines(why)) if is_vllm && !comes_first && local.is_proved(path, model) => {
+                // The engines may have used up their time, and a local tokenizer needs little.
+                let deadline = deadline.max(Instant::now() + LOCAL_WAIT_MAX);
+                let tokens = local.tokens(path, model, body, deadline).await;
+                tokens.map(Arc::new).map_err(|local| Arc::from(format!("{why}; {local}")))
+            }
+            Err(Refusal::Engines(why)) => Err(why),
+        }
+    }
+
+    /// Asks engines in turn: renderers first, then `/tokenize`.
+    async fn ask_engines(
+        &self,
+        path: ApiPath,
+        model: &ServedModel,
+        body: &Bytes,
+        deadline: Instant,
+    ) -> Result<Arc<Rendered>, Refusal> {
         let mut attempts = 0;
         let mut why = None;
         for engine in self.renderers(path, model) {
@@ -303,18 +382,20 @@ impl Shared {
             attempts += 1;
             match self.ask_renderer(&engine, path, body, deadline).await {
                 Answer::Tokens(rendered) => return Ok(Arc::new(rendered)),
-                Answer::Refused(refused) => return Err(Arc::from(refused)),
+                Answer::Refused(refused) => return Err(Refusal::Body(Arc::from(refused))),
                 Answer::Unsupported => {}
                 Answer::Failed(failed) => why = Some(failed),
             }
         }
-        match self.tokenize(path, model, body, attempts, deadline).await {
-            Ok(rendered) => Ok(Arc::new(rendered)),
-            Err(tokenize) => Err(Arc::from(match why {
-                Some(why) => format!("{why}; {tokenize}"),
-                None => format!("no engine renders this path; {tokenize}"),
-            })),
-        }
+        let tokenize = match self.tokenize(path, model, body, attempts, deadline).await {
+            Ok(rendered) => return Ok(Arc::new(rendered)),
+            Err(Refusal::Body(why)) => return Err(Refusal::Body(why)),
+            Err(Refusal::Engines(tokenize)) => tokenize,
+        };
+        Err(Refusal::engines(match why {
+            Some(why) => format!("{why}; {tokenize}"),
+            None => format!("no engine renders this path; {tokenize}"),
+        }))
     }
 
     async fn tokenize(
@@ -324,38 +405,39 @@ impl Shared {
         body: &Bytes,
         mut attempts: usize,
         deadline: Instant,
-    ) -> Result<Rendered, String> {
+    ) -> Result<Rendered, Refusal> {
         if !self.settings.uses_tokenize {
-            return Err("/tokenize is switched off".to_owned());
+            return Err(Refusal::engines("/tokenize is switched off"));
         }
         if self.is_suspended(path, model, Instant::now()) {
-            return Err("/tokenize counted other tokens than the engine".to_owned());
+            return Err(Refusal::engines("/tokenize counted other tokens than the engine"));
         }
         let mut why = "no engine could be asked for /tokenize".to_owned();
-        for engine in self.in_turn(self.engines.serving(model).cloned().collect()) {
+        for engine in self.in_turn(self.engines.serving(model).collect()) {
             if attempts == RENDER_ATTEMPTS_MAX || Instant::now() >= deadline {
                 break;
             }
-            let body = tokenize_body(engine.facts().dialect, path, body)?;
+            let body = tokenize_body(engine.facts().dialect, path, body).map_err(Refusal::engines)?;
             if !engine.renderer().lock().is_usable(Instant::now()) {
                 continue;
             }
             attempts += 1;
             match self.question(&engine, TOKENIZE, Bytes::from(body), deadline, read_tokenized).await {
                 Answer::Tokens(rendered) => return Ok(rendered),
-                Answer::Refused(refused) => return Err(refused),
+                // It may refuse more than the path itself does, but that is not known.
+                Answer::Refused(refused) => return Err(Refusal::Body(Arc::from(refused))),
                 Answer::Unsupported => why = "the engine has no /tokenize".to_owned(),
                 Answer::Failed(failed) => why = failed,
             }
         }
-        Err(why)
+        Err(Refusal::engines(why))
     }
 
     /// The servers that render a path: those that only render, then the engines, each in turn.
     fn renderers(&self, path: ApiPath, model: &ServedModel) -> Vec<Arc<Engine>> {
         let Some(render) = RenderPath::of(path).filter(|_| self.settings.uses_renderer) else { return Vec::new() };
         let of = |set: &EngineSet| -> Vec<Arc<Engine>> {
-            set.serving(model).filter(|engine| engine.facts().renders.has(render)).cloned().collect()
+            set.serving(model).filter(|engine| engine.facts().renders.has(render)).collect()
         };
         let mut servers = self.settings.renderers.as_deref().map(of).map(|list| self.in_turn(list)).unwrap_or_default();
         servers.extend(self.in_turn(of(&self.engines)));
@@ -416,45 +498,5 @@ impl Shared {
             "the engine does not render prompts; it is not asked for this time, and requests may be routed by load"
         );
         answer
-    }
-}
-
-async fn exchange(
-    engine: &Engine,
-    path: &'static str,
-    body: Bytes,
-    deadline: Instant,
-    read: impl FnOnce(&[u8]) -> Result<Rendered, String>,
-) -> Answer {
-    let request = Request::builder().method(Method::POST).uri(path).header(CONTENT_TYPE, "application/json");
-    let request = match request.body(body_of(body)) {
-        Ok(request) => request,
-        Err(error) => return Answer::Failed(error.to_string()),
-    };
-    let reply = match engine.ask(request, deadline).await {
-        Ok(reply) => reply,
-        Err(error) => return Answer::Failed(error.to_string()),
-    };
-    match reply.status() {
-        StatusCode::OK => {}
-        StatusCode::FORBIDDEN
-        | StatusCode::NOT_FOUND
-        | StatusCode::METHOD_NOT_ALLOWED
-        | StatusCode::NOT_IMPLEMENTED => return Answer::Unsupported,
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT | StatusCode::UNAUTHORIZED => {
-            return Answer::Failed(format!("the engine answers {path} with status {}", reply.status().as_u16()));
-        }
-        status if status.is_client_error() => {
-            return Answer::Refused(format!("the engine refuses the body at {path} with status {}", status.as_u16()));
-        }
-        status => return Answer::Failed(format!("the engine answers {path} with status {}", status.as_u16())),
-    }
-    let bytes = match read_bounded(reply.into_body(), RENDER_REPLY_BYTES_MAX, deadline).await {
-        Ok(bytes) => bytes,
-        Err(error) => return Answer::Failed(format!("the engine's reply at {path} cannot be read: {error}")),
-    };
-    match read(&bytes) {
-        Ok(rendered) => Answer::Tokens(rendered),
-        Err(why) => Answer::Failed(format!("the engine's reply at {path} is no rendered prompt: {why}")),
     }
 }

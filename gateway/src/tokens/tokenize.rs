@@ -11,7 +11,7 @@ use crate::api::ApiPath;
 use crate::engines::Dialect;
 
 /// Fields that choose among outputs or shape the reply: they are not part of any prompt.
-const NEUTRAL: [&str; 53] = [
+pub(super) const NEUTRAL: [&str; 53] = [
     "allowed_token_ids",
     "bad_words",
     "best_of",
@@ -153,7 +153,7 @@ fn completion<'a>(fields: &Fields<'a>) -> Result<Wanted<'a>, String> {
 }
 
 /// A caller's field name for a log: short, without control characters.
-fn shown(field: &str) -> String {
+pub(super) fn shown(field: &str) -> String {
     let short: String = field.chars().filter(|char| char.is_ascii_graphic()).take(40).collect();
     format!("`{short}`")
 }

@@ -47,7 +47,7 @@ impl Fleet {
         let tables = format!("pick.address = \"{}\"\npick.log_address = \"{}\"\n", self.pick, self.log);
         let (kvrouted, urls) = (self.kvrouted.clone(), self.engines.urls());
         let starting = tokio::task::spawn_blocking(move || {
-            let mut gateway = Gateway::start_with(&kvrouted, &urls, &[], &tables);
+            let mut gateway = Gateway::start_with(&kvrouted, &tables, &urls, &[]);
             let (_, socket) = gateway.daemon();
             (gateway, socket)
         });

@@ -1,7 +1,6 @@
 //! The reverse proxy with hostile callers and hostile engines. Engines and callers speak bytes; the router is a double
 //! that chooses in a fixed order and logs what it hears.
 
-#[allow(dead_code, reason = "other tests use the rest")]
 mod proxy_support;
 
 use std::io::Write as _;

@@ -35,10 +35,21 @@ class Tap:
                     self.upstream.close()
                 super().finish()
 
+            def body(self):
+                if self.headers.get("transfer-encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length") or 0))
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                while self.rfile.readline().strip():
+                    pass
+                return b"".join(parts)
+
             def relay(self):
                 if self.upstream is None:
                     self.upstream = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = self.body()
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
                 with self.tap.lock:
                     self.tap.asked[self.headers.get("x-check-id")] += self.path == "/v1/chat/completions"

@@ -22,8 +22,8 @@ use super::fleet::Problem;
 use super::objects::{EventKind, OnlyMeta, Page, Resource, WatchEvent, read_object};
 use crate::engines::back_off;
 use crate::limits::{
-    BACK_OFF_MAX, KUBERNETES_OBJECTS_BYTES_MAX, KUBERNETES_OBJECTS_MAX, KUBERNETES_PAGE_OBJECTS, KUBERNETES_WATCH_HEALTHY_MIN,
-    KUBERNETES_WATCH_SECONDS,
+    BACK_OFF_MAX, KUBERNETES_OBJECTS_BYTES_MAX, KUBERNETES_OBJECTS_MAX, KUBERNETES_PAGE_OBJECTS,
+    KUBERNETES_WATCH_HEALTHY_MIN, KUBERNETES_WATCH_SECONDS,
 };
 
 /// Which objects of a kind.
@@ -84,7 +84,9 @@ impl Sizes {
 
     fn check(&self) -> Result<(), RequestError> {
         match self.total > KUBERNETES_OBJECTS_BYTES_MAX {
-            true => Err(RequestError::Nonsense(format!("the objects have more than {KUBERNETES_OBJECTS_BYTES_MAX} bytes"))),
+            true => {
+                Err(RequestError::Nonsense(format!("the objects have more than {KUBERNETES_OBJECTS_BYTES_MAX} bytes")))
+            }
             false => Ok(()),
         }
     }
@@ -115,8 +117,16 @@ impl<T: Resource> Reflector<T> {
         known: Observed<T>,
     ) -> watch::Receiver<Observed<T>> {
         let (observed, seen) = watch::channel(known);
-        let reflector =
-            Self { access, selection, figures, observed, sizes: Sizes::default(), version: None, has_begun: false, has_heard: false };
+        let reflector = Self {
+            access,
+            selection,
+            figures,
+            observed,
+            sizes: Sizes::default(),
+            version: None,
+            has_begun: false,
+            has_heard: false,
+        };
         tokio::spawn(reflector.run());
         seen
     }
@@ -396,6 +406,7 @@ mod tests {
             selection,
             figures,
             observed,
+            sizes: Sizes::default(),
             version: None,
             has_begun: false,
             has_heard: false,

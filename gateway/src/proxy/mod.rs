@@ -28,6 +28,7 @@ mod keys;
 mod listener;
 mod open_picks;
 mod pick;
+mod prepared;
 mod relay;
 mod tls;
 

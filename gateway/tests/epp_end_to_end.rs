@@ -220,3 +220,31 @@ async fn conversations_through_a_real_envoy_keep_to_their_engines() {
         fixture.is_running(&[0, 0, 0]).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_may_not_steer_a_transfer_where_engines_have_roles() {
+    let Some(kvrouted) = kvrouted_or_skip("roles and the endpoint picker") else { return };
+    let engines = SimulatedEngines::start(&kvrouted, 1).await.expect("engines");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("gateway.toml");
+    std::fs::write(&file, format!("[[engine]]\nurl = {:?}\nrole = \"decode\"\n", engines.urls()[0])).expect("a file");
+    let starting = tokio::task::spawn_blocking(move || {
+        let file = file.display().to_string();
+        let mut gateway = Gateway::start_picker(&kvrouted, &[], &["--plaintext", "--config", &file]);
+        let _ = gateway.daemon();
+        gateway
+    });
+    let gateway = starting.await.expect("a picker");
+    let ask = async |body: serde_json::Value| {
+        let stream = TcpStream::connect(gateway.url()).await.expect("the picker accepts");
+        let stream = Connection::over(stream).await.stream().await;
+        stream.send(opening(&POST, false)).await;
+        stream.send(request_body(body.to_string(), true)).await;
+        stream
+    };
+    let mut body = chat(&[user("Go.")], false);
+    assert_eq!(ask(body.clone()).await.chosen().await, engines.urls()[0].trim_start_matches("http://"));
+    body["kv_transfer_params"] = json!({"do_remote_prefill": true, "remote_host": "10.0.0.1"});
+    let refusal = ask(body).await.refusal().await;
+    assert_eq!((refusal.status, refusal.code.as_str()), (400, "transfer_field_refused"));
+}

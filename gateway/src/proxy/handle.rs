@@ -14,16 +14,16 @@ use tokio::sync::Semaphore;
 
 use super::attempt::{Attempts, Begun, Outcome};
 use super::body::{BodyBudget, HeldBody, ReplyBody, read_body};
-use super::choose::{Asked, Booking, Candidate, Choice, Choose, Observer};
+use super::choose::{Booking, Candidate, Choice, Choose, Observer};
 use super::disaggregate::{OnTwo, PrefillUsage};
 use super::error_reply;
 use super::headers::{self, Hints};
 use super::keys::{CallerKeys, KeyUse};
 use super::listener::{ConnectionState, Handle};
+use super::prepared::Prepared;
 use super::relay::{Held, Relay};
 use crate::api::{
-    ApiError, ApiPath, CallKind, Edits, RequestFacts, SseFilter, UsageReader, edit_body, read_request,
-    refuse_transfer_fields,
+    ApiError, ApiPath, CallKind, Edits, SseFilter, UsageReader, edit_body, read_request, refuse_transfer_fields,
 };
 use crate::config::{Bounds, Config, Deadlines, Forward, ReportMode, Retry};
 use crate::engines::{Engine, EngineSet, ServedModel};
@@ -84,41 +84,6 @@ impl Call {
     /// The request id as text. It is visible ASCII.
     pub(super) fn id_text(&self) -> &str {
         self.id.to_str().unwrap_or_default()
-    }
-}
-
-/// A body that was read, and where it should go.
-pub(super) struct Prepared {
-    pub(super) facts: RequestFacts,
-    pub(super) model: ServedModel,
-    pub(super) hints: Hints,
-    /// The booking's name. The gateway makes it, so that no caller can end another one's booking.
-    pub(super) booking_id: String,
-}
-
-impl Prepared {
-    /// The question to the router: which engine should run it?
-    pub(super) fn asked<'a>(
-        &'a self,
-        path: ApiPath,
-        body: &'a Bytes,
-        exclude: &'a [u64],
-        deadline: Instant,
-    ) -> Asked<'a> {
-        let Self { facts, model, hints, booking_id } = self;
-        Asked {
-            path,
-            facts,
-            body,
-            model,
-            booking_id,
-            priority: hints.priority,
-            session: hints.session.as_deref(),
-            tenant: hints.tenant.as_deref(),
-            exclude,
-            deadline,
-            disaggregate: false,
-        }
     }
 }
 

@@ -30,6 +30,7 @@ mod listener;
 mod log_line;
 mod open_picks;
 mod pick;
+mod prepared;
 mod relay;
 mod tls;
 

@@ -142,6 +142,10 @@ reasons! {
     ConfigDiffers = "config_differs", Harm::Warning, "changes in the file have had no effect", "if only workers differ, make the daemon reload the file (SIGHUP); otherwise restart it with this file";
     /// The configuration names more publishers than the open-files limit allows.
     OpenFilesShort = "open_files_short", Harm::Warning, "the daemon would refuse the publishers beyond the limit", "raise the hard limit (ulimit -Hn, LimitNOFILE= of the unit)";
+    /// A gateway's own finding.
+    GatewayFinding = "gateway_finding", Harm::Warning, "requests may be routed by load alone, or by caches that were predicted wrongly", "follow the finding's own advice; the gateway's log has its beginning";
+    /// The gateway's /findings cannot be read.
+    GatewayUnreachable = "gateway_unreachable", Harm::Warning, "what the gateway noticed is not shown here", "start the gateway, or name its [admin] address with --gateway";
 }
 
 impl Symptom {

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Dependencies point down: `api` and `limits` know nobody, `engines` knows `api`, `tokens` and `router` know `engines`,
-//! `proxy` and `epp` know all of them, and only `serve` assembles.
+//! `proxy` and `epp` know all of them, and only `serve` assembles. `kubernetes` says which pods there are, with the HTTP
+//! and TLS of `engines`.
 
 pub mod api;
 pub mod config;
@@ -21,6 +22,7 @@ pub mod config;
 pub mod demo;
 pub mod engines;
 pub mod epp;
+pub mod kubernetes;
 mod limits;
 pub mod metrics;
 pub mod parity;

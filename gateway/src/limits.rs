@@ -35,12 +35,26 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How many times a request asks the router: once, and once more without the engines that failed.
 pub(crate) const ROUTING_ROUNDS_MAX: usize = 2;
 
+/// Bytes of the reply of an engine that only prefills. It names each block of the prompt, of which a million tokens have
+/// about half a MiB, and has one token of output; the rest is room for the log-probabilities of the prompt.
+pub(crate) const PREFILL_REPLY_BYTES_MAX: usize = 64 << 20;
+/// How long the reply of an engine that prefills may go on after the other engine's first byte, which comes after the
+/// prompt's last block was sent.
+pub(crate) const PREFILL_END_MAX: Duration = Duration::from_secs(10);
+
 // ---- proxy: the pick port -----------------------------------------------------------------------------------------
 
 /// Requests of other proxies that are under way. Beyond it `/pick` answers 503, so that lost ends cannot fill memory.
 pub(crate) const PICKS_OPEN_MAX: usize = 1 << 16;
 /// Bytes of an access-log datagram.
 pub(crate) const LOG_DATAGRAM_BYTES_MAX: usize = 16 << 10;
+/// Bytes of access-log datagrams that wait until they are read, if the kernel allows as many. Each takes about 1 KiB.
+pub(crate) const LOG_QUEUE_BYTES: usize = 4 << 20;
+/// Datagrams that a Unix log socket should hold (`net.unix.max_dgram_qlen`). With the kernel's default of 10, a third of
+/// the lines was lost with 100 callers at once.
+pub(crate) const LOG_SOCKET_LINES_MIN: u32 = 256;
+/// For how long the end of an unknown pick is remembered. A pick is answered within this time, or its proxy gives up.
+pub(crate) const PICK_EARLY_END_MAX: Duration = Duration::from_secs(10);
 /// How often picks whose end never came are looked for.
 pub(crate) const PICK_SWEEP: Duration = Duration::from_secs(5);
 /// Bytes of the body of `/end` and `/prefilled`.
@@ -307,3 +321,50 @@ const _: () = assert!(BACK_OFF_JITTER >= 0.0 && BACK_OFF_JITTER < 1.0);
 const _: () = assert!(POOL_IDLE_MAX.as_millis() < 5_000, "the engine must not be the first to close");
 const _: () = assert!(PARITY_COMPARED_MIN <= PARITY_WINDOW);
 const _: () = assert!(TOKEN_CACHE_USUAL_ENTRY_BYTES < TOKEN_CACHE_BYTES);
+
+// ---- kubernetes -----------------------------------------------------------------------------------------------------
+
+/// Objects in one page of a list, as Kubernetes' own clients ask for.
+pub(crate) const KUBERNETES_PAGE_OBJECTS: usize = 500;
+/// Bytes of one page. A pod has about 10 KiB, so that a usual page has 5 MiB.
+pub(crate) const KUBERNETES_PAGE_BYTES_MAX: usize = 64 << 20;
+/// Objects of one kind that are kept. A service's slice has up to 1,000 endpoints, a pool some hundred pods.
+pub(crate) const KUBERNETES_OBJECTS_MAX: usize = 16_384;
+/// Bytes of JSON of all objects of one kind that are kept, or that one list may bring: 16,384 pods of usual size.
+pub(crate) const KUBERNETES_OBJECTS_BYTES_MAX: usize = 256 << 20;
+/// Bytes of one event of a watch. etcd keeps no object of more than 1.5 MiB, which JSON can double.
+pub(crate) const KUBERNETES_EVENT_BYTES_MAX: usize = 4 << 20;
+/// Bytes of one watch. It is ended then, and begun again where it ended.
+pub(crate) const KUBERNETES_WATCH_BYTES_MAX: usize = 1 << 30;
+/// The shortest time for which a watch is asked for, in seconds. Kubernetes' own clients ask for 5 to 10 minutes.
+pub(crate) const KUBERNETES_WATCH_SECONDS: u64 = 300;
+/// How long a watch may last beyond the time that was asked for; then its connection counts as lost.
+pub(crate) const KUBERNETES_WATCH_GRACE: Duration = Duration::from_secs(30);
+/// How long one page, or the head of a watch's reply, may take.
+pub(crate) const KUBERNETES_REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A watch that lasted this long, or brought an event, forgets earlier failures: the next pause is the first one again.
+pub(crate) const KUBERNETES_WATCH_HEALTHY_MIN: Duration = Duration::from_secs(5);
+/// How long a silent connection is idle before the system asks whether the other side is there, and between its asks.
+pub(crate) const KUBERNETES_KEEPALIVE: Duration = Duration::from_secs(15);
+/// Unanswered asks after which a silent connection is lost.
+pub(crate) const KUBERNETES_KEEPALIVE_ASKS: u32 = 3;
+/// Bytes of a service account's token. A token has about 1 KiB.
+pub(crate) const KUBERNETES_TOKEN_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a reply that refuses a request.
+pub(crate) const KUBERNETES_REFUSAL_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a name, a namespace, a label or an id. Kubernetes allows 253 in a name and 317 in a label's key.
+pub(crate) const KUBERNETES_NAME_BYTES_MAX: usize = 512;
+/// Bytes of a message of the API server that a finding shows.
+pub(crate) const KUBERNETES_MESSAGE_BYTES_MAX: usize = 512;
+/// Ports of one pod: a pool has up to 8, and each is a data-parallel rank.
+pub(crate) const KUBERNETES_PORTS_MAX: usize = 64;
+/// Pods of one fleet, as many as the daemon's workers may be.
+pub(crate) const KUBERNETES_PODS_MAX: usize = 4096;
+/// Labels of a pool's selector, as many as its definition allows.
+pub(crate) const KUBERNETES_LABELS_MAX: usize = 64;
+/// How long the start waits for the first list of pods.
+pub(crate) const KUBERNETES_FIRST_LIST_MAX: Duration = Duration::from_secs(10);
+
+const _: () = assert!(KUBERNETES_EVENT_BYTES_MAX < KUBERNETES_WATCH_BYTES_MAX);
+const _: () = assert!(KUBERNETES_PAGE_BYTES_MAX <= KUBERNETES_OBJECTS_BYTES_MAX);
+const _: () = assert!(KUBERNETES_PAGE_OBJECTS <= KUBERNETES_OBJECTS_MAX);

@@ -34,6 +34,11 @@ struct Reason {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Decision {
     decided_by: &'static str,
     token_source: &'static str,
@@ -78,6 +83,7 @@ pub struct Metrics {
     retried: Family<Reason, Counter>,
     ended: Family<Reason, Counter>,
     decided: Family<Decision, Counter>,
+    on_two_engines: Family<Outcome, Counter>,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
@@ -118,6 +124,7 @@ impl Metrics {
             retried: Family::default(),
             ended: Family::default(),
             decided: Family::default(),
+            on_two_engines: Family::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             completion_tokens: Counter::default(),
@@ -146,6 +153,10 @@ impl Metrics {
         registry.register("replies_ended", help, self.ended.clone());
         let help = "Routed requests, by who decided and where the prompt's tokens came from";
         registry.register("decided", help, self.decided.clone());
+        let help = "Requests for models with prefill and decode engines: split (one of both ran it), without_transfer \
+            (the same, but the prefill engine gave no blocks), any (one engine ran it, because no prefill or no decode \
+            engine was usable), not_split (one engine ran it, because it cannot be split) or nobody";
+        registry.register("disaggregated", help, self.on_two_engines.clone());
         registry.register("prompt_tokens", "Tokens of prompts, as engines count them", self.prompt_tokens.clone());
         let help = "Tokens of prompts that the engines had cached, as they say in their replies";
         registry.register("cached_tokens", help, self.cached_tokens.clone());
@@ -189,6 +200,11 @@ impl Metrics {
     /// The router decided.
     pub fn decided(&self, decided_by: &'static str, token_source: &'static str) {
         self.decided.get_or_create(&Decision { decided_by, token_source }).inc();
+    }
+
+    /// What became of a request for a model with prefill and decode engines.
+    pub fn on_two_engines(&self, outcome: &'static str) {
+        self.on_two_engines.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// A generating reply ended well.

@@ -36,6 +36,14 @@ pub struct Prediction {
     pub source: TokenSource,
 }
 
+impl Prediction {
+    /// Tokens of the leading blocks that the worker holds.
+    #[must_use]
+    pub const fn overlap_tokens(&self) -> u32 {
+        self.overlap_blocks.saturating_mul(self.block_size)
+    }
+}
+
 /// How a reply compares with its prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParityOutcome {

@@ -105,6 +105,25 @@ async fn conversations_follow_their_prefix_and_cached_tokens_come_out_as_predict
     }
     assert_eq!(engines.iter().collect::<BTreeSet<_>>().len(), 2, "both engines work: {engines:?}");
     fixture.figures.until_bookings(0).await;
+    let admin = Caller::of(fixture.gateway.admin());
+    let told: Value = serde_json::from_str(&admin.text("/findings").await).expect("JSON");
+    for finding in told["findings"].as_array().expect("a list") {
+        assert!(finding.to_string().contains("replay_endpoint"), "all that the engines lack: {finding}");
+    }
+    let metrics = admin.text("/metrics").await;
+    for name in documented_metrics() {
+        assert!(metrics.contains(&name), "the documents name {name}");
+    }
+}
+
+/// The gateway's metrics that the documents name.
+fn documented_metrics() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/gateway.md")).expect("the page");
+    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    let name = |(at, _): (usize, &str)| text[at..].chars().take_while(|c| is_name(*c)).collect();
+    let names: BTreeSet<String> = text.match_indices("kvrouted_gateway_").map(name).collect();
+    assert!(!names.is_empty(), "the page names metrics");
+    names
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

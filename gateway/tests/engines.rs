@@ -101,7 +101,7 @@ async fn what_an_older_vllm_does_not_tell_is_named_by_hand() {
         assert_eq!(facts.problems.iter().filter(|problem| problem.contains(words)).count(), 1, "{:?}", facts.problems);
     }
     let rank = RankSource { rank: 0, endpoint: Some("tcp://h:1".into()), replay: None, topic: String::new() };
-    let named = NamedFacts { block_size: Some(32), ranks: vec![rank.clone()] };
+    let named = NamedFacts { block_size: Some(32), ranks: vec![rank.clone()], bootstrap_port: None };
     let config = EngineConfig { named, ..EngineConfig::new(1, &double.url) };
     let set = EngineSet::of(vec![config], &ClientTls::default()).expect("a good URL");
     assert!(set.learn_all(soon()).await.is_empty());
@@ -404,4 +404,42 @@ async fn a_name_becomes_several_engines_only_where_asked() {
         assert!(["http://127.0.0.1:8000", "http://[::1]:8000"].contains(&engine.url.as_str()), "{}", engine.url);
     }
     assert!(expand_addresses(EngineConfig::new(4, "dns+http://does-not-exist.invalid:1")).await.is_err());
+}
+
+/// An engine with a server for each rank, at one address.
+fn of_ranks(servers: &[&Double]) -> EngineSet {
+    let rank_ports = servers[1..].iter().map(|server| server.port).collect();
+    let config = EngineConfig { rank_ports, ..EngineConfig::new(1, &servers[0].url) };
+    EngineSet::of(vec![config], &ClientTls::default()).expect("a good URL")
+}
+
+#[tokio::test]
+async fn where_each_rank_has_a_server_each_is_asked_where_it_publishes() {
+    let sources = |rank: u32, port: u16| {
+        Reply::ok(format!(r#"{{"{rank}": {{"publisher": "zmq", "endpoint": "tcp://*:{port}", "topic": ""}}}}"#))
+    };
+    let servers = [Double::start(vllm()).await, Double::start(vllm()).await, Double::start(vllm()).await];
+    // The ranks of the second pod of a group are counted on: 8, 9 and 10.
+    servers[0].set("/kv_event_sources", sources(8, 5557));
+    servers[1].set("/kv_event_sources", sources(9, 5558));
+    servers[2].remove("/kv_event_sources");
+    let set = of_ranks(&[&servers[0], &servers[1], &servers[2]]);
+    assert!(set.learn_all(soon()).await.is_empty());
+    let engine = set.get(1).expect("engine 1");
+    let ranks: Vec<_> = engine.facts().ranks.iter().map(|it| (it.rank, it.endpoint.clone())).collect();
+    let expected = [(0, Some("tcp://127.0.0.1:5557")), (1, Some("tcp://127.0.0.1:5558")), (2, None)];
+    assert_eq!(ranks, expected.map(|(rank, endpoint)| (rank, endpoint.map(str::to_owned))));
+    // A request names its rank by the port.
+    for (rank, server) in servers.iter().enumerate() {
+        let request = Request::get("/v1/anything").header("x-data-parallel-rank", rank);
+        let request = request.body(body_of(Bytes::new())).expect("a request");
+        engine.send(request, soon()).await.expect("an answer");
+        let asked = server.asked("/v1/anything");
+        assert!(asked.len() == 1 && !asked[0].headers.contains_key("x-data-parallel-rank"), "rank {rank}: {asked:?}");
+    }
+    // A server that is away for a moment changes nothing.
+    servers[1].set("/kv_event_sources", Reply::Cut);
+    set.learn_all(soon()).await;
+    assert_eq!(engine.facts().ranks.len(), 3);
+    assert_eq!(engine.facts().ranks[1].endpoint.as_deref(), Some("tcp://127.0.0.1:5558"));
 }

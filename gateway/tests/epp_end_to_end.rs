@@ -188,6 +188,10 @@ async fn conversations_through_a_real_envoy_keep_to_their_engines() {
                 let (prompt, cached) = (answer.prompt_tokens().expect("usage"), answer.cached_tokens().expect("usage"));
                 let is_warm = cached * 2 > prompt;
                 assert!(turn == 0 || is_warm, "turn {turn} of {name}: {cached} of {prompt} tokens were cached");
+                let told = |header: &str| answer.headers.get(header).and_then(|value| value.to_str().ok());
+                assert!(told("x-kvrouted-worker").is_some_and(|worker| worker.ends_with("/0")), "{:?}", answer.headers);
+                let foreseen: u64 = told("x-kvrouted-overlap-tokens").expect("a prediction").parse().expect("tokens");
+                assert!(turn == 0 || foreseen > 0, "turn {turn} of {name}: nothing was foreseen");
                 messages.push(json!({"role": "assistant", "content": answer.text}));
                 messages.push(user("Go on."));
             }
@@ -195,8 +199,20 @@ async fn conversations_through_a_real_envoy_keep_to_their_engines() {
         let unknown = caller.post("/v1/chat/completions", &json!({"model": "nobody", "messages": []})).await;
         assert_eq!((unknown.status, unknown.body["error"]["code"].as_str()), (404, Some("model_not_found")));
         fixture.is_running(&[0, 0, 0]).await;
-        // An engine dies: no request is lost.
+        // An engine dies under load: no request is lost, whether it runs there or comes later.
+        let under_load: Vec<_> = ('a'..='l')
+            .map(|name| {
+                let caller = Caller::of(&format!("http://{}", envoy.callers));
+                let prompt = [system(name), user(&"Go on and on. ".repeat(400))];
+                tokio::spawn(async move { caller.chat(&prompt).await })
+            })
+            .collect();
+        kit::until("a request runs at the engine that dies", async || fixture.running().await[0] > 0).await;
         fixture.engines.faces[0].kill();
+        for running in under_load {
+            let answer = running.await.expect("an answer");
+            assert_eq!(answer.status, 200, "{:?}", answer.body);
+        }
         for name in ['a', 'b', 'c', 'd', 'e', 'f'] {
             let answer = caller.chat(&[system(name), user("Are you there?")]).await;
             assert_eq!(answer.status, 200, "{name}: {:?}", answer.body);

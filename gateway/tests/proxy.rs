@@ -4,6 +4,7 @@
 mod proxy_support;
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvrouted_gateway::config::{ReportMode, TlsFiles};
 use kvrouted_gateway::engines::{EngineConfig, RankSource};
-use kvrouted_gateway::proxy::{ConnectionBounds, Socket, serve};
+use kvrouted_gateway::proxy::{ConnectionBounds, LogSocket, Socket, read_log, serve};
 use proxy_support::caller::{CHAT, CHAT_PATH, STREAMED_CHAT, chat, exchange, get, post, read_reply, streamed_chat};
 use proxy_support::choice::FixedChoice;
 use proxy_support::engine::{Behaviour, COMPLETION, EVENT, EngineDouble, SSE_HEAD, USAGE_EVENT, chunk, json, stream};
@@ -603,10 +604,9 @@ async fn an_access_log_ends_picks() {
     let gateway = Gateway::start(&[&engine]).await;
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let reading = tokio::spawn({
-        let (path, picks) = (path.clone(), Arc::clone(&gateway.picks));
-        async move { kvrouted_gateway::proxy::log_lines(&path, 0o660, picks, stopping).await }
+        let socket = LogSocket::unix(&path, 0o660).expect("a socket");
+        read_log(socket, Arc::clone(&gateway.picks), stopping)
     });
-    until("the socket is there", || path.exists()).await;
     assert_eq!(exchange(gateway.pick, &post("/pick", "x-request-id: p-2\r\n", CHAT)).await.status, 200);
     assert_eq!(gateway.choice.open(), 1);
     let socket = tokio::net::UnixDatagram::unbound().expect("a socket");
@@ -615,8 +615,33 @@ async fn an_access_log_ends_picks() {
     }
     until("the pick ends", || gateway.choice.open() == 0).await;
     stop.send(true).expect("a reader");
-    ends("the reader", reading).await.expect("no panic").expect("no error");
+    ends("the reader", reading).await.expect("no panic");
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn log_lines_tell_who_failed_and_who_serves() {
+    let (first, second) = (answering("{}").await, answering("{}").await);
+    let gateway = Gateway::start(&[&first, &second]).await;
+    let (stop, stopping) = tokio::sync::watch::channel(false);
+    let socket = LogSocket::udp(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a socket");
+    let to = socket.address().expect("its address");
+    let reading = tokio::spawn(read_log(socket, Arc::clone(&gateway.picks), stopping));
+    let from = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+    let reply = exchange(gateway.pick, &post("/pick", "x-request-id: p-4\r\n", CHAT)).await;
+    assert_eq!((reply.headers["x-workers"].as_str(), reply.headers["x-ranks"].as_str()), ("1/0,2/0", "-,-"));
+    from.send_to(b"prefilled=p-4 worker=2/0", to).await.expect("sent");
+    until("the second engine serves", || gateway.choice.has("prefilled")).await;
+    // An engine that is not of the list cannot fail for it.
+    let end = format!("<190>x: id=p-4 failed={} failed=10.0.0.1:1 status=200", first.address);
+    from.send_to(end.as_bytes(), to).await.expect("sent");
+    until("the pick ends", || gateway.choice.open() == 0).await;
+    until("the failure is reported", || gateway.choice.lines().len() == 4).await;
+    let mut lines = gateway.choice.lines();
+    lines.sort_unstable();
+    assert_eq!(lines, ["failure 1/0 m proxy", "freed", "prefilled", "served 2/0"]);
+    stop.send(true).expect("a reader");
+    ends("the reader", reading).await.expect("no panic");
 }
 
 #[tokio::test]

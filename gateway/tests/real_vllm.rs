@@ -106,7 +106,7 @@ fn bodies(model: &str) -> Vec<(ApiPath, &'static str, Value)> {
 #[ignore = "needs a vLLM server with --enable-scale-out, named by KVROUTED_VLLM_URLS"]
 async fn the_engine_runs_the_very_tokens() {
     let engines = engines().await;
-    let engine = engines.get(1).expect("an engine");
+    let engine = &engines.get(1).expect("an engine");
     let model = engines.base_of(engine).expect("a base model");
     let rendering = Tokeniser::new(engines.clone(), TokenSettings::default());
     let without = TokenSettings { uses_renderer: false, ..TokenSettings::default() };
@@ -135,7 +135,7 @@ async fn the_engine_runs_the_very_tokens() {
 #[ignore = "needs a vLLM server with --enable-prompt-tokens-details, named by KVROUTED_VLLM_URLS"]
 async fn cached_tokens_are_those_of_the_blocks_less_the_last_token() {
     let engines = engines().await;
-    let engine = engines.get(1).expect("an engine");
+    let engine = &engines.get(1).expect("an engine");
     let block_size = engine.facts().block_size.expect("a block size");
     let model = engines.base_of(engine).expect("a base model");
     let watch = ParityWatch::default();
@@ -190,7 +190,7 @@ async fn what_is_learnt_is_what_the_server_was_started_with() {
 #[ignore = "needs a vLLM server with --enable-scale-out, named by KVROUTED_VLLM_URLS"]
 async fn responses_and_messages_are_rendered() {
     let engines = engines().await;
-    let engine = engines.get(1).expect("an engine");
+    let engine = &engines.get(1).expect("an engine");
     let model = engines.base_of(engine).expect("a base model");
     let tokeniser = Tokeniser::new(engines.clone(), TokenSettings::default());
     let input = json!({"model": model, "input": "Tell me a story.", "max_output_tokens": 16, "temperature": 0});
@@ -214,7 +214,7 @@ async fn responses_and_messages_are_rendered() {
 #[ignore = "needs a vLLM server without --enable-scale-out and with an adapter, named by KVROUTED_VLLM_URLS"]
 async fn without_scale_out_tokenize_gives_the_very_tokens() {
     let engines = engines().await;
-    let engine = engines.get(1).expect("an engine");
+    let engine = &engines.get(1).expect("an engine");
     let facts = engine.facts();
     assert!(facts.renders.is_none(), "{facts:?}");
     assert!(matches!(facts.problems.as_slice(), [problem] if problem.contains("--enable-scale-out")), "{facts:?}");

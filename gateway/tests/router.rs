@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kit::{Daemon, Figures, PATIENCE, kvrouted_or_skip, until};
 use kvrouted_gateway::demo::SimulatedEngines;
-use kvrouted_gateway::engines::{ClientTls, EngineConfig, EngineSet, ServedModel};
+use kvrouted_gateway::engines::{ClientTls, EngineConfig, EngineSet, ServedModel, WantedEngine};
 use kvrouted_gateway::router::{Ask, DecidedBy, ReportFigure, Router, RouterFigure, RouterOptions, Worker};
 use kvrouted_gateway::tokens::{PromptTokens, TokenSource};
 use rustix::process::Signal;
@@ -278,4 +278,38 @@ async fn a_model_that_the_daemon_does_not_know_yet_is_served_all_the_same() {
     let Some(Fixture { router, model, .. }) = &start_with("another-model", "").await else { return };
     let pick = router.pick(&ask(model, &prompt(&[7; 40]))).await.expect("a worker");
     assert_eq!((pick.decided_by, router.figures().get(RouterFigure::Alone)), (DecidedBy::Fallback, 1));
+}
+
+#[tokio::test]
+async fn an_engine_that_left_is_no_longer_named_though_the_daemon_keeps_its_worker() {
+    let Some(kvrouted) = kvrouted_or_skip("the router with engines that go") else { return };
+    let engines = SimulatedEngines::start(&kvrouted, 2).await.expect("engines");
+    let workers: String = [1, 2].map(|id| format!("[[worker]]\nid = {id}\n")).concat();
+    let daemon = Daemon::start(&kvrouted, &format!("[[space]]\nmodel = \"demo\"\nblock_size = 16\n{workers}"));
+    let configs: Vec<_> = engines.urls().iter().zip(1..).map(|(url, id)| EngineConfig::new(id, url)).collect();
+    let set = Arc::new(EngineSet::of(configs.clone(), &ClientTls::default()).expect("engines"));
+    assert!(set.learn_all(Instant::now() + PATIENCE).await.is_empty());
+    let model = set.model(Some("demo")).expect("the model");
+    let router = Router::new(RouterOptions::new(daemon.socket()), Arc::clone(&set));
+    assert!(router.ready(Instant::now() + PATIENCE).await, "the daemon answers");
+    let prompt = prompt(&[7; 40]);
+    let named = async || {
+        let pick = router.pick(&ask(&model, &prompt)).await.expect("a worker");
+        assert_eq!(pick.decided_by, DecidedBy::Daemon);
+        let mut ids: Vec<u64> = pick.candidates.iter().map(|worker| worker.id.0).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(named().await, [1, 2]);
+    let wanted = |config: &EngineConfig, takes_requests| WantedEngine { config: config.clone(), takes_requests };
+    // It ends, and then it is gone.
+    for list in [vec![wanted(&configs[0], true), wanted(&configs[1], false)], vec![wanted(&configs[0], true)]] {
+        assert!(set.replace(list).is_empty());
+        for _ in 0..8 {
+            assert_eq!(named().await, [1]);
+        }
+    }
+    set.replace(configs.iter().map(|config| wanted(config, true)).collect());
+    assert!(set.learn_all(Instant::now() + PATIENCE).await.is_empty());
+    assert_eq!(named().await, [1, 2], "it is back");
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, getrlimit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::admin;
 use super::exit::{Exit, Failure};
@@ -39,6 +39,9 @@ pub struct DoctorArgs {
     /// Also check this configuration file, and whether the daemon runs with it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Also ask this kvrouted-gateway for its findings: the IP:PORT of its [admin] address
+    #[arg(long, value_name = "ADDRESS")]
+    pub gateway: Option<SocketAddr>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -76,6 +79,7 @@ impl DoctorArgs {
         });
         findings.extend(config.as_ref().and_then(|config| check_open_files(config, open_files_max())));
         findings.extend(self.ask(config.as_ref()));
+        findings.extend(self.gateway.map_or_else(Vec::new, |gateway| of_gateway(gateway, get)));
         findings
     }
 
@@ -102,10 +106,12 @@ impl DoctorArgs {
     }
 }
 
-/// Timeout of the metrics page, seconds.
+/// Timeout of the metrics page and of a gateway's findings, seconds.
 const SCRAPE_S_MAX: u64 = 5;
 /// Bytes of the metrics page that are read.
 const SCRAPE_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a gateway's findings that are read.
+const GATEWAY_FINDINGS_BYTES_MAX: u64 = 1 << 20;
 /// Permission of all other users to write, and so to connect.
 const OTHERS_WRITE: u32 = 0o002;
 
@@ -169,14 +175,50 @@ fn check_metrics(port: u16, scrape: impl Fn(u16) -> io::Result<String>) -> Optio
 
 /// Reads the beginning of the metrics page.
 fn scrape(port: u16) -> io::Result<String> {
+    get(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/metrics", SCRAPE_BYTES_MAX)
+}
+
+/// Reads the first bytes of a page: headers and body.
+fn get(address: SocketAddr, path: &str, bytes_max: u64) -> io::Result<String> {
     let timeout = Duration::from_secs(SCRAPE_S_MAX);
-    let mut stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), timeout)?;
+    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut page = Vec::new();
-    stream.take(SCRAPE_BYTES_MAX).read_to_end(&mut page)?;
+    stream.take(bytes_max).read_to_end(&mut page)?;
     Ok(String::from_utf8_lossy(&page).into_owned())
+}
+
+/// A gateway's answer to /findings.
+#[derive(Deserialize)]
+struct GatewayFindings {
+    findings: Vec<GatewayFinding>,
+}
+
+#[derive(Deserialize)]
+struct GatewayFinding {
+    what: String,
+    #[serde(default)]
+    remedy: String,
+}
+
+/// The findings of a gateway, or why they cannot be read.
+fn of_gateway(address: SocketAddr, get: impl Fn(SocketAddr, &str, u64) -> io::Result<String>) -> Vec<Finding> {
+    let unreachable = |why: String| vec![finding_of(Symptom::GatewayUnreachable, format!("{address} {why}."))];
+    let page = match get(address, "/findings", GATEWAY_FINDINGS_BYTES_MAX) {
+        Ok(page) => page,
+        Err(error) => return unreachable(format!("does not answer: {error}")),
+    };
+    let body = page.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let Ok(GatewayFindings { findings }) = serde_json::from_str(body) else {
+        return unreachable("is not the admin port of a gateway".into());
+    };
+    let finding = |GatewayFinding { what, remedy }| {
+        let known = finding_of(Symptom::GatewayFinding, what);
+        if remedy.is_empty() { known } else { Finding { remedy, ..known } }
+    };
+    findings.into_iter().map(finding).collect()
 }
 
 /// Compares the daemon with a configuration file. Workers that the file does not name are no difference: a request may
@@ -351,6 +393,22 @@ mod tests {
         assert_eq!(check_metrics(1, |_| Ok("kvrouted_routes_total 1".into())), None);
         assert_eq!(name(check_metrics(1, |_| Ok("nginx".into()))), "metrics_unreachable");
         assert_eq!(name(check_metrics(1, |_| Err(io::ErrorKind::ConnectionRefused.into()))), "metrics_unreachable");
+    }
+
+    #[test]
+    fn findings_of_a_gateway_are_shown_with_their_remedies() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 9464));
+        let of = |body: &'static str| of_gateway(address, move |_, _, _| Ok(format!("HTTP/1.0 200 OK\r\n\r\n{body}")));
+        let shown = of(r#"{"findings": [{"what": "w", "remedy": "r"}, {"what": "v"}]}"#);
+        let (first, second) = (&shown[0], &shown[1]);
+        assert_eq!((first.name.as_str(), first.what.as_str(), first.remedy.as_str()), ("gateway_finding", "w", "r"));
+        assert_eq!((second.what.as_str(), second.remedy.as_str()), ("v", Symptom::GatewayFinding.remedy()));
+        assert_eq!(of(r#"{"findings": []}"#), []);
+        for hostile in ["", "[]", r#"{"findings": 1}"#, "<html>"] {
+            assert_eq!(of(hostile)[0].name, "gateway_unreachable", "{hostile}");
+        }
+        let refused = of_gateway(address, |_, _, _| Err(io::ErrorKind::ConnectionRefused.into()));
+        assert_eq!(refused[0].name, "gateway_unreachable");
     }
 
     #[test]

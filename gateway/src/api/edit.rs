@@ -61,10 +61,11 @@ const fn has_stream_options(path: ApiPath) -> bool {
     matches!(path, ApiPath::ChatCompletions | ApiPath::Completions | ApiPath::VllmGenerate)
 }
 
-type Splice = (Range<usize>, String);
+/// A place of a text, and what stands there afterwards.
+pub(super) type Splice = (Range<usize>, String);
 
 /// Replaces places of the body, which do not overlap.
-fn splice(body: &[u8], mut splices: Vec<Splice>) -> Bytes {
+pub(super) fn splice(body: &[u8], mut splices: Vec<Splice>) -> Bytes {
     splices.sort_by_key(|(place, _)| place.start);
     let mut edited = Vec::with_capacity(body.len() + splices.iter().map(|(_, text)| text.len()).sum::<usize>());
     let mut from = 0;

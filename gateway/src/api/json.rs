@@ -70,6 +70,11 @@ impl<'a> Members<'a> {
         self.list.iter().rev().find(|member| member.key == key).map(|member| member.value).filter(|raw| *raw != "null")
     }
 
+    /// Whether any member has this key and a value other than `null`, even if a later one with the key is `null`.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.list.iter().any(|member| member.key == key && member.value != "null")
+    }
+
     /// The place of the value of `key` in the text, `null` included.
     pub(super) fn place(&self, key: &str) -> Option<Range<usize>> {
         let member = self.list.iter().rev().find(|member| member.key == key)?;

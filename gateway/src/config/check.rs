@@ -11,7 +11,7 @@ use super::raw::{
 };
 use super::{
     Bounds, Config, Deadlines, Flags, Forward, Listen, PickPort, Problem, Questions, ReportMode, Retry, TlsFiles,
-    Tokens,
+    Tokens, kubernetes,
 };
 use crate::engines::RankSource;
 use crate::limits::{DAEMON_TIMEOUT_DEFAULT, LOCAL_FOLDERS_MAX, RENDER_MAX, TOKEN_CACHE_BYTES};
@@ -34,13 +34,15 @@ pub struct EngineEntry {
     pub block_size: Option<u32>,
     /// Where its ranks publish, if the engine does not tell.
     pub ranks: Vec<RankSource>,
+    /// The port of SGLang's bootstrap server, if the engine does not tell.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// Collects problems, so that one run of `--check` lists all of them.
-struct Checker(Vec<Problem>);
+pub(super) struct Checker(Vec<Problem>);
 
 impl Checker {
-    fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
+    pub(super) fn problem(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.0.push(Problem { field: field.into(), message: message.into() });
     }
 
@@ -100,7 +102,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         text => checker.loopback("admin.address", text),
     };
     let default_key = flags.api_key_file.clone().or(raw.engines.api_key_file);
-    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref());
+    let kubernetes = kubernetes::check(&mut checker, raw.kubernetes, &flags.kubernetes);
+    let engines = engines(&mut checker, &raw.engine, &flags.engines, default_key.as_ref(), kubernetes.is_some());
     let bounds = bounds(&mut checker, raw.bounds);
     let retry = retry(&mut checker, raw.retry, &bounds);
     let deadlines = deadlines(&mut checker, raw.deadlines);
@@ -130,6 +133,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         questions,
         tokens,
         engines,
+        kubernetes,
+        engines_key_file: default_key,
         engines_ca: raw.engines.ca_file,
         bounds,
         deadlines,
@@ -167,13 +172,18 @@ fn engines(
     raw: &[RawEngine],
     flags: &[String],
     default_key: Option<&PathBuf>,
+    are_pods: bool,
 ) -> Vec<EngineEntry> {
     let listed: Vec<RawEngine> = match flags {
         [] => raw.to_vec(),
         flags => flags.iter().map(|text| engine_flag(text)).collect(),
     };
-    if listed.is_empty() {
-        checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+    match (listed.is_empty(), are_pods) {
+        (true, false) => {
+            checker.problem("engine", "no engine is named; add --engine http://HOST:PORT or an [[engine]] with a url");
+        }
+        (false, true) => checker.problem("engine", "the engines are pods of [kubernetes]; remove one of the two"),
+        _ => {}
     }
     let mut seen = BTreeSet::new();
     let mut entries = Vec::with_capacity(listed.len());
@@ -183,7 +193,7 @@ fn engines(
         if !seen.insert(worker) {
             checker.problem(format!("{field}.id"), format!("{worker} is the id of another engine; write another one"));
         }
-        let url = engine.url.unwrap_or_default().trim_end_matches('/').to_owned();
+        let url = engine.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
         if let Err(why) = engine_url(&url) {
             checker.problem(format!("{field}.url"), format!("`{url}` {why}; write http://HOST:PORT"));
         }
@@ -193,9 +203,13 @@ fn engines(
         if engine.block_size == Some(0) {
             checker.problem(format!("{field}.block_size"), "a block has at least one token; write the engine's size");
         }
+        if engine.bootstrap_port == Some(0) {
+            let message = "0 is no port; write SGLang's --disaggregation-bootstrap-port";
+            checker.problem(format!("{field}.bootstrap_port"), message);
+        }
         let ranks = ranks(checker, &field, engine.rank);
-        let (tls_name, block_size) = (engine.tls_name, engine.block_size);
-        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks });
+        let RawEngine { tls_name, block_size, bootstrap_port, .. } = engine;
+        entries.push(EngineEntry { worker, url, api_key_file, role, tls_name, block_size, ranks, bootstrap_port });
     }
     entries
 }
@@ -355,9 +369,13 @@ fn forward(checker: &mut Checker, raw: RawForward) -> Forward {
 
 fn pick(checker: &mut Checker, raw: RawPick) -> PickPort {
     let listen = raw.address.as_deref().and_then(|text| checker.loopback("pick.address", text));
-    if raw.log_socket.is_some() && raw.socket.is_none() && raw.address.is_none() {
-        let message = "access logs end picks, but no pick port is set; set pick.socket or pick.address too";
-        checker.problem("pick.log_socket", message);
+    let log_listen = raw.log_address.as_deref().and_then(|text| checker.loopback("pick.log_address", text));
+    let logs = [("pick.log_socket", raw.log_socket.is_some()), ("pick.log_address", raw.log_address.is_some())];
+    for (field, is_set) in logs {
+        if is_set && raw.socket.is_none() && raw.address.is_none() {
+            let message = "access logs end picks, but no pick port is set; set pick.socket or pick.address too";
+            checker.problem(field, message);
+        }
     }
     let booking = checker.time("pick.booking_ms_max", raw.booking_ms_max, 600_000);
     let mode = raw.socket_mode.as_deref().unwrap_or("660");
@@ -365,7 +383,7 @@ fn pick(checker: &mut Checker, raw: RawPick) -> PickPort {
         checker.problem("pick.socket_mode", format!("`{mode}` is no mode; write octal digits, such as \"660\""));
         0
     });
-    PickPort { socket: raw.socket, socket_mode, listen, log_socket: raw.log_socket, booking }
+    PickPort { socket: raw.socket, socket_mode, listen, log_socket: raw.log_socket, log_listen, booking }
 }
 
 #[cfg(test)]

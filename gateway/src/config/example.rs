@@ -59,6 +59,22 @@ cache_bytes_max = 67108864
 # Use it before renderers and /tokenize. A share of the prompts still goes to the engine, to be compared.
 # prefer = false
 
+# Engines that are pods of a Kubernetes cluster, in place of [[engine]] tables. Of service and pool, one is named.
+[kubernetes]
+# [NAMESPACE/]NAME of a service: its ready pods are the engines.
+# service = "serving/vllm"
+# The port of the engines, by its name in the service or by number, or that of each data-parallel rank. Default: the
+# service's only port. A pool names its ports itself.
+ports = []
+# [NAMESPACE/]NAME of an InferencePool (inference.networking.k8s.io/v1).
+# pool = "serving/llama"
+# The API server, as https://HOST:PORT. Default: that of the cluster whose pod this is, with the pod's account.
+# url = "https://10.0.0.1:6443"
+# A file with a bearer token for it. Reload: each request.
+# token_file = "/etc/kvrouted/kubernetes.token"
+# PEM file with its authorities. Default: the machine's own. Reload: each request.
+# ca_file = "/etc/kvrouted/kubernetes-ca.crt"
+
 # What holds for all engines.
 [engines]
 # PEM file with the authorities of https engines. Default: the machine's own.
@@ -75,12 +91,14 @@ url = "http://10.0.0.8:8000"
 # id = 1
 # A file with this engine's API key, if it has one of its own.
 # api_key_file = "/etc/kvrouted/engine-1.key"
-# any, prefill or decode.
+# any, prefill or decode. With prefill and decode engines of a model, each request runs on one of both.
 role = "any"
 # The name in the engine's certificate. Default: the URL's host.
 # tls_name = "engine-1.example.org"
 # What the engine does not tell of itself; /findings says what is missing. Tokens in a block:
 # block_size = 16
+# The port of a prefill engine's bootstrap server (SGLang):
+# bootstrap_port = 8998
 # Where each rank publishes its events, and where lost events are asked for again:
 # [[engine.rank]]
 # rank = 0
@@ -165,7 +183,9 @@ worker_headers = false
 socket_mode = "660"
 # IP:PORT on the loopback interface.
 # address = "127.0.0.1:8081"
-# A Unix datagram socket for access-log lines with `id=REQUEST-ID`, each of which ends a pick.
+# Where access-log lines with `id=REQUEST-ID` go, each of which ends a pick: a UDP address on the loopback interface,
+# a Unix datagram socket, or both. Under load, a Unix socket loses lines unless net.unix.max_dgram_qlen is raised.
+# log_address = "127.0.0.1:8082"
 # log_socket = "/run/kvrouted/pick-log.sock"
 # A pick whose end never comes is freed after this time.
 booking_ms_max = 600000

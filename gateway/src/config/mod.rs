@@ -1,13 +1,15 @@
 //! The configuration: a TOML file and flags become one checked [`Config`].
 //!
 //! ```text
-//! raw.rs      the file as it is written: every field optional, unknown fields refused
-//! check.rs    raw fields become a Config, or a list of problems that name the field and the remedy
-//! example.rs  a file with every field, its default and its description
+//! raw.rs         the file as it is written: every field optional, unknown fields refused
+//! check.rs       raw fields become a Config, or a list of problems that name the field and the remedy
+//! kubernetes.rs  the same for the table of a cluster's pods
+//! example.rs     a file with every field, its default and its description
 //! ```
 
 mod check;
 mod example;
+mod kubernetes;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -18,7 +20,8 @@ use std::time::Duration;
 
 pub use check::EngineEntry;
 pub use example::example;
-pub use raw::RawConfig;
+pub use kubernetes::KubernetesConfig;
+pub use raw::{RawConfig, RawKubernetes};
 
 use crate::tokens::LocalFolder;
 
@@ -39,6 +42,8 @@ pub struct Flags {
     pub api_key_file: Option<PathBuf>,
     /// `--log-level`
     pub log_level: Option<String>,
+    /// `--kubernetes-…`
+    pub kubernetes: RawKubernetes,
 }
 
 /// A checked configuration.
@@ -60,6 +65,10 @@ pub struct Config {
     pub tokens: Tokens,
     /// The engines; worker ids are unique.
     pub engines: Vec<EngineEntry>,
+    /// The pods that are the engines, in place of `engines`.
+    pub kubernetes: Option<KubernetesConfig>,
+    /// The key of engines that are pods.
+    pub engines_key_file: Option<PathBuf>,
     /// A file with certificates of the authorities that the engines' certificates come from.
     pub engines_ca: Option<PathBuf>,
     /// Bounds.
@@ -209,6 +218,8 @@ pub struct PickPort {
     pub listen: Option<SocketAddr>,
     /// The Unix datagram socket for access logs.
     pub log_socket: Option<PathBuf>,
+    /// The loopback UDP address for access logs.
+    pub log_listen: Option<SocketAddr>,
     /// For how long a pick is booked if its end does not come.
     pub booking: Duration,
 }

@@ -19,6 +19,8 @@ pub struct RawConfig {
     pub engine: Vec<RawEngine>,
     /// `[engines]`
     pub engines: RawEngines,
+    /// `[kubernetes]`
+    pub kubernetes: RawKubernetes,
     /// `[tokens]`
     pub tokens: RawTokens,
     /// `[bounds]`
@@ -77,6 +79,24 @@ pub struct RawDaemon {
     pub hash_locally: Option<bool>,
 }
 
+/// `[kubernetes]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawKubernetes {
+    /// `[NAMESPACE/]NAME` of a service.
+    pub service: Option<String>,
+    /// `[NAMESPACE/]NAME` of an InferencePool.
+    pub pool: Option<String>,
+    /// Name or number of each rank's port of the service.
+    pub ports: Vec<String>,
+    /// The API server, outside of its cluster.
+    pub url: Option<String>,
+    /// A file with its bearer token.
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with its authorities.
+    pub ca_file: Option<PathBuf>,
+}
+
 /// `[tokens]`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -123,6 +143,8 @@ pub struct RawEngine {
     pub tls_name: Option<String>,
     /// Tokens in a block.
     pub block_size: Option<u32>,
+    /// The port of SGLang's bootstrap server.
+    pub bootstrap_port: Option<u16>,
     /// `[[engine.rank]]`
     pub rank: Vec<RawRank>,
 }
@@ -236,6 +258,8 @@ pub struct RawPick {
     pub address: Option<String>,
     /// A Unix datagram socket.
     pub log_socket: Option<PathBuf>,
+    /// A UDP address on the loopback interface.
+    pub log_address: Option<String>,
     /// How long a pick is booked.
     pub booking_ms_max: Option<u64>,
 }

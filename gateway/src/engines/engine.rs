@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue};
 use hyper::http::uri::{Authority, Scheme};
 use hyper::{Request, Response, StatusCode, Uri, Version};
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use super::address::parse_base;
 use super::facts::{EngineFacts, NamedFacts};
 use super::health::Health;
 use super::learn::{self, LearnError};
-use super::transport::{BoxBody, HttpClient, client};
+use super::transport::{BoxBody, DATA_PARALLEL_RANK, HttpClient, client};
 use crate::api::ApiError;
 
 /// A key that is never shown.
@@ -71,6 +71,9 @@ pub struct EngineConfig {
     pub tls_name: Option<String>,
     /// What the engine does not tell of itself.
     pub named: NamedFacts,
+    /// The ports of ranks 1, 2 and so on, where each rank has a server of its own; the URL is that of rank 0. Empty =
+    /// one server for all ranks.
+    pub rank_ports: Vec<u16>,
 }
 
 impl EngineConfig {
@@ -84,6 +87,7 @@ impl EngineConfig {
             role: EngineRole::Any,
             tls_name: None,
             named: NamedFacts::default(),
+            rank_ports: Vec::new(),
         }
     }
 }
@@ -159,6 +163,8 @@ pub struct Engine {
     base: Uri,
     scheme: Scheme,
     authority: Authority,
+    /// Host and port of ranks 1, 2 and so on.
+    rank_authorities: Vec<Authority>,
     authorization: Option<HeaderValue>,
     client: ArcSwap<HttpClient>,
     facts: ArcSwapOption<EngineFacts>,
@@ -166,6 +172,7 @@ pub struct Engine {
     health: Mutex<Health>,
     renderer_health: Mutex<Health>,
     inflight: AtomicUsize,
+    takes_requests: AtomicBool,
 }
 
 impl fmt::Debug for Engine {
@@ -191,6 +198,10 @@ impl Engine {
         let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
             return Err(EngineError::BadUrl { url: config.url, why: "it names no host".to_owned() });
         };
+        let at_port = |port: &u16| format!("{}:{port}", authority.host()).parse::<Authority>();
+        let rank_authorities = config.rank_ports.iter().map(at_port).collect::<Result<_, _>>();
+        let rank_authorities = rank_authorities
+            .map_err(|error| EngineError::BadUrl { url: config.url.clone(), why: error.to_string() })?;
         let bad_key = || EngineError::BadKey { worker: config.worker };
         let header = |key: &Secret| HeaderValue::from_str(&format!("Bearer {}", key.expose())).map_err(|_| bad_key());
         let mut authorization = config.api_key.as_ref().map(header).transpose()?;
@@ -204,6 +215,7 @@ impl Engine {
             base,
             scheme,
             authority,
+            rank_authorities,
             authorization,
             client: ArcSwap::from_pointee(client),
             facts: ArcSwapOption::empty(),
@@ -211,6 +223,7 @@ impl Engine {
             health: Mutex::default(),
             renderer_health: Mutex::default(),
             inflight: AtomicUsize::new(0),
+            takes_requests: AtomicBool::new(true),
         })
     }
 
@@ -248,6 +261,23 @@ impl Engine {
     #[must_use]
     pub fn is_usable(&self, now: Instant) -> bool {
         self.health.lock().is_usable(now)
+    }
+
+    /// Whether new requests may go to it. An engine that is ending finishes those that it has.
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        self.takes_requests.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether that is a change.
+    pub(super) fn set_takes_requests(&self, takes_requests: bool) -> bool {
+        self.takes_requests.swap(takes_requests, Ordering::Relaxed) != takes_requests
+    }
+
+    /// Whether each rank has a server of its own, so that a request names its rank by the port.
+    #[must_use]
+    pub fn has_rank_ports(&self) -> bool {
+        !self.rank_authorities.is_empty()
     }
 
     /// Its health.
@@ -290,7 +320,8 @@ impl Engine {
     }
 
     /// Sends a request. Its path and query are kept; host and API key become the engine's. Redirects are not followed.
-    /// The deadline is that of the reply's head.
+    /// The deadline is that of the reply's head. Where each rank has a server of its own, the header that names a rank
+    /// becomes the port.
     ///
     /// # Errors
     /// No connection, a broken one, or no reply in time. The caller reports it by [`Engine::failed`].
@@ -308,7 +339,7 @@ impl Engine {
         let (mut parts, body) = request.into_parts();
         let mut uri = hyper::http::uri::Parts::default();
         uri.scheme = Some(self.scheme.clone());
-        uri.authority = Some(self.authority.clone());
+        uri.authority = Some(self.authority_for(&mut parts.headers).clone());
         let path = parts.uri.path_and_query().cloned();
         uri.path_and_query = Some(path.unwrap_or_else(|| hyper::http::uri::PathAndQuery::from_static("/")));
         parts.uri = Uri::from_parts(uri).map_err(|error| EngineError::Broken { why: error.to_string() })?;
@@ -325,6 +356,15 @@ impl Engine {
             Ok(Err(error)) => Err(EngineError::Broken { why: causes(&error) }),
             Err(_) => Err(EngineError::TimedOut),
         }
+    }
+
+    /// The server of the rank that a header names; the header goes, because that server has one rank.
+    fn authority_for(&self, headers: &mut HeaderMap) -> &Authority {
+        if self.rank_authorities.is_empty() {
+            return &self.authority;
+        }
+        let rank = headers.remove(DATA_PARALLEL_RANK).and_then(|rank| rank.to_str().ok()?.parse::<usize>().ok());
+        rank.and_then(|rank| self.rank_authorities.get(rank.checked_sub(1)?)).unwrap_or(&self.authority)
     }
 
     /// New connections use this TLS configuration; those in use stay.
@@ -358,7 +398,7 @@ impl Engine {
 }
 
 /// An error with its causes.
-fn causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

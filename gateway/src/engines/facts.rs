@@ -128,6 +128,8 @@ pub struct NamedFacts {
     pub block_size: Option<u32>,
     /// Where the ranks publish; empty = what the engine says.
     pub ranks: Vec<RankSource>,
+    /// The port of SGLang's bootstrap server.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// What is known of an engine.
@@ -145,6 +147,8 @@ pub struct EngineFacts {
     pub ranks: Vec<RankSource>,
     /// The paths with a renderer.
     pub renders: RenderSupport,
+    /// Where decode engines meet this prefill engine of SGLang: the port of its bootstrap server.
+    pub bootstrap_port: Option<u16>,
     /// What could not be learnt or is set badly: each a sentence with the remedy.
     pub problems: Vec<String>,
 }
@@ -160,6 +164,7 @@ impl EngineFacts {
     #[must_use]
     pub fn with_named(mut self, named: &NamedFacts) -> Self {
         self.block_size = named.block_size.or(self.block_size);
+        self.bootstrap_port = named.bootstrap_port.or(self.bootstrap_port);
         if !named.ranks.is_empty() {
             self.ranks.clone_from(&named.ranks);
         }

@@ -6,12 +6,13 @@ use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Request, StatusCode};
 
-use super::engine::{Engine, EngineError};
+use super::engine::{Engine, EngineError, EngineRole};
 use super::facts::{Dialect, EngineFacts, NamedFacts, RankSource, RenderPath, RenderSupport};
 use super::replies::{
-    CacheConfig, Models, Sources, read_cache_config, read_models, read_sglang_info, read_sources, read_version,
+    CacheConfig, Models, SglangInfo, Sources, read_cache_config, read_models, read_sglang_info, read_sources,
+    read_version,
 };
-use super::transport::{BoxBody, ReadError, body_of, read_bounded};
+use super::transport::{BoxBody, DATA_PARALLEL_RANK, ReadError, body_of, read_bounded};
 use crate::limits::{METRICS_BYTES_MAX, REPLY_BYTES_MAX};
 
 const MODELS: &str = "/v1/models";
@@ -89,6 +90,7 @@ pub(super) fn unknown(named: &NamedFacts) -> EngineFacts {
         block_size: None,
         ranks: Vec::new(),
         renders: RenderSupport::default(),
+        bootstrap_port: None,
         problems: vec![problem.to_owned()],
     };
     facts.with_named(named)
@@ -106,11 +108,61 @@ pub(super) async fn learn(
     keep_created(&mut models, before);
     let before = before
         .filter(|before| before.models.first().map(|model| &model.id) == models.list.first().map(|model| &model.id));
-    let facts = match dialect(engine, &models, deadline).await? {
+    let mut facts = match dialect(engine, &models, deadline).await? {
         Dialect::Vllm => learn_vllm(engine, models, before, deadline).await,
         Dialect::Sglang => learn_sglang(engine, models, before, deadline).await,
     };
+    if engine.has_rank_ports() && engine.config().named.ranks.is_empty() {
+        ask_ranks(engine, &mut facts, before, deadline).await;
+    }
     Ok(facts)
+}
+
+/// Asks the servers of ranks 1, 2 and so on where they publish. vLLM's external load balancing
+/// (`--data-parallel-rank`) and SGLang's separate servers have one for each rank, which tells only of itself.
+async fn ask_ranks(engine: &Engine, facts: &mut EngineFacts, before: Option<&EngineFacts>, deadline: Instant) {
+    let told = std::mem::take(&mut facts.ranks);
+    facts.ranks.push(of_rank(&told, 0));
+    let host = engine.base().host().unwrap_or_default();
+    for rank in (1..).take(engine.config().rank_ports.len()) {
+        let (path, dialect) = match facts.dialect {
+            Dialect::Vllm => (SOURCES, Dialect::Vllm),
+            Dialect::Sglang => (SGLANG_INFO, Dialect::Sglang),
+        };
+        let reply = get_of_rank(engine, rank, path, REPLY_BYTES_MAX, deadline).await;
+        let read = |body: Bytes| match dialect {
+            Dialect::Vllm => read_sources(&body, host).map(|sources| sources.ranks),
+            Dialect::Sglang => read_sglang_info(&body, host).map(|info| info.ranks),
+        };
+        let sources = match reply {
+            Ok(Some(body)) => read(body).map_err(|what| format!("the reply of {path} {what}")),
+            Ok(None) => Ok(Vec::new()), // the server of rank 0 has said so already
+            Err(error) => Err(error.to_string()),
+        };
+        let known = before.and_then(|before| before.ranks.iter().find(|source| source.rank == rank));
+        facts.ranks.push(match (sources, known) {
+            (Ok(sources), _) => of_rank(&sources, rank),
+            (Err(_), Some(known)) => known.clone(),
+            (Err(why), None) => {
+                let port = engine.config().rank_ports.get(rank as usize - 1).copied().unwrap_or_default();
+                facts
+                    .problems
+                    .push(format!("the server of rank {rank}, at port {port}, does not say where it publishes: {why}"));
+                of_rank(&[], rank)
+            }
+        });
+    }
+}
+
+/// What a server says of a rank. One that tells of a single rank tells of its own, whatever number it gives it: the
+/// ranks of a group of pods are counted on from pod to pod.
+fn of_rank(sources: &[RankSource], rank: u32) -> RankSource {
+    let source = match sources {
+        [only] => Some(only),
+        several => several.iter().find(|source| source.rank == rank),
+    };
+    let silent = RankSource { rank, endpoint: None, replay: None, topic: String::new() };
+    source.map_or(silent, |source| RankSource { rank, ..source.clone() })
 }
 
 /// vLLM says of each model that it was made just now, whenever it is asked. The first answer counts, or each answer
@@ -177,8 +229,16 @@ async fn learn_vllm(engine: &Engine, models: Models, before: Option<&EngineFacts
             start vLLM with --enable-scale-out, or name a render server";
         problems.push(problem.to_owned());
     }
-    let facts =
-        EngineFacts { dialect: Dialect::Vllm, version, models: models.list, block_size, ranks, renders, problems };
+    let facts = EngineFacts {
+        dialect: Dialect::Vllm,
+        version,
+        models: models.list,
+        block_size,
+        ranks,
+        renders,
+        bootstrap_port: None,
+        problems,
+    };
     facts.with_named(named)
 }
 
@@ -193,16 +253,18 @@ async fn learn_sglang(engine: &Engine, models: Models, before: Option<&EngineFac
         Ok(None) => Err(format!("this version of SGLang has no {SGLANG_INFO}")),
         Err(error) => Err(error.to_string()),
     };
-    let (version, mut block_size, ranks) = match info {
+    let role = engine.config().role;
+    let (version, mut block_size, ranks, bootstrap_port) = match info {
         Ok(info) => {
+            role_problems(&mut problems, role, named, &info);
             if !info.has_prefix_caching {
                 problems.push("prefix caching is off; start SGLang without --disable-radix-cache".to_owned());
             }
-            (info.version, info.block_size, info.ranks)
+            (info.version, info.block_size, info.ranks, info.bootstrap_port)
         }
         Err(why) => match before {
-            Some(before) => (before.version.clone(), before.block_size, before.ranks.clone()),
-            None => (None, None, not_told(&mut problems, named, &why)),
+            Some(before) => (before.version.clone(), before.block_size, before.ranks.clone(), before.bootstrap_port),
+            None => (None, None, not_told(&mut problems, named, &why), None),
         },
     };
     block_size = named.block_size.or(block_size);
@@ -210,9 +272,38 @@ async fn learn_sglang(engine: &Engine, models: Models, before: Option<&EngineFac
         problems.push("it does not say how many tokens a block has; name block_size: SGLang's --page-size".to_owned());
     }
     rank_problems(&mut problems, named, &ranks, "--kv-events-config");
-    let facts =
-        EngineFacts { dialect: Dialect::Sglang, version, models: models.list, block_size, ranks, renders, problems };
+    let facts = EngineFacts {
+        dialect: Dialect::Sglang,
+        version,
+        models: models.list,
+        block_size,
+        ranks,
+        renders,
+        bootstrap_port,
+        problems,
+    };
     facts.with_named(named)
+}
+
+/// What SGLang says of its half of the work, beside the role that the operator gave it.
+fn role_problems(problems: &mut Vec<String>, role: EngineRole, named: &NamedFacts, info: &SglangInfo) {
+    let wanted = match role {
+        EngineRole::Any => "null",
+        EngineRole::Prefill => "prefill",
+        EngineRole::Decode => "decode",
+    };
+    if let Some(mode) = info.disaggregation_mode.as_deref().filter(|mode| *mode != wanted) {
+        problems.push(format!(
+            "its role needs SGLang's --disaggregation-mode {wanted}, and it says {mode}: start it so, or correct `role`"
+        ));
+    }
+    if role == EngineRole::Prefill && named.bootstrap_port.or(info.bootstrap_port).is_none() {
+        problems.push(
+            "it does not say where its bootstrap server is; name bootstrap_port: SGLang's \
+             --disaggregation-bootstrap-port"
+                .to_owned(),
+        );
+    }
 }
 
 fn model_problems(models: &Models) -> Vec<String> {
@@ -297,6 +388,15 @@ async fn ask(
     deadline: Instant,
 ) -> Result<hyper::Response<hyper::body::Incoming>, LearnError> {
     let request = Request::builder().method(method).uri(path).header(CONTENT_TYPE, "application/json").body(body);
+    send(engine, path, request, deadline).await
+}
+
+async fn send(
+    engine: &Engine,
+    path: &'static str,
+    request: Result<Request<BoxBody>, hyper::http::Error>,
+    deadline: Instant,
+) -> Result<hyper::Response<hyper::body::Incoming>, LearnError> {
     let request = request.map_err(|error| LearnError::Nonsense { path, what: error.to_string() })?;
     engine.ask(request, deadline).await.map_err(|error| match error {
         EngineError::TimedOut => LearnError::TimedOut { path },
@@ -311,7 +411,22 @@ async fn get(
     bytes_max: usize,
     deadline: Instant,
 ) -> Result<Option<Bytes>, LearnError> {
-    let reply = ask(engine, Method::GET, path, body_of(Bytes::new()), deadline).await?;
+    get_of_rank(engine, 0, path, bytes_max, deadline).await
+}
+
+/// The same of the server of a rank, where each has one.
+async fn get_of_rank(
+    engine: &Engine,
+    rank: u32,
+    path: &'static str,
+    bytes_max: usize,
+    deadline: Instant,
+) -> Result<Option<Bytes>, LearnError> {
+    let mut request = Request::get(path);
+    if rank > 0 {
+        request = request.header(DATA_PARALLEL_RANK, rank);
+    }
+    let reply = send(engine, path, request.body(body_of(Bytes::new())), deadline).await?;
     match reply.status() {
         StatusCode::OK => {}
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => return Ok(None),

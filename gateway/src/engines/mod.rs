@@ -21,9 +21,11 @@ mod set;
 mod transport;
 
 pub use address::expand_addresses;
+pub(crate) use engine::causes;
 pub use engine::{Engine, EngineConfig, EngineError, EngineRole, InflightGuard, Secret};
 pub use facts::{Dialect, EngineFacts, ModelFacts, NamedFacts, RankSource, RenderPath, RenderSupport};
 pub use health::{Health, HealthState, back_off};
 pub use learn::LearnError;
-pub use set::{EngineSet, ServedModel, keep_learning};
+pub use set::{EngineSet, ServedModel, WantedEngine, keep_learning};
+pub(crate) use transport::DATA_PARALLEL_RANK;
 pub use transport::{BoxBody, BoxError, ClientTls, ReadError, body_of, read_bounded};

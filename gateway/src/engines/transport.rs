@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
+use hyper::header::HeaderName;
 use hyper_rustls::{ConfigBuilderExt, FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -27,6 +28,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
 pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, BoxBody>;
 
+/// Names the data-parallel rank to vLLM.
+pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+
 /// A body of bytes that are there already.
 #[must_use]
 pub fn body_of(bytes: Bytes) -> BoxBody {
@@ -42,7 +46,7 @@ pub struct ClientTls {
 
 impl ClientTls {
     /// The configuration for connections. Without `is_needed` nothing is read and nobody is trusted.
-    pub(super) fn config(&self, is_needed: bool) -> Result<Arc<ClientConfig>, String> {
+    pub(crate) fn config(&self, is_needed: bool) -> Result<Arc<ClientConfig>, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

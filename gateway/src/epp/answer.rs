@@ -43,6 +43,17 @@ pub(super) fn response_headers() -> ProcessingResponse {
     part(ResponsePart::ResponseHeaders(CommonAnswer { response: Some(CommonResponse::default()) }))
 }
 
+/// Lets an answer to the response's headers set headers, in place of those that the endpoint sent by these names.
+pub(super) fn add_response_headers(answer: &mut ProcessingResponse, headers: &[(String, String)]) {
+    if headers.is_empty() {
+        return;
+    }
+    if let Some(ResponsePart::ResponseHeaders(CommonAnswer { response: Some(common) })) = &mut answer.part {
+        let set_headers = headers.iter().map(|(name, value)| set_header(name, value)).collect();
+        common.header_mutation = Some(HeaderMutation { set_headers, remove_headers: Vec::new() });
+    }
+}
+
 /// The answer to trailers, which changes nothing.
 pub(super) fn trailers(side: Side) -> ProcessingResponse {
     part(match side {

@@ -34,6 +34,11 @@ pub trait Lease: Send + 'static {
     /// The response has begun. May be called twice, by two filters of one Envoy.
     fn answered(&mut self, start: &ResponseStart);
 
+    /// Headers that the response gets, by name and value. Asked for after [`Lease::answered`].
+    fn response_headers(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// A piece of the response's body passed.
     fn output(&mut self, piece: &[u8]);
 

@@ -16,11 +16,12 @@ use tonic::server::{Grpc, ServerStreamingService, StreamingService, UnaryService
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::answer::add_response_headers;
 use super::budget::BodyBudget;
 use super::chooser::{Choice, Chooser, Lease};
 use super::exchange::{Action, Exchange, ExchangeLimits, Question};
 use super::health::Health;
-use super::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse};
+use super::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse, ResponsePart};
 use super::observers::{Observer, Observers};
 use crate::api::ApiError;
 use crate::limits::{EPP_BODIES_BYTES_MAX, EPP_MESSAGE_OVERHEAD_BYTES_MAX, EPP_STREAMS_MAX};
@@ -321,9 +322,13 @@ impl<C: Chooser> Driver<C> {
         self.actions = actions; // keeps its capacity
     }
 
-    fn send(&mut self, answer: ProcessingResponse) {
-        if matches!(answer.part, Some(super::messages::ResponsePart::ImmediateResponse(_))) {
-            EppCounters::count(&self.shared.counters.refused);
+    fn send(&mut self, mut answer: ProcessingResponse) {
+        match (&answer.part, &self.lease) {
+            (Some(ResponsePart::ImmediateResponse(_)), _) => EppCounters::count(&self.shared.counters.refused),
+            (Some(ResponsePart::ResponseHeaders(_)), Some(lease)) => {
+                add_response_headers(&mut answer, &lease.response_headers());
+            }
+            _ => {}
         }
         self.outgoing.push_back(answer);
     }

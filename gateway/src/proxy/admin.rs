@@ -13,7 +13,7 @@ use super::choose::Choose;
 use super::error_reply;
 use super::listener::{ConnectionState, Handle};
 use crate::api::ApiError;
-use crate::engines::EngineSet;
+use crate::engines::{Engine, EngineSet};
 use crate::metrics::Metrics;
 
 /// The operator's endpoints.
@@ -64,7 +64,9 @@ impl Admin {
     /// Whether requests would be served: an engine is usable, requests can be routed, and the gateway is not stopping.
     fn ready(&self) -> Response<ReplyBody> {
         let now = Instant::now();
-        let usable = self.engines.iter().filter(|engine| engine.is_usable(now) && engine.has_answered()).count();
+        let is_usable =
+            |engine: &Arc<Engine>| engine.takes_requests() && engine.has_answered() && engine.is_usable(now);
+        let usable = self.engines.iter().filter(is_usable).count();
         let why = match (*self.stop.borrow(), usable, self.choose.is_ready()) {
             (true, ..) => Some("the gateway is stopping"),
             (_, 0, _) => Some("no engine is usable"),

@@ -11,9 +11,8 @@ use hyper::header::{HeaderMap, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Method, Request, StatusCode, Uri};
 
-use super::headers::DATA_PARALLEL_RANK;
 use crate::api::ApiError;
-use crate::engines::{Dialect, Engine, EngineError, InflightGuard, body_of};
+use crate::engines::{BoxBody, DATA_PARALLEL_RANK, Dialect, Engine, EngineError, InflightGuard, body_of};
 
 /// A reply whose first part has come.
 pub(super) struct Begun {
@@ -53,14 +52,35 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Sends the request to an engine.
-    pub(super) async fn send(&mut self, engine: &Arc<Engine>, rank: Option<u32>, body: &Bytes) -> Outcome {
-        self.left -= 1;
-        let guard = engine.enter();
+    /// The same request, sent nowhere yet.
+    pub(super) fn fresh(&self) -> Self {
+        Self {
+            method: self.method.clone(),
+            uri: self.uri.clone(),
+            headers: self.headers.clone(),
+            first_byte: self.first_byte,
+            can_repeat: self.can_repeat,
+            left: self.left,
+            tried: Vec::new(),
+            failure: None,
+            failed_why: None,
+        }
+    }
+
+    /// The request with a body.
+    pub(super) fn request(&self, body: &Bytes) -> Request<BoxBody> {
         let mut request = Request::new(body_of(body.clone()));
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
+        request
+    }
+
+    /// Sends the request to an engine.
+    pub(super) async fn send(&mut self, engine: &Arc<Engine>, rank: Option<u32>, body: &Bytes) -> Outcome {
+        self.left -= 1;
+        let guard = engine.enter();
+        let mut request = self.request(body);
         if let Some(rank) = rank.filter(|_| has_ranks(engine)) {
             request.headers_mut().insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
         }
@@ -105,8 +125,8 @@ impl Attempts {
     }
 }
 
-/// Whether vLLM must be told which of its ranks is meant.
-fn has_ranks(engine: &Engine) -> bool {
+/// Whether the engine must be told which of its ranks is meant: vLLM by the header, a server for each rank by its port.
+pub(super) fn has_ranks(engine: &Engine) -> bool {
     let facts = engine.facts();
-    facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
+    engine.has_rank_ports() || facts.dialect == Dialect::Vllm && facts.ranks.len() > 1
 }

@@ -37,6 +37,8 @@ pub struct Asked<'a> {
     pub exclude: &'a [u64],
     /// When the caller stops waiting.
     pub deadline: Instant,
+    /// Whether two engines should run it: one that prefills, and one that decodes.
+    pub disaggregate: bool,
 }
 
 /// A worker that may run the request.
@@ -67,7 +69,9 @@ pub struct Choice {
     pub candidates: Vec<Candidate>,
     /// The booking; `None` where the daemon did not decide.
     pub booking: Option<Box<dyn Booking>>,
-    /// Takes the reply's usage.
+    /// Where the prompt is computed, if two engines run the request.
+    pub prefill: Option<PrefillChoice>,
+    /// Takes the reply's usage: that of the engine that prefills, if there are two.
     pub observer: Option<Observer>,
     /// The prompt's tokens if they are the engine's own and may be sent in place of text.
     pub token_ids: Option<Arc<[u32]>>,
@@ -75,6 +79,14 @@ pub struct Choice {
     pub decided_by: &'static str,
     /// Where the tokens came from: a short name for metrics.
     pub token_source: &'static str,
+}
+
+/// The engines that may compute a prompt whose output another engine generates.
+pub struct PrefillChoice {
+    /// Best first; never empty.
+    pub candidates: Vec<Candidate>,
+    /// The booking of this half; `None` where the daemon did not decide.
+    pub booking: Option<Box<dyn Booking>>,
 }
 
 /// A finding for the operator.

@@ -15,12 +15,16 @@ use tokio::sync::Semaphore;
 use super::attempt::{Attempts, Begun, Outcome};
 use super::body::{BodyBudget, HeldBody, ReplyBody, read_body};
 use super::choose::{Asked, Booking, Candidate, Choice, Choose, Observer};
+use super::disaggregate::{OnTwo, PrefillUsage};
 use super::error_reply;
 use super::headers::{self, Hints};
 use super::keys::{CallerKeys, KeyUse};
 use super::listener::{ConnectionState, Handle};
 use super::relay::{Held, Relay};
-use crate::api::{ApiError, ApiPath, CallKind, Edits, RequestFacts, SseFilter, UsageReader, edit_body, read_request};
+use crate::api::{
+    ApiError, ApiPath, CallKind, Edits, RequestFacts, SseFilter, UsageReader, edit_body, read_request,
+    refuse_transfer_fields,
+};
 use crate::config::{Bounds, Config, Deadlines, Forward, ReportMode, Retry};
 use crate::engines::{Engine, EngineSet, ServedModel};
 use crate::limits::ROUTING_ROUNDS_MAX;
@@ -78,7 +82,7 @@ pub(super) struct Call {
 
 impl Call {
     /// The request id as text. It is visible ASCII.
-    fn id_text(&self) -> &str {
+    pub(super) fn id_text(&self) -> &str {
         self.id.to_str().unwrap_or_default()
     }
 }
@@ -88,6 +92,34 @@ pub(super) struct Prepared {
     pub(super) facts: RequestFacts,
     pub(super) model: ServedModel,
     pub(super) hints: Hints,
+    /// The booking's name. The gateway makes it, so that no caller can end another one's booking.
+    pub(super) booking_id: String,
+}
+
+impl Prepared {
+    /// The question to the router: which engine should run it?
+    pub(super) fn asked<'a>(
+        &'a self,
+        path: ApiPath,
+        body: &'a Bytes,
+        exclude: &'a [u64],
+        deadline: Instant,
+    ) -> Asked<'a> {
+        let Self { facts, model, hints, booking_id } = self;
+        Asked {
+            path,
+            facts,
+            body,
+            model,
+            booking_id,
+            priority: hints.priority,
+            session: hints.session.as_deref(),
+            tenant: hints.tenant.as_deref(),
+            exclude,
+            deadline,
+            disaggregate: false,
+        }
+    }
 }
 
 /// A request that the proxy has not answered yet. If it is dropped first, its caller hung up.
@@ -213,6 +245,10 @@ impl Proxy {
         key: Option<&KeyUse>,
     ) -> Result<Prepared, ApiError> {
         let facts = read_request(path, body)?;
+        // Elsewhere they go through: engines without roles know what to do with them, or another proxy sent them.
+        if self.engines.has_roles() {
+            refuse_transfer_fields(body)?;
+        }
         if facts.has_report_mode && self.settings.forward.report_mode == ReportMode::Refuse {
             let message = "`kv_cache_report_mode` is not allowed here; remove it";
             return Err(ApiError::caller(StatusCode::BAD_REQUEST, "report_mode_refused", message));
@@ -224,7 +260,7 @@ impl Proxy {
             hints.tenant = Some(key.tenant.clone());
             hints.priority = key.priority_max.map_or(hints.priority, |most| hints.priority.min(most));
         }
-        Ok(Prepared { facts, model, hints })
+        Ok(Prepared { facts, model, hints, booking_id: headers::new_id() })
     }
 
     /// A request with a prompt: routed, booked, sent.
@@ -237,7 +273,7 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         let body = self.read(body).await?;
         let prepared = self.prepare(call.path, &parts.headers, &body.bytes, held._key.as_ref())?;
-        let Prepared { facts, model, hints } = &prepared;
+        let Prepared { facts, model, .. } = &prepared;
         let deadlines = &self.settings.deadlines;
         let deadline = call.started + deadlines.total;
         let mut attempts = Attempts {
@@ -251,20 +287,13 @@ impl Proxy {
             failure: None,
             failed_why: None,
         };
-        let booking_id = headers::new_id();
+        let on_two = self.on_two_engines(call, &prepared, &body.bytes, &mut attempts, deadline, held).await?;
+        let held = match on_two {
+            OnTwo::Answered(response) => return Ok(response),
+            OnTwo::Whole(held) => held,
+        };
         for _ in 0..ROUTING_ROUNDS_MAX {
-            let asked = Asked {
-                path: call.path,
-                facts,
-                body: &body.bytes,
-                model,
-                booking_id: &booking_id,
-                priority: hints.priority,
-                session: hints.session.as_deref(),
-                tenant: hints.tenant.as_deref(),
-                exclude: &attempts.tried,
-                deadline,
-            };
+            let asked = prepared.asked(call.path, &body.bytes, &attempts.tried, deadline);
             let choice = match self.choose.choose(asked).await {
                 Ok(choice) => choice,
                 // What an engine said is more to the point than that there is no other one.
@@ -281,7 +310,8 @@ impl Proxy {
                 if let Some(booking) = booking.as_mut().filter(|_| candidates[0].worker != candidate.worker) {
                     booking.served(candidate.worker);
                 }
-                let reply = Reply { candidate, begun, booking, observer, filters_usage: edited.has_extra_usage };
+                let filters_usage = edited.has_extra_usage;
+                let reply = Reply { candidate, begun, booking, observer, filters_usage, prefill: None };
                 return Ok(self.relay(call, reply, held, deadline));
             }
             if attempts.left == 0 || !attempts.can_repeat {
@@ -291,7 +321,7 @@ impl Proxy {
         self.give_up(call, attempts, held, deadline)
     }
 
-    fn edits<'a>(&self, choice: &'a Choice) -> Edits<'a> {
+    pub(super) fn edits<'a>(&self, choice: &'a Choice) -> Edits<'a> {
         let forward = &self.settings.forward;
         Edits {
             ask_usage: forward.asks_usage,
@@ -301,7 +331,7 @@ impl Proxy {
     }
 
     /// Sends the request to one candidate after another until one answers.
-    async fn first_that_answers(
+    pub(super) async fn first_that_answers(
         &self,
         candidates: &[Candidate],
         attempts: &mut Attempts,
@@ -324,7 +354,7 @@ impl Proxy {
             if let Some(why) = attempts.failed_why {
                 self.metrics.retried(why);
             }
-            match attempts.send(engine, Some(worker.rank.0), body).await {
+            match attempts.send(&engine, Some(worker.rank.0), body).await {
                 Outcome::Begun(begun) => return Ok(Some((*candidate, begun))),
                 Outcome::Failed(why) => {
                     self.choose.report_failure(worker, model, why);
@@ -382,7 +412,8 @@ impl Proxy {
         let name = model.as_ref().map_or("", |model| &model.base);
         match self.first_that_answers(&candidates, &mut attempts, &body.bytes, name).await? {
             Some((candidate, begun)) => {
-                let reply = Reply { candidate, begun, booking: None, observer: None, filters_usage: false };
+                let reply =
+                    Reply { candidate, begun, booking: None, observer: None, filters_usage: false, prefill: None };
                 Ok(self.relay(call, reply, held, deadline))
             }
             None => self.give_up(call, attempts, held, deadline),
@@ -392,11 +423,11 @@ impl Proxy {
     /// Usable engines for a request without a prompt, the least busy first.
     pub(super) fn any_engine(&self, model: Option<&ServedModel>) -> Vec<Candidate> {
         let now = Instant::now();
-        let mut engines: Vec<&Arc<Engine>> = match model {
+        let mut engines: Vec<Arc<Engine>> = match model {
             Some(model) => self.engines.serving(model).collect(),
             None => self.engines.iter().collect(),
         };
-        engines.retain(|engine| engine.is_usable(now));
+        engines.retain(|engine| engine.takes_requests() && engine.is_usable(now));
         if !engines.is_empty() {
             let first = self.round_robin.fetch_add(1, Ordering::Relaxed) % engines.len();
             engines.rotate_left(first);
@@ -404,12 +435,12 @@ impl Proxy {
         // The sort is stable: equally busy engines stay in turn.
         engines.sort_by_key(|engine| engine.inflight());
         let candidate =
-            |engine: &Arc<Engine>| Candidate { worker: Worker::new(engine.worker(), 0), overlap_tokens: None };
+            |engine: Arc<Engine>| Candidate { worker: Worker::new(engine.worker(), 0), overlap_tokens: None };
         engines.into_iter().map(candidate).collect()
     }
 
     /// The reply when no engine answered: an engine's own 503, or the last error.
-    fn give_up(
+    pub(super) fn give_up(
         &self,
         call: &Call,
         attempts: Attempts,
@@ -419,7 +450,8 @@ impl Proxy {
         match attempts.failure {
             Some(Ok((worker, begun))) => {
                 let candidate = Candidate { worker: Worker::new(worker, 0), overlap_tokens: None };
-                let reply = Reply { candidate, begun, booking: None, observer: None, filters_usage: false };
+                let reply =
+                    Reply { candidate, begun, booking: None, observer: None, filters_usage: false, prefill: None };
                 Ok(self.relay(call, reply, held, deadline))
             }
             Some(Err(error)) => Err(error),
@@ -431,8 +463,8 @@ impl Proxy {
         }
     }
 
-    fn relay(&self, call: &Call, reply: Reply, held: Held, deadline: Instant) -> Response<ReplyBody> {
-        let Reply { candidate, begun, booking, observer, filters_usage } = reply;
+    pub(super) fn relay(&self, call: &Call, reply: Reply, held: Held, deadline: Instant) -> Response<ReplyBody> {
+        let Reply { candidate, begun, booking, observer, filters_usage, prefill } = reply;
         let Begun { mut parts, first, rest, guard } = begun;
         let is_plain = parts.headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
         let kind = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -441,7 +473,7 @@ impl Proxy {
         let filter = (filters_usage && is_generated && is_event_stream).then(SseFilter::new);
         headers::for_caller(&mut parts.headers, &call.id, filter.is_some());
         if self.settings.forward.tells_worker && call.path.kind() == CallKind::Generate {
-            tell_worker(&mut parts.headers, &candidate);
+            tell_worker(&mut parts.headers, &candidate, prefill.as_ref().map(|(worker, _)| *worker));
         }
         parts.version = hyper::Version::HTTP_11;
         let relay = Relay {
@@ -461,21 +493,27 @@ impl Proxy {
             connection: Arc::clone(&call.connection),
             held,
             engine: guard,
+            prefill_usage: prefill.map(|(_, usage)| usage),
         };
         Response::from_parts(parts, relay.begin(first, rest))
     }
 }
 
 /// A reply that has begun, and what belongs to it.
-struct Reply {
-    candidate: Candidate,
-    begun: Begun,
-    booking: Option<Box<dyn Booking>>,
-    observer: Option<Observer>,
-    filters_usage: bool,
+pub(super) struct Reply {
+    pub(super) candidate: Candidate,
+    pub(super) begun: Begun,
+    pub(super) booking: Option<Box<dyn Booking>>,
+    pub(super) observer: Option<Observer>,
+    pub(super) filters_usage: bool,
+    /// The worker that computed the prompt, if another one generates.
+    pub(super) prefill: Option<(Worker, PrefillUsage)>,
 }
 
-fn tell_worker(headers: &mut HeaderMap, candidate: &Candidate) {
+fn tell_worker(headers: &mut HeaderMap, candidate: &Candidate, prefill: Option<Worker>) {
+    if let Some(Ok(value)) = prefill.map(|worker| HeaderValue::from_str(&worker.to_string())) {
+        headers.insert(headers::PREFILL_WORKER, value);
+    }
     if let Ok(value) = HeaderValue::from_str(&candidate.worker.to_string()) {
         headers.insert(headers::WORKER, value);
     }

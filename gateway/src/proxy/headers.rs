@@ -6,6 +6,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{StatusCode, Uri};
 
 use crate::api::ApiError;
+use crate::engines::DATA_PARALLEL_RANK;
 use crate::limits::{HEADER_NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
 /// The id of a request, passed through or made.
@@ -20,12 +21,12 @@ pub(crate) const FAIRNESS_ID: HeaderName = HeaderName::from_static("x-gateway-in
 pub(crate) const OBJECTIVE: HeaderName = HeaderName::from_static("x-gateway-inference-objective");
 /// In replies: the worker that served, as `ID/RANK`.
 pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-kvrouted-worker");
-/// In replies: tokens of the prompt that the worker was predicted to have cached.
+/// In replies: the worker that computed the prompt, if another one generated the output.
+pub(crate) const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-kvrouted-prefill-worker");
+/// In replies: tokens of the prompt that the worker (the one that computed the prompt, if there are two) was predicted to have cached.
 pub(crate) const OVERLAP_TOKENS: HeaderName = HeaderName::from_static("x-kvrouted-overlap-tokens");
 /// For the pick port: the path of the request whose body is sent.
 pub(crate) const ORIGINAL_PATH: HeaderName = HeaderName::from_static("x-kvrouted-path");
-/// Names the data-parallel rank to vLLM.
-pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// Anthropic's header for API keys.
 pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

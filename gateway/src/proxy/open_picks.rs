@@ -6,6 +6,8 @@ use std::time::Instant;
 use kvrouted::ids::Worker;
 
 use super::choose::{Booking, Observer};
+use crate::engines::InflightGuard;
+use crate::limits::PICK_EARLY_END_MAX;
 
 /// A pick that another proxy runs.
 pub(super) struct OpenPick {
@@ -14,6 +16,12 @@ pub(super) struct OpenPick {
     pub(super) observer: Option<Observer>,
     /// The worker that runs it, as far as is known.
     pub(super) worker: Worker,
+    /// Counts it at that worker's engine.
+    pub(super) in_flight: Option<InflightGuard>,
+    /// All workers of the list.
+    pub(super) candidates: Vec<Worker>,
+    /// The base model, for reports of failure.
+    pub(super) model: String,
     /// When it is freed without its end.
     pub(super) expires: Instant,
 }
@@ -21,26 +29,35 @@ pub(super) struct OpenPick {
 /// All open picks, by their request's id.
 pub(super) struct OpenPicks {
     picks: HashMap<String, OpenPick>,
+    /// Ends that found no pick, and until when they are remembered.
+    early_ends: HashMap<String, Instant>,
     picks_max: usize,
 }
 
 impl OpenPicks {
     pub(super) fn new(picks_max: usize) -> Self {
-        Self { picks: HashMap::new(), picks_max }
+        Self { picks: HashMap::new(), early_ends: HashMap::new(), picks_max }
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.picks.len() >= self.picks_max
     }
 
-    /// Adds a pick. One with the same id ends: it was a former attempt of the request.
+    /// Adds a pick. One with the same id ends: it was a former attempt of the request. A pick whose end has come
+    /// already is not added: its caller hung up while it was decided.
     pub(super) fn insert(&mut self, id: String, pick: OpenPick) {
-        self.picks.insert(id, pick);
+        if self.early_ends.remove(&id).is_none() {
+            self.picks.insert(id, pick);
+        }
     }
 
     /// Takes a pick out.
-    pub(super) fn end(&mut self, id: &str) -> Option<OpenPick> {
-        self.picks.remove(id)
+    pub(super) fn end(&mut self, id: &str, now: Instant) -> Option<OpenPick> {
+        let pick = self.picks.remove(id);
+        if pick.is_none() && self.early_ends.len() < self.picks_max {
+            self.early_ends.insert(id.to_owned(), now + PICK_EARLY_END_MAX);
+        }
+        pick
     }
 
     pub(super) fn get_mut(&mut self, id: &str) -> Option<&mut OpenPick> {
@@ -50,6 +67,7 @@ impl OpenPicks {
     /// Frees the picks whose time is over, and counts them.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         let before = self.picks.len();
+        self.early_ends.retain(|_, until| *until > now);
         self.picks.retain(|_, pick| pick.expires > now);
         before - self.picks.len()
     }
@@ -57,12 +75,6 @@ impl OpenPicks {
     pub(super) fn len(&self) -> usize {
         self.picks.len()
     }
-}
-
-/// The request's id in a line of an access log: the word after `id=`.
-pub(super) fn id_of_log_line(line: &str) -> Option<&str> {
-    let words = line.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | '"'));
-    words.filter_map(|word| word.strip_prefix("id=")).find(|id| !id.is_empty())
 }
 
 #[cfg(test)]
@@ -95,6 +107,9 @@ mod tests {
             booking: Some(Box::new(Counting(Arc::clone(&freed)))),
             observer: None,
             worker: Worker::new(1, 0),
+            in_flight: None,
+            candidates: Vec::new(),
+            model: String::new(),
             expires: start + Duration::from_secs(seconds),
         };
         let mut picks = OpenPicks::new(2);
@@ -103,20 +118,19 @@ mod tests {
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         picks.insert("b".into(), pick(20));
         assert!(picks.is_full());
-        assert!(picks.end("c").is_none());
-        assert!(picks.end("a").is_some());
+        assert!(picks.end("c", start).is_none());
+        assert!(picks.end("a", start).is_some());
         assert_eq!(freed.load(Ordering::Relaxed), 2);
         assert_eq!(picks.expire(start + Duration::from_secs(19)), 0);
         assert_eq!(picks.expire(start + Duration::from_secs(20)), 1);
         assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (3, 0));
-    }
-
-    #[test]
-    fn log_lines_of_nginx_and_haproxy_name_the_request() {
-        let nginx = "<190>Nov 23 11:54:34 done: id=abc upstream=10.0.0.8:8000 status=200 bytes=5 completed=OK";
-        assert_eq!(id_of_log_line(nginx), Some("abc"));
-        assert_eq!(id_of_log_line("<134>done id=x-1 server=1 code=200 bytes=9"), Some("x-1"));
-        assert_eq!(id_of_log_line("{\"log\":\"id=7\",\"grid=4\"}"), Some("7"));
-        assert_eq!(id_of_log_line("nothing grid=4 id="), None);
+        // An end that overtakes its pick, and one that is forgotten.
+        picks.end("d", start);
+        picks.insert("d".into(), pick(10));
+        assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (4, 0));
+        picks.end("e", start);
+        picks.expire(start + PICK_EARLY_END_MAX);
+        picks.insert("e".into(), pick(10));
+        assert_eq!(picks.len(), 1);
     }
 }

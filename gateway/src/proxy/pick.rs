@@ -1,19 +1,19 @@
 //! The pick port: other proxies send a request's body and get the engines to send it to, best first.
 //!
 //! * `POST /pick`, body = the request's body, `x-kvrouted-path` = its path (`/v1/chat/completions` if absent),
-//!   `x-request-id` = its id. The answer is `{"id", "first", "endpoints": [...], "workers": [...]}`; the headers
-//!   `x-request-id`, `x-first` and `x-endpoints` say the same for proxies that cannot read JSON.
+//!   `x-request-id` = its id. The answer is `{"id", "first", "endpoints": [...], "workers": [...]}`. Headers say the
+//!   same for proxies that cannot read JSON: `x-request-id`, `x-first`, and, as lists of one length, `x-endpoints`,
+//!   `x-workers` and `x-ranks`. A rank is what `x-data-parallel-rank` must say to the engine; `-` = leave it out.
 //! * `POST /prefilled` with `{"id"}` when the first byte comes; `"worker"` says which worker runs it, if it is not the
 //!   first.
 //! * `POST /end` with `{"id"}` when the reply has ended; `"usage"` may say what the reply said.
-//! * Or the access log: each line sent to the log socket that has `id=ID` ends the pick ID.
+//! * Both take `"failed"`, the endpoints of engines that could not take the request: they back off.
+//! * Or the access log says so, by lines that [`super::log_line`] describes.
+//!
+//! Every answer has `x-request-id`, errors too: a proxy can tell them from its own.
 //!
 //! The port is for proxies of the operator, and asks for no caller key.
 
-use std::fs::Permissions;
-use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,20 +25,26 @@ use kvrouted::ids::Worker;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 
+use super::attempt::has_ranks;
 use super::body::{BodyBudget, ReplyBody, read_body};
-use super::choose::{Asked, Candidate, Choice};
+use super::choose::{Candidate, Choice};
 use super::handle::Proxy;
-use super::listener::{ConnectionState, Handle, remove_socket};
-use super::open_picks::{OpenPick, OpenPicks, id_of_log_line};
+use super::listener::{ConnectionState, Handle};
+use super::log_line::LogLine;
+use super::open_picks::{OpenPick, OpenPicks};
 use super::{error_reply, headers};
 use crate::api::{ApiError, ApiPath, CallKind, Usage};
-use crate::limits::{LOG_DATAGRAM_BYTES_MAX, PICK_END_BYTES_MAX, PICK_SWEEP, PICKS_OPEN_MAX};
+use crate::engines::Engine;
+use crate::limits::{PICK_END_BYTES_MAX, PICK_SWEEP, PICKS_OPEN_MAX};
 
 const FIRST: HeaderName = HeaderName::from_static("x-first");
 const ENDPOINTS: HeaderName = HeaderName::from_static("x-endpoints");
+const WORKERS: HeaderName = HeaderName::from_static("x-workers");
+const RANKS: HeaderName = HeaderName::from_static("x-ranks");
+/// In `x-ranks`: the engine is told no rank.
+const NO_RANK: &str = "-";
 
 /// The pick port.
 pub struct PickServer {
@@ -53,6 +59,8 @@ pub struct PickServer {
 struct Told {
     id: String,
     worker: Option<String>,
+    #[serde(default)]
+    failed: Vec<String>,
     usage: Option<ToldUsage>,
 }
 
@@ -132,24 +140,21 @@ impl PickServer {
         started: Instant,
     ) -> Result<Vec<Candidate>, ApiError> {
         let prepared = self.proxy.prepare(path, headers, body, None)?;
-        let booking_id = headers::new_id();
-        let asked = Asked {
-            path,
-            facts: &prepared.facts,
-            body,
-            model: &prepared.model,
-            booking_id: &booking_id,
-            priority: prepared.hints.priority,
-            session: prepared.hints.session.as_deref(),
-            tenant: prepared.hints.tenant.as_deref(),
-            exclude: &[],
-            deadline: started + self.proxy.settings.deadlines.total,
-        };
+        // Another proxy sends the request to one engine.
+        let asked = prepared.asked(path, body, &[], started + self.proxy.settings.deadlines.total);
         let choice = self.proxy.choose.choose(asked).await?;
         self.proxy.metrics.decided(choice.decided_by, choice.token_source);
         let Choice { candidates, booking, observer, .. } = choice;
         let worker = candidates.first().map_or(Worker::new(0, 0), |best| best.worker);
-        let pick = OpenPick { booking, observer, worker, expires: Instant::now() + self.booking };
+        let pick = OpenPick {
+            booking,
+            observer,
+            worker,
+            in_flight: self.proxy.engines.get(worker.id.0).map(|engine| engine.enter()),
+            candidates: candidates.iter().map(|candidate| candidate.worker).collect(),
+            model: prepared.model.base.clone(),
+            expires: Instant::now() + self.booking,
+        };
         let open = {
             let mut open = self.open.lock();
             open.insert(id.to_owned(), pick);
@@ -160,21 +165,22 @@ impl PickServer {
     }
 
     fn answer(&self, candidates: &[Candidate], id: &HeaderValue) -> Result<Response<ReplyBody>, ApiError> {
-        let mut endpoints = Vec::new();
+        let (mut endpoints, mut firsts, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
         let mut workers = Vec::new();
         for Candidate { worker, overlap_tokens } in candidates {
             let Some(engine) = self.proxy.engines.get(worker.id.0) else { continue };
-            let Some(authority) = engine.base().authority() else { continue };
-            // Engines without a port in their URL listen on the scheme's.
-            let port =
-                authority.port_u16().unwrap_or(if engine.base().scheme_str() == Some("https") { 443 } else { 80 });
-            let endpoint = format!("{}:{port}", authority.host());
+            let Some(endpoint) = endpoint(&engine) else { continue };
+            let rank = has_ranks(&engine).then_some(worker.rank.0);
             workers.push(json!({
                 "worker": worker.to_string(), "id": worker.id.0, "rank": worker.rank.0, "endpoint": endpoint,
                 "url": engine.base().to_string().trim_end_matches('/'), "overlap_tokens": overlap_tokens,
+                "data_parallel_rank": rank,
             }));
+            // An engine that fails fails with all its ranks.
             if !endpoints.contains(&endpoint) {
                 endpoints.push(endpoint);
+                firsts.push(worker.to_string());
+                ranks.push(rank.map_or_else(|| NO_RANK.to_owned(), |rank| rank.to_string()));
             }
         }
         let Some(first) = candidates.first().filter(|_| !endpoints.is_empty()) else {
@@ -186,9 +192,10 @@ impl PickServer {
         let id_text = id.to_str().unwrap_or_default();
         let text = json!({ "id": id_text, "first": first, "endpoints": endpoints, "workers": workers }).to_string();
         let mut response = error_reply::json(StatusCode::OK, text);
-        let list = endpoints.join(",");
-        for (name, value) in [(FIRST, &first), (ENDPOINTS, &list)] {
-            if let Ok(value) = HeaderValue::from_str(value) {
+        let lists = [(ENDPOINTS, endpoints), (WORKERS, firsts), (RANKS, ranks)];
+        let lists = lists.map(|(name, list)| (name, list.join(",")));
+        for (name, value) in lists.into_iter().chain([(FIRST, first)]) {
+            if let Ok(value) = HeaderValue::from_str(&value) {
                 response.headers_mut().insert(name, value);
             }
         }
@@ -204,7 +211,12 @@ impl PickServer {
             let message = "the body must be a JSON object with `id`, the x-request-id of the pick";
             ApiError::caller(StatusCode::BAD_REQUEST, "invalid_json", message)
         })?;
-        let was_open = if is_end { self.end(&told) } else { self.prefilled(&told) };
+        let failed: Vec<&str> = told.failed.iter().map(String::as_str).collect();
+        let was_open = if is_end {
+            self.end(&told.id, &failed, false, told.worker.as_deref(), told.usage.as_ref())
+        } else {
+            self.prefilled(&told.id, told.worker.as_deref(), &failed)
+        };
         if !was_open {
             let message = "no pick with this id is open: it has ended, or its time was over";
             return Err(ApiError::caller(StatusCode::NOT_FOUND, "unknown_pick", message));
@@ -212,18 +224,34 @@ impl PickServer {
         Ok(error_reply::json(StatusCode::OK, "{}"))
     }
 
-    fn prefilled(&self, told: &Told) -> bool {
-        let mut open = self.open.lock();
-        let Some(pick) = open.get_mut(&told.id) else { return false };
-        let worker = told.worker.as_deref().and_then(|text| self.worker(text));
-        if let Some(worker) = worker.filter(|worker| *worker != pick.worker) {
-            pick.worker = worker;
-            if let Some(booking) = &mut pick.booking {
-                booking.served(worker);
+    /// A line of the access log. Lines of requests that were not picked mean nothing.
+    pub(super) fn log_line(&self, said: &LogLine<'_>) {
+        match said {
+            LogLine::Ended { id, failed, is_success } => self.end(id, failed, *is_success, None, None),
+            LogLine::Prefilled { id, worker } => self.prefilled(id, *worker, &[]),
+        };
+    }
+
+    fn prefilled(&self, id: &str, worker: Option<&str>, failed: &[&str]) -> bool {
+        let worker = worker.and_then(|text| self.worker(text));
+        let (served, failures) = {
+            let mut open = self.open.lock();
+            let Some(pick) = open.get_mut(id) else { return false };
+            if let Some(worker) = worker.filter(|worker| *worker != pick.worker) {
+                pick.worker = worker;
+                pick.in_flight = self.proxy.engines.get(worker.id.0).map(|engine| engine.enter());
+                if let Some(booking) = &mut pick.booking {
+                    booking.served(worker);
+                }
             }
-        }
-        if let Some(booking) = &mut pick.booking {
-            booking.prefill_complete();
+            if let Some(booking) = &mut pick.booking {
+                booking.prefill_complete();
+            }
+            (pick.worker, self.failures(pick, failed))
+        };
+        self.report(&failures);
+        if let Some(engine) = self.proxy.engines.get(served.id.0) {
+            engine.succeeded();
         }
         true
     }
@@ -236,15 +264,45 @@ impl PickServer {
         if let Ok(id) = text.parse() {
             return Some(Worker::new(id, 0));
         }
-        let is_meant = |engine: &&Arc<crate::engines::Engine>| {
-            engine.base().authority().is_some_and(|authority| authority.as_str() == text)
-        };
+        let is_meant = |engine: &Arc<Engine>| endpoint(engine).is_some_and(|endpoint| endpoint == text);
         self.proxy.engines.iter().find(is_meant).map(|engine| Worker::new(engine.worker(), 0))
     }
 
-    fn end(&self, told: &Told) -> bool {
-        let Some(pick) = self.take(&told.id) else { return false };
-        if let Some(usage) = &told.usage {
+    /// The workers of a pick's list whose endpoints are said to have failed, with the pick's model.
+    fn failures(&self, pick: &OpenPick, failed: &[&str]) -> Vec<(Worker, String)> {
+        let named: Vec<Worker> = failed.iter().filter_map(|text| self.worker(text)).collect();
+        let has_failed = |worker: &&Worker| named.iter().any(|failed| failed.id == worker.id);
+        pick.candidates.iter().filter(has_failed).map(|worker| (*worker, pick.model.clone())).collect()
+    }
+
+    fn report(&self, failures: &[(Worker, String)]) {
+        for (worker, model) in failures {
+            if let Some(engine) = self.proxy.engines.get(worker.id.0) {
+                engine.failed(Instant::now(), "a proxy says that it could not take a request");
+            }
+            self.proxy.choose.report_failure(*worker, model, "proxy");
+        }
+    }
+
+    fn end(
+        &self,
+        id: &str,
+        failed: &[&str],
+        is_success: bool,
+        worker: Option<&str>,
+        usage: Option<&ToldUsage>,
+    ) -> bool {
+        let Some(pick) = self.take(id) else { return false };
+        let failures = self.failures(&pick, failed);
+        self.report(&failures);
+        let has_failed = |worker: &Worker| failures.iter().any(|(failed, _)| failed.id == worker.id);
+        if is_success && let Some(served) = pick.candidates.iter().find(|worker| !has_failed(worker)) {
+            // Without it, an engine's back-off would grow with each failure of its life.
+            if let Some(engine) = self.proxy.engines.get(served.id.0) {
+                engine.succeeded();
+            }
+        }
+        if let Some(usage) = usage {
             let details = usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
             let usage = Usage {
                 prompt_tokens: usage.prompt_tokens,
@@ -253,7 +311,7 @@ impl PickServer {
             };
             self.proxy.metrics.usage(Some(&usage));
             if let Some(observer) = pick.observer {
-                observer(told.worker.as_deref().and_then(|text| self.worker(text)).unwrap_or(pick.worker), &usage);
+                observer(worker.and_then(|text| self.worker(text)).unwrap_or(pick.worker), &usage);
             }
         }
         true
@@ -262,7 +320,7 @@ impl PickServer {
     fn take(&self, id: &str) -> Option<OpenPick> {
         let (pick, open) = {
             let mut open = self.open.lock();
-            (open.end(id), open.len())
+            (open.end(id, Instant::now()), open.len())
         };
         self.count(open);
         pick
@@ -293,37 +351,10 @@ impl PickServer {
     }
 }
 
-/// Reads access-log lines from a Unix datagram socket until `stop` says so. Each one ends its pick.
-///
-/// # Errors
-/// The socket cannot be bound.
-pub async fn log_lines(
-    path: &Path,
-    mode: u32,
-    server: Arc<PickServer>,
-    mut stop: watch::Receiver<bool>,
-) -> io::Result<()> {
-    remove_socket(path)?;
-    let socket = UnixDatagram::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-    let mut line = vec![0; LOG_DATAGRAM_BYTES_MAX];
-    loop {
-        let received = tokio::select! {
-            received = socket.recv(&mut line) => received,
-            _ = stop.wait_for(|stops| *stops) => break,
-        };
-        match received {
-            Ok(bytes) => {
-                let text = String::from_utf8_lossy(&line[..bytes]);
-                if let Some(id) = id_of_log_line(&text) {
-                    drop(server.take(id));
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "an access-log line could not be read");
-                tokio::time::sleep(crate::limits::ACCEPT_PAUSE).await;
-            }
-        }
-    }
-    remove_socket(path)
+/// An engine's host and port.
+fn endpoint(engine: &Engine) -> Option<String> {
+    let authority = engine.base().authority()?;
+    // Engines without a port in their URL listen on the scheme's.
+    let port = authority.port_u16().unwrap_or(if engine.base().scheme_str() == Some("https") { 443 } else { 80 });
+    Some(format!("{}:{port}", authority.host()))
 }

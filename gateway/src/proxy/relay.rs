@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{Sender, channel};
 
 use super::body::{ReplyBody, ReplyError};
 use super::choose::{Booking, Observer};
+use super::disaggregate::PrefillUsage;
 use super::keys::KeyUse;
 use super::listener::ConnectionState;
 use crate::api::{ApiPath, SseFilter, Usage, UsageReader};
@@ -47,6 +48,8 @@ pub(crate) struct Relay {
     pub(crate) connection: Arc<ConnectionState>,
     pub(crate) held: Held,
     pub(crate) engine: InflightGuard,
+    /// What the engine that computed the prompt says, if there are two: only it knows what was cached.
+    pub(crate) prefill_usage: Option<PrefillUsage>,
 }
 
 type Part = Result<Frame<Bytes>, ReplyError>;
@@ -199,10 +202,15 @@ impl Relay {
             metrics,
             held,
             engine,
+            prefill_usage,
             ..
         } = self;
         if let Some(reader) = reader.filter(|_| end == ReplyEnd::Whole) {
-            report_usage(&metrics, reader.finish().as_ref(), worker, booking.as_deref_mut(), observer);
+            let mut usage = reader.finish();
+            if let (Some(usage), Some(prefill)) = (&mut usage, prefill_usage.as_ref().and_then(|cell| cell.get())) {
+                usage.cached_tokens = prefill.cached_tokens;
+            }
+            report_usage(&metrics, usage.as_ref(), worker, booking.as_deref_mut(), observer);
         }
         let after = started.elapsed();
         metrics.ended(path, end, after);

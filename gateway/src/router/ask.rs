@@ -32,7 +32,8 @@ pub struct Ask<'a> {
     pub exclude: &'a [u64],
     /// When the caller gets an error instead.
     pub deadline: Instant,
-    /// Whether to choose a second engine that only prefills.
+    /// Whether to choose two engines: one that decodes, and one that only prefills. Otherwise one engine runs the
+    /// whole request: one for whole requests, or a decode engine if the model has no other.
     pub disaggregate: bool,
 }
 
@@ -91,6 +92,6 @@ pub struct PrefillPick {
     pub candidates: Vec<Worker>,
     /// The booking of the first one.
     pub booking: Option<BookingGuard>,
-    /// What the first one should have of the prompt.
-    pub prediction: Option<Prediction>,
+    /// What each should have of the prompt, as far as that can be predicted.
+    pub predictions: Vec<Prediction>,
 }

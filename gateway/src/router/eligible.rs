@@ -16,6 +16,7 @@ pub(super) struct EngineView {
     pub(super) engine: u64,
     pub(super) role: EngineRole,
     pub(super) facts: Arc<EngineFacts>,
+    pub(super) takes_requests: bool,
     pub(super) is_usable: bool,
     pub(super) inflight: usize,
 }
@@ -26,6 +27,7 @@ impl EngineView {
             engine: engine.worker(),
             role: engine.config().role,
             facts: engine.facts(),
+            takes_requests: engine.takes_requests(),
             is_usable: engine.is_usable(now),
             inflight: engine.inflight(),
         }
@@ -52,16 +54,21 @@ pub(super) struct Eligible {
 
 impl Eligible {
     /// The engines that serve the request's model, without those that failed for it, those that its subset does not
-    /// name, and those that back off, unless all do.
+    /// name, those that are ending, and those that back off, unless all do. For a request on two engines: those that
+    /// decode. For a whole request: those for whole requests, or decode engines if there are no others.
     ///
     /// # Errors
     /// 404 if no engine serves the model, 503 if none of those that do may run the request.
     pub(super) fn among(all: impl Iterator<Item = EngineView>, ask: &Ask<'_>) -> Result<Self, ApiError> {
-        let mut views: Vec<EngineView> =
-            all.filter(|view| view.role != EngineRole::Prefill && view.lists(&ask.model.base)).collect();
-        let serving = views.len();
-        if serving == 0 {
+        let fits = |role| role == EngineRole::Decode || role == EngineRole::Any && !ask.disaggregate;
+        let mut views: Vec<EngineView> = all.filter(|view| fits(view.role) && view.lists(&ask.model.base)).collect();
+        if views.is_empty() {
             return Err(unknown_model(ask.model));
+        }
+        views.retain(|view| view.takes_requests);
+        if views.is_empty() {
+            let text = format!("every engine of {:?} is ending or not ready", ask.model.base);
+            return Err(ApiError::engine(StatusCode::SERVICE_UNAVAILABLE, "engines_not_ready", text).retry_after(1));
         }
         let is_allowed =
             |view: &EngineView| ask.allow.is_none_or(|allow| allow.iter().any(|worker| worker.id.0 == view.engine));
@@ -70,6 +77,8 @@ impl Eligible {
             let text = format!("no engine of {:?} is in the subset that the request names", ask.model.base);
             return Err(ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "subset_empty", text));
         }
+        prefer(&mut views, |view| view.role == EngineRole::Any);
+        let serving = views.len();
         views.retain(|view| !ask.exclude.contains(&view.engine));
         if views.is_empty() {
             let text = format!("every engine of {:?} failed for this request", ask.model.base);
@@ -79,6 +88,22 @@ impl Eligible {
         prefer(&mut views, |view| view.is_usable);
         let is_narrowed = ask.allow.is_some() || views.len() < serving;
         Ok(Self { views, is_narrowed })
+    }
+
+    /// The engines that may prefill the request, without those that failed for it or back off; `None` = there is none.
+    pub(super) fn to_prefill(all: impl Iterator<Item = EngineView>, ask: &Ask<'_>) -> Option<Self> {
+        let may = |view: &EngineView| {
+            let is_left = view.is_usable && !ask.exclude.contains(&view.engine);
+            view.role == EngineRole::Prefill && is_left && view.lists(&ask.model.base)
+        };
+        let mut views: Vec<EngineView> = all.filter(may).collect();
+        prefer(&mut views, |view| ask.model.lora.as_deref().is_none_or(|lora| view.lists(lora)));
+        (!views.is_empty()).then_some(Self { views, is_narrowed: true })
+    }
+
+    /// Whether they are decode engines.
+    pub(super) fn only_decode(&self) -> bool {
+        self.views.iter().all(|view| view.role == EngineRole::Decode)
     }
 
     /// Whether an engine may run the request.
@@ -148,9 +173,17 @@ mod tests {
             block_size: Some(16),
             ranks: vec![rank(0), rank(1)],
             renders: RenderSupport::default(),
+            bootstrap_port: None,
             problems: Vec::new(),
         };
-        EngineView { engine, role: EngineRole::Any, facts: Arc::new(facts), is_usable: true, inflight }
+        EngineView {
+            engine,
+            role: EngineRole::Any,
+            facts: Arc::new(facts),
+            takes_requests: true,
+            is_usable: true,
+            inflight,
+        }
     }
 
     fn with_adapter(view: &EngineView) -> EngineView {
@@ -197,6 +230,14 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_is_ending_gets_no_request_even_if_no_other_is_left() {
+        let ending = |view: EngineView| EngineView { takes_requests: false, ..view };
+        assert_eq!(eligible(&[ending(view(1, 0)), view(2, 0)], None, None, &[]), Ok((vec![2], true)));
+        let error = eligible(&[ending(view(1, 0))], None, None, &[]).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (503, "engines_not_ready"));
+    }
+
+    #[test]
     fn a_subset_is_strict() {
         let views = [view(1, 0), view(2, 0)];
         let worker = Worker::new(2, 1);
@@ -214,6 +255,9 @@ mod tests {
         let views = [view(1, 0), with_adapter(&view(2, 0))];
         assert_eq!(eligible(&views, Some("tuned"), None, &[]), Ok((vec![2], true)));
         assert_eq!(eligible(&views, Some("elsewhere"), None, &[]), Ok((vec![1, 2], false)));
+        let decode = EngineView { role: EngineRole::Decode, ..view(4, 0) };
+        assert_eq!(eligible(&[views[0].clone(), decode.clone()], None, None, &[]), Ok((vec![1], false)));
+        assert_eq!(eligible(&[decode], None, None, &[]), Ok((vec![4], false)), "better than none");
         let prefill = EngineView { role: EngineRole::Prefill, ..view(3, 0) };
         let error = eligible(&[prefill], None, None, &[]).unwrap_err();
         assert_eq!((error.status.as_u16(), error.code), (404, "model_not_found"));

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use kvrouted::client::{
-    Answer, AsyncClient, BookingRequest, ClientCounter, Fallback, Fleet, PoolRole, Prompt, RouteReply, RouteRequest,
-    SpaceInfo, SteadyOptions,
+    Answer, AsyncClient, Booking, BookingRequest, ClientCounter, Fallback, Fleet, PoolRole, Prompt, RouteReply,
+    RouteRequest, SpaceInfo, SteadyOptions,
 };
 use kvrouted::error::{Error, Kind};
 use kvrouted::ids::{SpaceId, Worker};
@@ -19,7 +19,7 @@ use super::reports::{Report, Reports};
 use super::{Ask, BookingGuard, DecidedBy, Pick, PrefillPick, ReportFigures, RouterFigure, RouterFigures};
 use super::{prediction, refusal};
 use crate::api::ApiError;
-use crate::engines::EngineSet;
+use crate::engines::{EngineRole, EngineSet};
 use crate::limits::{BOOKING_NAME_BYTES_MAX, CANDIDATES_DEFAULT, CONNECT_PAUSE, DAEMON_TIMEOUT_DEFAULT};
 
 /// How the router talks to the daemon.
@@ -54,6 +54,8 @@ impl RouterOptions {
 /// Spaces of a fleet with workers that are no engines of this gateway.
 struct Strangers {
     fleet: Arc<Fleet>,
+    /// That of the engines, which come and go.
+    generation: u64,
     spaces: Vec<SpaceId>,
 }
 
@@ -88,7 +90,7 @@ impl Router {
             ..SteadyOptions::default()
         };
         let client = AsyncClient::new(&options.socket, client_options);
-        let nothing = Strangers { fleet: Arc::default(), spaces: Vec::new() };
+        let nothing = Strangers { fleet: Arc::default(), generation: 0, spaces: Vec::new() };
         Self {
             fleets: client.fleet(),
             reports: Arc::new(Reports::start(client.clone())),
@@ -118,9 +120,9 @@ impl Router {
 
     async fn decide(&self, ask: &Ask<'_>) -> Result<(Pick, RouterFigure), ApiError> {
         let now = Instant::now();
-        let eligible = Eligible::among(self.engines.iter().map(|engine| EngineView::of(engine, now)), ask)?;
+        let eligible = Eligible::among(self.engines.iter().map(|engine| EngineView::of(&engine, now)), ask)?;
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
-        let space = match self.space(ask) {
+        let space = match self.space(ask, &eligible) {
             Ok(space) => space,
             Err(error) => return Ok(self.alone(&eligible, ask, number, &error)),
         };
@@ -174,8 +176,8 @@ impl Router {
         answer: &Answer,
     ) -> Result<(Pick, RouterFigure), ApiError> {
         let Some(best) = reply.candidates.first() else { return Err(refusal::nobody(reply)) };
-        let guard = |booking, worker| BookingGuard::new(Arc::clone(&self.reports), booking, worker);
-        let mut booking = answer.booking().map(|booking| guard(booking, best.worker));
+        let guard = |booking| BookingGuard::new(Arc::clone(&self.reports), booking, best.worker);
+        let mut booking = answer.booking().map(guard);
         let known = reply.candidates.iter().filter(|candidate| eligible.has(candidate.worker.id));
         let candidates: Vec<Worker> = known.clone().map(|candidate| candidate.worker).collect();
         let Some(first) = candidates.first().copied() else { return Err(refusal::nobody(reply)) };
@@ -189,20 +191,59 @@ impl Router {
         let predict = |candidate| prediction::of(candidate, reply, ask.prompt, block_size(candidate.worker));
         let predictions: Vec<_> = known.filter_map(predict).collect();
         let is_first = |prediction: &&crate::parity::Prediction| prediction.worker == (first.id.0, first.rank.0);
-        let prefill = answer.prefill_booking().zip(reply.prefill.first()).and_then(|(booked, chosen)| {
-            let booking = guard(booked, chosen.worker);
-            let is_known =
-                |worker: &Worker| self.engines.get(worker.id.0).is_some() && !ask.exclude.contains(&worker.id.0);
-            let candidates: Vec<_> = reply.prefill.iter().map(|candidate| candidate.worker).filter(is_known).collect();
-            let prediction = prediction::of(chosen, reply, ask.prompt, space.scheme.map(|scheme| scheme.block_size));
-            (!candidates.is_empty()).then_some(PrefillPick { candidates, booking: Some(booking), prediction })
-        });
+        let block_size = space.scheme.map(|scheme| scheme.block_size);
+        let prefill = self.prefill(ask, reply, answer.prefill_booking(), block_size);
         let (decided_by, figure) = match ask.prompt.tokens {
             Some(_) => (DecidedBy::Daemon, RouterFigure::Daemon),
             None => (DecidedBy::LoadOnly, RouterFigure::LoadOnly),
         };
         let prediction = predictions.iter().find(is_first).cloned();
         Ok((Pick { candidates, booking, prediction, predictions, decided_by, prefill }, figure))
+    }
+
+    /// The prefill half of the daemon's decision.
+    fn prefill(
+        &self,
+        ask: &Ask<'_>,
+        reply: &RouteReply,
+        booked: Option<Booking>,
+        block_size: Option<u32>,
+    ) -> Option<PrefillPick> {
+        let chosen = reply.prefill.first()?.worker;
+        let mut booking = booked.map(|booked| BookingGuard::new(Arc::clone(&self.reports), booked, chosen));
+        // The daemon's allow-list names decode workers, so that those that prefill are filtered here.
+        let now = Instant::now();
+        let may = |worker: Worker| {
+            let engine = self.engines.get(worker.id.0).filter(|_| !ask.exclude.contains(&worker.id.0));
+            engine.is_some_and(|engine| {
+                engine.config().role == EngineRole::Prefill && engine.takes_requests() && engine.is_usable(now)
+            })
+        };
+        let known = reply.prefill.iter().filter(|candidate| may(candidate.worker));
+        let candidates: Vec<Worker> = known.clone().map(|candidate| candidate.worker).collect();
+        let first = candidates.first().copied()?;
+        if let Some(booking) = &mut booking {
+            booking.served(first);
+        }
+        let predict = |candidate: &kvrouted::client::Candidate| {
+            let engine = self.engines.get(candidate.worker.id.0);
+            let of_engine = engine.and_then(|engine| engine.facts().block_size);
+            prediction::of(candidate, reply, ask.prompt, block_size.or(of_engine))
+        };
+        Some(PrefillPick { candidates, booking, predictions: known.filter_map(predict).collect() })
+    }
+
+    /// The engines that prefill, where this process decides: those with the fewest requests first.
+    fn prefill_by_load(&self, ask: &Ask<'_>, number: u64) -> Option<PrefillPick> {
+        if !ask.disaggregate {
+            return None;
+        }
+        let now = Instant::now();
+        let views = self.engines.iter().map(|engine| EngineView::of(&engine, now));
+        let eligible = Eligible::to_prefill(views, ask)?;
+        let mut candidates = eligible.by_load(None, usize::try_from(number).unwrap_or_default());
+        candidates.truncate(self.options.candidates_max);
+        Some(PrefillPick { candidates, booking: None, predictions: Vec::new() })
     }
 
     /// The client's decision, among the workers that the daemon last reported.
@@ -214,7 +255,8 @@ impl Router {
         if !has_key || candidates.is_empty() {
             return (self.by_load(eligible, ask, number), RouterFigure::Fallback);
         }
-        (unbooked(candidates), RouterFigure::Fallback)
+        let prefill = self.prefill_by_load(ask, number);
+        (unbooked(candidates, prefill), RouterFigure::Fallback)
     }
 
     /// A decision of this process, which knows nothing of the daemon's workers.
@@ -227,23 +269,25 @@ impl Router {
         let count = usize::try_from(number).unwrap_or_default();
         let mut candidates = eligible.by_load(ask.allow, count);
         candidates.truncate(self.options.candidates_max);
-        unbooked(candidates)
+        unbooked(candidates, self.prefill_by_load(ask, number))
     }
 
-    fn space(&self, ask: &Ask<'_>) -> Result<SpaceInfo, Error> {
+    /// The space of the engines that may run the request: a model with engines of several roles has several.
+    fn space(&self, ask: &Ask<'_>, eligible: &Eligible) -> Result<SpaceInfo, Error> {
         let find = |role| self.client.space(&ask.model.base, self.options.namespace.as_deref(), role);
-        let roles = match ask.disaggregate {
-            true => [PoolRole::Decode, PoolRole::Both],
-            false => [PoolRole::Both, PoolRole::Decode],
+        let (first, second) = match eligible.only_decode() {
+            true => (PoolRole::Decode, PoolRole::Both),
+            false => (PoolRole::Both, PoolRole::Decode),
         };
-        find(Some(roles[0])).or_else(|_| find(Some(roles[1])))
+        find(Some(first)).or_else(|_| find(Some(second)))
     }
 
     /// Whether a space has workers that this gateway cannot send requests to.
     fn has_strangers(&self, space: SpaceId) -> bool {
         let fleet = Arc::clone(&self.fleets.borrow());
+        let generation = self.engines.generation();
         let known = self.strangers.load();
-        if Arc::ptr_eq(&known.fleet, &fleet) {
+        if Arc::ptr_eq(&known.fleet, &fleet) && known.generation == generation {
             return known.spaces.contains(&space);
         }
         let strange = fleet.workers.iter().filter(|info| self.engines.get(info.worker.id.0).is_none());
@@ -251,7 +295,7 @@ impl Router {
         spaces.sort_unstable();
         spaces.dedup();
         let has_some = spaces.contains(&space);
-        self.strangers.store(Arc::new(Strangers { fleet, spaces }));
+        self.strangers.store(Arc::new(Strangers { fleet, generation, spaces }));
         has_some
     }
 
@@ -322,14 +366,14 @@ impl Router {
     }
 }
 
-fn unbooked(candidates: Vec<Worker>) -> Pick {
+fn unbooked(candidates: Vec<Worker>, prefill: Option<PrefillPick>) -> Pick {
     Pick {
         candidates,
         booking: None,
         prediction: None,
         predictions: Vec::new(),
         decided_by: DecidedBy::Fallback,
-        prefill: None,
+        prefill,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 pub use super::demo::DemoArgs;
-use crate::config::Flags;
+use crate::config::{Flags, RawKubernetes};
 use crate::epp::EppOptions;
 
 const HELP: &str = "\
@@ -40,7 +40,8 @@ pub enum Command {
 /// The options of `epp`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EppArgs {
-    /// The configuration file of `serve`, of which the engines, the daemon, the objectives and the admin port are used
+    /// The configuration file of `serve`, of which the engines, the daemon, the objectives, the admin port and
+    /// `forward.worker_headers` are used
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Where /metrics, /health, /ready and /findings are, as IP:PORT on the loopback interface; "" = nowhere [default:
@@ -59,9 +60,10 @@ impl EppArgs {
     /// The fields of the configuration that the flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
-        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level } = self.common.clone();
+        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level, kubernetes } = self.common.clone();
         let (admin, program) = (self.admin.clone(), kvrouted);
-        Flags { engines, listen: None, admin, socket, program, api_key_file, log_level }
+        let kubernetes = kubernetes.into();
+        Flags { engines, listen: None, admin, socket, program, api_key_file, log_level, kubernetes }
     }
 }
 
@@ -84,6 +86,47 @@ pub struct CommonArgs {
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// Engines that are pods.
+    #[command(flatten)]
+    pub kubernetes: KubernetesArgs,
+}
+
+/// The options of engines that are pods of a Kubernetes cluster.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Kubernetes")]
+pub struct KubernetesArgs {
+    /// The engines are the ready pods of this service
+    #[arg(long, value_name = "[NAMESPACE/]NAME", conflicts_with = "kubernetes_pool")]
+    pub kubernetes_service: Option<String>,
+    /// The engines are the ready pods of this InferencePool
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    pub kubernetes_pool: Option<String>,
+    /// The port of the engines, by its name in the service or by number; one for each data-parallel rank [default: the
+    /// service's only port]
+    #[arg(long, value_name = "PORT", requires = "kubernetes_service")]
+    pub kubernetes_port: Vec<String>,
+    /// The API server, as https://HOST:PORT [default: that of the cluster whose pod this is]
+    #[arg(long, value_name = "URL")]
+    pub kubernetes_url: Option<String>,
+    /// A file with a bearer token for the server of --kubernetes-url
+    #[arg(long, value_name = "FILE", requires = "kubernetes_url")]
+    pub kubernetes_token_file: Option<PathBuf>,
+    /// A PEM file with the authorities of that server's certificate [default: the machine's own]
+    #[arg(long, value_name = "FILE", requires = "kubernetes_url")]
+    pub kubernetes_ca_file: Option<PathBuf>,
+}
+
+impl From<KubernetesArgs> for RawKubernetes {
+    fn from(args: KubernetesArgs) -> Self {
+        Self {
+            service: args.kubernetes_service,
+            pool: args.kubernetes_pool,
+            ports: args.kubernetes_port,
+            url: args.kubernetes_url,
+            token_file: args.kubernetes_token_file,
+            ca_file: args.kubernetes_ca_file,
+        }
+    }
 }
 
 /// The options of `serve`. Flags win over the file.
@@ -114,7 +157,7 @@ impl ServeArgs {
     /// The fields of the configuration that the flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
-        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level } = self.common.clone();
+        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level, kubernetes } = self.common.clone();
         Flags {
             engines,
             listen: self.listen.clone(),
@@ -123,6 +166,7 @@ impl ServeArgs {
             program: kvrouted,
             api_key_file,
             log_level,
+            kubernetes: kubernetes.into(),
         }
     }
 }

@@ -8,19 +8,21 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::Failure;
+use super::kubernetes::{KubernetesOptions, Pods};
 use crate::config::{Config, EngineEntry, Questions, ReportMode, Tokens};
 use crate::engines::{
     ClientTls, EngineConfig, EngineError, EngineRole, EngineSet, NamedFacts, Secret, expand_addresses, keep_learning,
 };
 use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, SECRET_BYTES_MAX};
 use crate::parity::ParityWatch;
-use crate::router::{DaemonError, DaemonOptions, DaemonProcess, Router, RouterOptions};
+use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonState, Router, RouterOptions};
 use crate::tokens::{LocalTokenizers, TokenSettings, Tokeniser};
 
 /// What the core needs of a configuration. Files with keys have been read.
 #[derive(Clone, Debug)]
 pub struct CoreOptions {
     engines: Vec<EngineConfig>,
+    pods: Option<KubernetesOptions>,
     tls: ClientTls,
     daemon: Daemon,
     questions: Questions,
@@ -41,9 +43,14 @@ impl CoreOptions {
     /// Those of a configuration.
     ///
     /// # Errors
-    /// A file with an API key, or the folder of a tokenizer, that cannot be used.
+    /// A file with an API key, or the folder of a tokenizer, that cannot be used, or pods without a cluster.
     pub fn of(config: &Config) -> Result<Self, Failure> {
         let engines = config.engines.iter().map(engine_config).collect::<Result<_, _>>()?;
+        let pods = config.kubernetes.as_ref().map(|kubernetes| {
+            let api_key = config.engines_key_file.as_deref().map(read_secret).transpose()?;
+            KubernetesOptions::of(kubernetes, api_key)
+        });
+        let pods = pods.transpose()?;
         let daemon = match &config.socket {
             Some(socket) => Daemon::Socket(socket.clone()),
             None => Daemon::Child(DaemonOptions {
@@ -58,7 +65,7 @@ impl CoreOptions {
         let (questions, tokens) = (config.questions.clone(), config.tokens.clone());
         let local = (!tokens.local.is_empty()).then(|| LocalTokenizers::load(&tokens.local));
         let local = local.transpose().map_err(|why| Failure::Usage(format!("tokens.local: {why}")))?;
-        Ok(Self { engines, tls, daemon, questions, tokens, local })
+        Ok(Self { engines, pods, tls, daemon, questions, tokens, local })
     }
 }
 
@@ -69,7 +76,8 @@ fn engine_config(entry: &EngineEntry) -> Result<EngineConfig, Failure> {
         "decode" => EngineRole::Decode,
         _ => EngineRole::Any,
     };
-    let named = NamedFacts { block_size: entry.block_size, ranks: entry.ranks.clone() };
+    let named =
+        NamedFacts { block_size: entry.block_size, ranks: entry.ranks.clone(), bootstrap_port: entry.bootstrap_port };
     let tls_name = entry.tls_name.clone();
     Ok(EngineConfig { api_key, role, tls_name, named, ..EngineConfig::new(entry.worker, &entry.url) })
 }
@@ -93,6 +101,7 @@ fn read_secret(path: &Path) -> Result<Secret, Failure> {
 /// Engines, daemon, router, tokeniser and parity watch of a running gateway.
 pub struct Core {
     engines: Arc<EngineSet>,
+    pods: Option<Arc<Pods>>,
     tls: ClientTls,
     daemon: Option<Arc<DaemonProcess>>,
     router: Router,
@@ -107,8 +116,12 @@ impl Core {
     /// # Errors
     /// An engine's URL or key, the file of authorities or the daemon's program cannot be used.
     pub async fn start(options: CoreOptions, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
-        let CoreOptions { engines, tls, daemon, questions, tokens, local } = options;
+        let CoreOptions { engines, pods, tls, daemon, questions, tokens, local } = options;
         let engines = engine_set(engines, &tls).await?;
+        let pods = match pods {
+            Some(options) => Some(Pods::start(options, &engines).await),
+            None => None,
+        };
         for (worker, error) in engines.learn_all(Instant::now() + ENGINES_READY_MAX).await {
             tracing::warn!(worker, %error, "the engine does not say what it is; it gets no requests until it does");
         }
@@ -126,19 +139,29 @@ impl Core {
             ..RouterOptions::new(socket)
         };
         let router = Router::new(router_options, Arc::clone(&engines));
-        if !router.ready(Instant::now() + DAEMON_READY_MAX).await {
+        // A daemon of the gateway's own needs a model to start with.
+        let has_daemon = daemon.as_ref().is_none_or(|daemon| daemon.state() != DaemonState::NoModels);
+        if has_daemon && !router.ready(Instant::now() + DAEMON_READY_MAX).await {
             tracing::warn!("the daemon does not answer yet; requests are spread by load until it does");
         }
         let settings = TokenSettings { local, ..token_settings(&tokens, &tls, stop.clone()).await? };
         let tokeniser = Tokeniser::new(Arc::clone(&engines), settings);
+        if let Some(pods) = &pods {
+            tokio::spawn(Arc::clone(pods).follow(Arc::clone(&engines), stop.clone()));
+        }
         tokio::spawn(watch_engines(Arc::clone(&engines), daemon.clone(), stop));
-        Ok(Self { engines, tls, daemon, router, tokeniser, parity: ParityWatch::default() })
+        Ok(Self { engines, pods, tls, daemon, router, tokeniser, parity: ParityWatch::default() })
     }
 
     /// The engines.
     #[must_use]
     pub const fn engines(&self) -> &Arc<EngineSet> {
         &self.engines
+    }
+
+    /// The pods that are the engines, if they are pods.
+    pub(super) const fn pods(&self) -> Option<&Arc<Pods>> {
+        self.pods.as_ref()
     }
 
     /// The router.
@@ -218,8 +241,10 @@ async fn start_daemon(options: DaemonOptions, engines: &EngineSet) -> Result<Arc
         DaemonError::NoProgram { .. } => Failure::Usage(error.to_string()),
         error => Failure::Unavailable(error.to_string()),
     })?;
-    // The supervisor goes on trying, and the router decides alone until then.
-    if let Err(error) = daemon.ready(Instant::now() + DAEMON_READY_MAX).await {
+    // The supervisor goes on trying, and the router decides alone until then. Pods that do not run yet have no model.
+    if daemon.state() == DaemonState::NoModels && engines.is_empty() {
+        tracing::info!("there is no engine yet: the daemon is started with the first one");
+    } else if let Err(error) = daemon.ready(Instant::now() + DAEMON_READY_MAX).await {
         tracing::error!("{error}");
     }
     Ok(Arc::new(daemon))

@@ -1,6 +1,5 @@
 //! `epp`: the endpoint picker's listener, its endpoints, signals and the end.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use kvrouted::ids::Worker;
 use tokio::sync::watch;
 
 use super::core::{Core, CoreOptions};
-use super::picked::CoreChooser;
+use super::picked::{CoreChooser, PickRules};
 use super::proxy::{Signals, tcp};
 use super::routed::counter;
 use super::{Failure, Routed};
@@ -28,6 +27,10 @@ use crate::proxy::{Admin, Asked, BoxFuture, Choice, Choose, ConnectionBounds, Fi
 /// Runs the picker until SIGTERM or SIGINT.
 pub(super) async fn run(config: Config, options: &EppOptions) -> Result<(), Failure> {
     options.check().map_err(|error| Failure::Usage(error.to_string()))?;
+    if config.kubernetes.is_some() && (!options.endpoints.is_empty() || options.endpoints_file.is_some()) {
+        let why = "--endpoint and --endpoints name addresses that Kubernetes names already; leave them out";
+        return Err(Failure::Usage(why.to_owned()));
+    }
     let core_options = CoreOptions::of(&config)?;
     let mut signals = Signals::take()?;
     let server = EppServer::bind(&options.listen, options.certificate()).await;
@@ -39,7 +42,7 @@ pub(super) async fn run(config: Config, options: &EppOptions) -> Result<(), Fail
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let core = Arc::new(Core::start(core_options, stopping.clone()).await?);
-    let picker = Picker::new(&core, options, config.objectives.clone());
+    let picker = Picker::new(&core, options, &config);
     let admin = admin.map(|socket| {
         let facts = Arc::new(Facts { routed: Routed::new(Arc::clone(&core)), counters: picker.services.counters() });
         let metrics = Arc::new(Metrics::new());
@@ -82,9 +85,14 @@ struct Picker {
 }
 
 impl Picker {
-    fn new(core: &Arc<Core>, options: &EppOptions, objectives: BTreeMap<String, i32>) -> Self {
+    fn new(core: &Arc<Core>, options: &EppOptions, config: &Config) -> Self {
         let (health, endpoints) = (Health::new(), Endpoints::default());
-        let chooser = CoreChooser::new(Arc::clone(core), objectives, endpoints.clone(), options.list_length());
+        let rules = PickRules {
+            objectives: config.objectives.clone(),
+            list_length: options.list_length(),
+            tells_worker: config.forward.tells_worker,
+        };
+        let chooser = CoreChooser::new(Arc::clone(core), rules, endpoints.clone());
         let configured = match options.endpoints.is_empty() && options.endpoints_file.is_none() {
             true => of_engines(core.engines()),
             false => options.endpoints.clone(),
@@ -97,6 +105,12 @@ impl Picker {
     /// Serves until `stopping` says so and answers under way are over, or have taken longer than `drain`.
     async fn run(self, server: EppServer, mut stopping: watch::Receiver<bool>, drain: Duration) {
         let Self { core, services, health, endpoints, configured, file } = self;
+        let source = async {
+            match core.pods() {
+                Some(pods) => follow(pods.endpoints(), endpoints.clone()).await,
+                None => follow(ConfiguredEndpoints::new(configured, file), endpoints.clone()).await,
+            }
+        };
         let readiness = async {
             loop {
                 health.set_ready(core.router().is_ready() && !endpoints.now().is_empty());
@@ -108,7 +122,7 @@ impl Picker {
         };
         tokio::select! {
             () = server.serve(services, health.clone(), stopped, drain) => {}
-            () = follow(ConfiguredEndpoints::new(configured, file), endpoints.clone()) => {}
+            () = source => {}
             () = readiness => {}
         }
     }
@@ -163,7 +177,7 @@ impl Choose for Facts {
 
 /// Each engine at the host and port of its URL.
 fn of_engines(engines: &EngineSet) -> Vec<EndpointConfig> {
-    let endpoint = |engine: &Arc<Engine>| {
+    let endpoint = |engine: Arc<Engine>| {
         let base = engine.base();
         let port = base.port_u16().unwrap_or(if base.scheme_str() == Some("https") { 443 } else { 80 });
         let host = base.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();

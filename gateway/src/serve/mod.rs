@@ -1,19 +1,21 @@
 //! Assembles the gateway: the command line, what all commands share, and what becomes of signals.
 //!
 //! ```text
-//! args.rs     the command line
-//! core.rs     engines, daemon, router and tokeniser: what the proxy and the endpoint picker share
-//! demo.rs     `demo`: simulated engines behind the gateway
-//! routed.rs   the proxy's questions, answered by the core
-//! picked.rs   the endpoint picker's questions, answered by the core
-//! epp.rs      `epp`: listener, endpoints, signals, the end
-//! proxy.rs    `serve`: listeners, signals, the end
+//! args.rs        the command line
+//! core.rs        engines, daemon, router and tokeniser: what the proxy and the endpoint picker share
+//! kubernetes.rs  engines that are pods: they come and go
+//! demo.rs        `demo`: simulated engines behind the gateway
+//! routed.rs      the proxy's questions, answered by the core
+//! picked.rs      the endpoint picker's questions, answered by the core
+//! epp.rs         `epp`: listener, endpoints, signals, the end
+//! proxy.rs       `serve`: listeners, signals, the end
 //! ```
 
 mod args;
 mod core;
 mod demo;
 mod epp;
+mod kubernetes;
 mod picked;
 mod proxy;
 mod routed;
@@ -21,7 +23,7 @@ mod routed;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, ServeArgs};
+pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, KubernetesArgs, ServeArgs};
 pub use core::{Core, CoreOptions};
 pub use routed::Routed;
 

@@ -11,21 +11,29 @@ use hyper::header::{HeaderMap, HeaderValue};
 use kvrouted::ids::Worker;
 
 use super::Core;
-use crate::api::{ApiError, ApiPath, CallKind, RequestFacts, UsageReader, read_request};
+use crate::api::{ApiError, ApiPath, CallKind, RequestFacts, UsageReader, read_request, refuse_transfer_fields};
 use crate::engines::ServedModel;
 use crate::epp::{Choice, Chooser, Decision, EndpointTable, Endpoints, Lease, Question, ResponseStart, names, nobody};
 use crate::parity::Prediction;
-use crate::proxy::Hints;
+use crate::proxy::{Hints, OVERLAP_TOKENS, WORKER};
 use crate::router::{Ask, BookingGuard, Pick};
 use crate::tokens::PromptTokens;
+
+/// What the configuration says of answers.
+pub(super) struct PickRules {
+    /// The priority of each objective that callers may name.
+    pub(super) objectives: BTreeMap<String, i32>,
+    /// The most endpoints in a list.
+    pub(super) list_length: usize,
+    /// Whether responses name the worker, and the tokens that it should have cached.
+    pub(super) tells_worker: bool,
+}
 
 /// Chooses by the core.
 pub(super) struct CoreChooser {
     core: Arc<Core>,
-    /// The priority of each objective that callers may name.
-    objectives: BTreeMap<String, i32>,
+    rules: PickRules,
     endpoints: Endpoints,
-    list_length: usize,
     /// Calls without a prompt go round the engines.
     next: AtomicUsize,
 }
@@ -43,24 +51,23 @@ pub(super) struct CoreLease {
     listed: Vec<(Worker, SocketAddr)>,
     served: Option<Worker>,
     has_answered: bool,
+    tells_worker: bool,
     reader: Option<UsageReader>,
 }
 
 impl CoreChooser {
-    /// Chooses among `endpoints`, and names at most `list_length` of them.
+    /// Chooses among `endpoints`.
     #[must_use]
-    pub(super) const fn new(
-        core: Arc<Core>,
-        objectives: BTreeMap<String, i32>,
-        endpoints: Endpoints,
-        list_length: usize,
-    ) -> Self {
-        Self { core, objectives, endpoints, list_length, next: AtomicUsize::new(0) }
+    pub(super) const fn new(core: Arc<Core>, rules: PickRules, endpoints: Endpoints) -> Self {
+        Self { core, rules, endpoints, next: AtomicUsize::new(0) }
     }
 
     async fn generate(&self, question: &Question) -> Result<Choice<CoreLease>, ApiError> {
         let facts = read_request(question.path, &question.body)?;
-        let hints = Hints::read(&hint_headers(question), &self.objectives)?;
+        if self.core.engines().has_roles() {
+            refuse_transfer_fields(&question.body)?;
+        }
+        let hints = Hints::read(&hint_headers(question), &self.rules.objectives)?;
         let model = self.core.engines().model(facts.model.as_deref())?;
         let tokeniser = self.core.tokeniser();
         let prompt = tokeniser.tokens(question.path, &facts, &model, &question.body, question.deadline).await;
@@ -79,6 +86,7 @@ impl CoreChooser {
             listed,
             served: None,
             has_answered: false,
+            tells_worker: self.rules.tells_worker,
             reader: None,
         };
         Ok(Choice { decision, lease })
@@ -132,7 +140,7 @@ impl CoreChooser {
             ),
             Some(_) => nobody("no endpoint of the gateway's subset may run this request"),
             None if table.is_empty() => {
-                nobody("the endpoint picker knows no endpoint; name some by --endpoint or --endpoints")
+                nobody("the endpoint picker knows no endpoint; see /findings, or name some by --endpoint")
             }
             None => nobody("no worker that may run this request has an endpoint; see --endpoint"),
         }
@@ -149,9 +157,9 @@ impl CoreChooser {
         };
         let Some((best, _)) = listed.first() else { return Decision::default() };
         let wanted = rank(*best);
-        let mut endpoints: Vec<SocketAddr> = Vec::with_capacity(self.list_length);
+        let mut endpoints: Vec<SocketAddr> = Vec::with_capacity(self.rules.list_length);
         for (worker, address) in listed {
-            if endpoints.len() < self.list_length && rank(*worker) == wanted && !endpoints.contains(address) {
+            if endpoints.len() < self.rules.list_length && rank(*worker) == wanted && !endpoints.contains(address) {
                 endpoints.push(*address);
             }
         }
@@ -171,8 +179,9 @@ impl CoreChooser {
         let now = Instant::now();
         let may = |worker: &Worker, is_picky: bool| {
             let Some(engine) = engines.get(worker.id.0) else { return !is_picky };
-            let serves =
-                model.as_ref().is_none_or(|model| engines.serving(model).any(|serving| Arc::ptr_eq(serving, engine)));
+            let serves = model
+                .as_ref()
+                .is_none_or(|model| engines.serving(model).any(|serving| serving.worker() == engine.worker()));
             serves && (!is_picky || engine.is_usable(now))
         };
         // Selectors name ranks that do not exist where one port serves all; rank 0 always does.
@@ -191,7 +200,7 @@ impl CoreChooser {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % able.len();
         able.rotate_left(turn);
         let listed = placed(&able, &table);
-        let endpoints = listed.iter().take(self.list_length).map(|(_, address)| *address).collect();
+        let endpoints = listed.iter().take(self.rules.list_length).map(|(_, address)| *address).collect();
         let lease = CoreLease {
             core: Arc::clone(&self.core),
             path: question.path,
@@ -203,6 +212,7 @@ impl CoreChooser {
             listed,
             served: None,
             has_answered: false,
+            tells_worker: false,
             reader: None,
         };
         Ok(Choice { decision: Decision { endpoints, headers: Vec::new() }, lease })
@@ -230,6 +240,16 @@ impl CoreLease {
     fn worker_at(&self, address: &SocketAddr) -> Option<Worker> {
         let listed = self.listed.iter().find(|(_, listed)| listed == address).map(|(worker, _)| *worker);
         listed.or_else(|| self.table.worker(address))
+    }
+
+    /// The worker that serves. Without a report of it, only a list of one is certain.
+    fn worker(&self) -> Option<Worker> {
+        let only = (self.listed.len() == 1).then(|| self.listed[0].0);
+        self.served.or(only)
+    }
+
+    fn prediction(&self, worker: Worker) -> Option<&Prediction> {
+        self.predictions.iter().find(|prediction| prediction.worker == (worker.id.0, worker.rank.0))
     }
 }
 
@@ -266,18 +286,22 @@ impl Lease for CoreLease {
         }
     }
 
-    fn complete(self) {
-        let Self { core, path, model, prompt, predictions, served, listed, reader, booking, .. } = self;
-        drop(booking);
-        let (Some(model), Some(prompt)) = (model, prompt) else { return };
-        let Some(usage) = reader.and_then(UsageReader::finish) else { return };
-        core.tokeniser().observe(path, &model, &prompt, &usage, Instant::now());
-        // Without a report of who served, only a list of one is certain.
-        let only = (listed.len() == 1).then(|| listed[0].0);
-        let Some(worker) = served.or(only) else { return };
-        let of_worker = |prediction: &&Prediction| prediction.worker == (worker.id.0, worker.rank.0);
-        if let Some(prediction) = predictions.iter().find(of_worker) {
-            core.parity().observe(&model.base, prediction, &usage);
+    fn response_headers(&self) -> Vec<(String, String)> {
+        let Some(worker) = self.worker().filter(|_| self.tells_worker) else { return Vec::new() };
+        let mut headers = vec![(WORKER.as_str().to_owned(), worker.to_string())];
+        if let Some(prediction) = self.prediction(worker) {
+            headers.push((OVERLAP_TOKENS.as_str().to_owned(), prediction.overlap_tokens().to_string()));
+        }
+        headers
+    }
+
+    fn complete(mut self) {
+        drop(self.booking.take());
+        let (Some(model), Some(prompt)) = (&self.model, &self.prompt) else { return };
+        let Some(usage) = self.reader.take().and_then(UsageReader::finish) else { return };
+        self.core.tokeniser().observe(self.path, model, prompt, &usage, Instant::now());
+        if let Some(prediction) = self.worker().and_then(|worker| self.prediction(worker)) {
+            self.core.parity().observe(&model.base, prediction, &usage);
         }
     }
 }

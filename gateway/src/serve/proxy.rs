@@ -13,7 +13,8 @@ use super::{Failure, Routed};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::proxy::{
-    Admin, CallerKeys, Choose, ConnectionBounds, PickServer, Proxy, ServerTls, Settings, Socket, log_lines, serve,
+    Admin, CallerKeys, Choose, ConnectionBounds, LogSocket, PickServer, Proxy, ServerTls, Settings, Socket, read_log,
+    serve,
 };
 
 /// The files that a SIGHUP reads again.
@@ -130,6 +131,7 @@ struct Sockets {
     callers: Socket,
     admin: Option<Socket>,
     picks: Vec<Socket>,
+    logs: Vec<LogSocket>,
 }
 
 impl Sockets {
@@ -148,7 +150,17 @@ impl Sockets {
             let failed = |error| Failure::System(format!("pick.socket: {} cannot be bound: {error}", path.display()));
             picks.push(bound.map_err(failed)?);
         }
-        Ok(Self { callers, admin, picks })
+        let mut logs = Vec::new();
+        if let Some(address) = config.pick.log_listen {
+            let failed = |error| Failure::System(format!("pick.log_address: {address} cannot be bound: {error}"));
+            logs.push(LogSocket::udp(address).await.map_err(failed)?);
+        }
+        if let Some(path) = &config.pick.log_socket {
+            let failed =
+                |error| Failure::System(format!("pick.log_socket: {} cannot be bound: {error}", path.display()));
+            logs.push(LogSocket::unix(path, config.pick.socket_mode).map_err(failed)?);
+        }
+        Ok(Self { callers, admin, picks, logs })
     }
 
     fn serve(
@@ -172,13 +184,8 @@ impl Sockets {
             for socket in self.picks {
                 tasks.spawn(serve(socket, Arc::clone(&picks), bounds, Arc::clone(metrics), stopping.clone(), drain));
             }
-            if let Some(path) = config.pick.log_socket.clone() {
-                let (stopping, mode) = (stopping.clone(), config.pick.socket_mode);
-                tasks.spawn(async move {
-                    if let Err(error) = log_lines(&path, mode, picks, stopping).await {
-                        tracing::error!(%error, "pick.log_socket: {} cannot be used", path.display());
-                    }
-                });
+            for socket in self.logs {
+                tasks.spawn(read_log(socket, Arc::clone(&picks), stopping.clone()));
             }
         }
         if let Some(socket) = self.admin {

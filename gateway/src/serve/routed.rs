@@ -9,8 +9,8 @@ use kvrouted::ids::Worker;
 use super::Core;
 use crate::api::{ApiError, Usage};
 use crate::parity::{ParityOutcome, Prediction};
-use crate::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer};
-use crate::router::{Ask, BookingGuard, DaemonState, Pick, ReportFigure, RouterFigure};
+use crate::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer, PrefillChoice};
+use crate::router::{Ask, BookingGuard, DaemonState, ReportFigure, RouterFigure};
 use crate::tokens::{LocalCounts, LocalFinding, LocalTokenizers, PromptTokens, TokenSource};
 
 impl Booking for BookingGuard {
@@ -51,17 +51,23 @@ impl Routed {
             allow: None,
             exclude: asked.exclude,
             deadline,
-            disaggregate: false,
+            disaggregate: asked.disaggregate,
         };
         let pick = self.0.router().pick(&ask).await?;
-        let candidates = pick.candidates.iter().map(|worker| candidate(&pick, *worker)).collect();
+        let listed = candidates(&pick.candidates, &pick.predictions);
         let is_rendered = prompt.source == TokenSource::Renderer && prompt.media.is_empty();
         let token_ids = prompt.tokens.clone().filter(|_| is_rendered);
         let token_source = prompt.source.label();
-        let observer = self.observer(&asked, &pick, prompt);
+        // Of two engines, the one that prefills says what was cached.
+        let predictions = pick.prefill.as_ref().map_or(&pick.predictions, |prefill| &prefill.predictions);
+        let observer = self.observer(&asked, predictions.clone(), prompt);
         Ok(Choice {
-            candidates,
+            candidates: listed,
             booking: pick.booking.map(|booking| Box::new(booking) as Box<dyn Booking>),
+            prefill: pick.prefill.map(|prefill| PrefillChoice {
+                candidates: candidates(&prefill.candidates, &prefill.predictions),
+                booking: prefill.booking.map(|booking| Box::new(booking) as Box<dyn Booking>),
+            }),
             observer: Some(observer),
             token_ids,
             decided_by: pick.decided_by.label(),
@@ -70,10 +76,9 @@ impl Routed {
     }
 
     /// Compares a reply with what was predicted, and the number of its tokens with that of the engine.
-    fn observer(&self, asked: &Asked<'_>, pick: &Pick, prompt: PromptTokens) -> Observer {
+    fn observer(&self, asked: &Asked<'_>, predictions: Vec<Prediction>, prompt: PromptTokens) -> Observer {
         let core = Arc::clone(&self.0);
         let (path, model) = (asked.path, asked.model.clone());
-        let predictions: Vec<Prediction> = pick.predictions.clone();
         Box::new(move |worker: Worker, usage: &Usage| {
             core.tokeniser().observe(path, &model, &prompt, usage, Instant::now());
             let served = (worker.id.0, worker.rank.0);
@@ -84,10 +89,15 @@ impl Routed {
     }
 }
 
-fn candidate(pick: &Pick, worker: Worker) -> Candidate {
-    let overlap_tokens =
-        pick.prediction_of(worker).map(|prediction| prediction.overlap_blocks.saturating_mul(prediction.block_size));
-    Candidate { worker, overlap_tokens }
+/// The workers with what they should have cached.
+fn candidates(workers: &[Worker], predictions: &[Prediction]) -> Vec<Candidate> {
+    let candidate = |worker: &Worker| {
+        let mut known = predictions.iter();
+        let prediction = known.find(|prediction| prediction.worker == (worker.id.0, worker.rank.0));
+        let overlap_tokens = prediction.map(Prediction::overlap_tokens);
+        Candidate { worker: *worker, overlap_tokens }
+    };
+    workers.iter().map(candidate).collect()
 }
 
 impl Choose for Routed {
@@ -110,6 +120,9 @@ impl Choose for Routed {
                 let what = format!("engine {} ({}): {problem}", engine.worker(), engine.base());
                 findings.push(Finding { what, remedy: String::new() });
             }
+        }
+        if let Some(pods) = self.0.pods() {
+            findings.extend(pods.findings());
         }
         if let Some(daemon) = self.0.daemon() {
             let of_daemon = |what| Finding { what, remedy: String::new() };
@@ -150,6 +163,9 @@ impl Choose for Routed {
         counter(&mut text, "token_cache", help, "result", cached.into_iter());
         let failures = [("engine", tokens.failures)].into_iter();
         counter(&mut text, "token_failures", "Questions to renderers that failed", "reason", failures);
+        if let Some(pods) = self.0.pods() {
+            pods.metrics(&mut text);
+        }
         if let Some(local) = self.0.tokeniser().local() {
             local_metrics(&mut text, &local.counts());
         }

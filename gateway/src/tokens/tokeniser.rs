@@ -413,7 +413,7 @@ impl Shared {
             return Err(Refusal::engines("/tokenize counted other tokens than the engine"));
         }
         let mut why = "no engine could be asked for /tokenize".to_owned();
-        for engine in self.in_turn(self.engines.serving(model).cloned().collect()) {
+        for engine in self.in_turn(self.engines.serving(model).collect()) {
             if attempts == RENDER_ATTEMPTS_MAX || Instant::now() >= deadline {
                 break;
             }
@@ -437,7 +437,7 @@ impl Shared {
     fn renderers(&self, path: ApiPath, model: &ServedModel) -> Vec<Arc<Engine>> {
         let Some(render) = RenderPath::of(path).filter(|_| self.settings.uses_renderer) else { return Vec::new() };
         let of = |set: &EngineSet| -> Vec<Arc<Engine>> {
-            set.serving(model).filter(|engine| engine.facts().renders.has(render)).cloned().collect()
+            set.serving(model).filter(|engine| engine.facts().renders.has(render)).collect()
         };
         let mut servers = self.settings.renderers.as_deref().map(of).map(|list| self.in_turn(list)).unwrap_or_default();
         servers.extend(self.in_turn(of(&self.engines)));

@@ -103,6 +103,13 @@ impl Caller {
         Ok(Answer { status, headers, body, text, is_done: true })
     }
 
+    /// The text at a path.
+    pub(crate) async fn text(&self, path: &str) -> String {
+        let url = format!("{}{path}", self.url).parse().expect("a path");
+        let body = self.client.get(url).await.expect("a reply").into_body();
+        String::from_utf8(body.collect().await.expect("a body").to_bytes().into()).expect("text")
+    }
+
     /// As [`Caller::try_post`], where the connection must not break.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         self.try_post(path, body, &[]).await.expect("a reply")

@@ -129,6 +129,8 @@ impl Daemon {
 pub(crate) struct Gateway {
     process: Process,
     url: String,
+    /// Where its /metrics and /findings are; a picker has none.
+    admin: String,
     _folder: TempDir,
 }
 
@@ -136,14 +138,21 @@ impl Gateway {
     /// Starts it in front of these engines, with a daemon of its own. Its replies name the worker.
     #[must_use]
     pub(crate) fn start(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
+        Self::start_with(kvrouted, "", engines, flags)
+    }
+
+    /// The same with `tables` in its configuration file.
+    #[must_use]
+    pub(crate) fn start_with(kvrouted: &Path, tables: &str, engines: &[String], flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("gateway.toml");
-        std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
+        std::fs::write(&config, format!("forward.worker_headers = true\n{tables}")).expect("a file");
         // Another build of it can be tested too.
         let named = std::env::var_os("KVROUTED_GATEWAY_BIN");
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));
         command.arg("serve").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
-        command.args(["--listen", "127.0.0.1:0", "--admin", ""]).args(flags);
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+        command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags);
         // What a killed gateway leaves is removed with the test's folder.
         command.env_remove("RUST_LOG").env("NO_COLOR", "1").env("TMPDIR", folder.path());
         for url in engines {
@@ -151,29 +160,40 @@ impl Gateway {
         }
         let mut process = Process::start(&mut command);
         let url = process.wait_for("the gateway serves", |line| after(line, "serving on "));
-        Self { process, url, _folder: folder }
+        Self { process, url, admin: format!("http://{port}"), _folder: folder }
     }
 
     /// Starts it as an endpoint picker for these engines, with a daemon of its own.
     #[must_use]
     pub(crate) fn start_picker(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("picker.toml");
+        std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted-gateway"));
-        command.arg("epp").arg("--kvrouted").arg(kvrouted);
-        command.args(["--listen", "127.0.0.1:0", "--admin", ""]).args(flags);
+        command.arg("epp").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
+        command.args(["--listen", "127.0.0.1:0"]).args(flags);
+        if !flags.contains(&"--admin") {
+            command.args(["--admin", ""]);
+        }
         command.env_remove("RUST_LOG").env("NO_COLOR", "1");
         for url in engines {
             command.args(["--engine", url]);
         }
         let mut process = Process::start(&mut command);
         let url = process.wait_for("the picker serves", |line| after(line, "serving on "));
-        Self { process, url, _folder: folder }
+        Self { process, url, admin: String::new(), _folder: folder }
     }
 
     /// Where callers connect; the address of a picker.
     #[must_use]
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Where its /metrics and /findings are.
+    #[must_use]
+    pub(crate) fn admin(&self) -> &str {
+        &self.admin
     }
 
     /// Its process id.

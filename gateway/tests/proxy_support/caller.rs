@@ -97,7 +97,7 @@ fn parse(bytes: &[u8]) -> Reply {
 }
 
 /// The data of chunks, and what follows the last one if it came.
-fn unchunk(mut raw: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
+pub(crate) fn unchunk(mut raw: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
     let mut body = Vec::new();
     loop {
         let Some(line) = raw.windows(2).position(|window| window == b"\r\n") else { return (body, None) };

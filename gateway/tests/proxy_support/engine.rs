@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::caller::unchunk;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,6 +25,8 @@ pub(crate) enum Behaviour {
     Endless,
     /// Sends a stream as fast as it is taken.
     Flood,
+    /// Sends the head and first event of a stream, and then nothing until the caller leaves.
+    Held,
     /// Sends the head and first event of a stream, waits, and ends it well.
     Slow(Duration),
 }
@@ -149,6 +152,12 @@ async fn converse(mut stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, log: 
                     }
                 }
             }
+            Behaviour::Held => {
+                let _ = stream.write_all(SSE_HEAD).await;
+                let _ = stream.write_all(&chunk(EVENT)).await;
+                until_left(&mut stream, &log).await;
+                return;
+            }
             Behaviour::Flood => {
                 let _ = stream.write_all(SSE_HEAD).await;
                 let part = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
@@ -201,6 +210,16 @@ async fn read_request(stream: &mut TcpStream) -> Option<Seen> {
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let mut body = bytes.split_off(end);
     let seen = Seen { head, body: Vec::new() };
+    if seen.header("transfer-encoding").is_some() {
+        loop {
+            if let (body, Some(_)) = unchunk(&body) {
+                return Some(Seen { body, ..seen });
+            }
+            if stream.read_buf(&mut body).await.ok()? == 0 {
+                return None;
+            }
+        }
+    }
     let length: usize = seen.header("content-length").map_or(0, |text| text.parse().expect("a length"));
     while body.len() < length {
         if stream.read_buf(&mut body).await.ok()? == 0 {

@@ -1,5 +1,7 @@
 //! What the tests of the proxy share: engines and callers that speak bytes, and a router that chooses as it is told.
 
+#![allow(dead_code, reason = "each test binary uses a part")]
+
 pub(crate) mod caller;
 pub(crate) mod choice;
 pub(crate) mod engine;

@@ -3,7 +3,9 @@
 import collections
 import concurrent.futures
 import json
+import os
 import random
+import signal
 import statistics
 import subprocess
 import threading
@@ -22,7 +24,7 @@ LATE_S = 1.0
 def ask(openai_client, args, name, messages, is_stream, output_tokens, wants_usage=True):
     """Sends one chat and reads the answer as a user of the package does. The usage, if the engine told it."""
     body = {"model": args.model, "messages": messages, "max_tokens": output_tokens, "temperature": 0,
-            "extra_headers": {"x-request-id": name}}
+            "extra_headers": {"x-check-id": name}}
     if not is_stream:
         return openai_client.chat.completions.create(**body).usage
     usage = None
@@ -38,7 +40,7 @@ class Tapped:
     def __init__(self, args, folder, engines):
         self.args, self.engines = args, engines
         self.taps = [Tap(engine.url) for engine in engines]
-        self.gateway = Gateway(args, folder, [tap.url for tap in self.taps])
+        self.gateway = Gateway(args, folder, [tap.url for tap in self.taps], envoy=args.envoy)
         self.events = {engine.worker: Events(engine.replay) for engine in engines}
         self.compared = self.unequal = self.bytes = 0
         self.faults, self.lock = [], threading.Lock()
@@ -75,6 +77,12 @@ class Tapped:
                 return
             time.sleep(0.02)
         self.fault("single", kind="the daemon does not hear the engines", wanted=wanted, heard=heard)
+
+    def bookings(self):
+        """Requests that the daemon believes to be running."""
+        out = subprocess.run([self.args.kvrouted, "query", "--socket", self.gateway.socket, "--model", self.args.model,
+                              "--tokens", "1", "--potential-loads", "--json"], capture_output=True, text=True, check=True).stdout
+        return sum(worker["active_requests"] for worker in json.loads(out)["workers"])
 
     def predicted(self, kept, prompt_tokens):
         """Worker, and the cached tokens that its engine should report: it computes the last token of a prompt always."""
@@ -150,6 +158,42 @@ def many(tapped, args):
     after = tapped.gateway.counter("parity", "outcome")
     return {"requests": args.requests, "failed": len(failed), **result,
             "outcomes": {outcome: count - before.get(outcome, 0) for outcome, count in after.items()}}
+
+
+def kill(tapped, args):
+    """The first engine's process is killed while requests run there."""
+    openai_client, recorder = recording_client(tapped.gateway.url, args.at_once)
+    draw, talk, lock = random.Random(args.seed + 2), Texts(args.seed + 2).endless(args.longest), threading.Lock()
+    # Half of the requests come after the engine is dead.
+    count = min(args.requests, 240)
+    jobs = [(f"kill-{args.seed}-{number}", next(talk), number % 2 == 1, draw.randint(16, 64)) for number in range(count)]
+    done, result = [0], collections.Counter()
+
+    def one(name, messages, is_stream, output_tokens):
+        try:
+            ask(openai_client, args, name, messages, is_stream, output_tokens)
+            outcome = "whole"
+        except Exception as error:  # noqa: BLE001: what it means depends on what had come
+            kept = recorder.answers.get(name)
+            outcome = "cut" if kept is not None and kept.status == 200 and kept.body else "failed"
+            if outcome == "failed":
+                tapped.fault("kill", kind="failed", request=name, status=kept and kept.status, text=f"{type(error).__name__}: {error}")
+        with lock:
+            result[outcome] += 1
+            done[0] += 1
+            if done[0] == count // 2:
+                os.kill(args.kill, signal.SIGKILL)
+
+    with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(lambda job: one(*job), jobs))
+    sent = [sum(tap.asked[job[0]] for tap in tapped.taps) for job in jobs]
+    left, deadline = tapped.bookings(), time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = tapped.bookings()
+    if left:
+        tapped.fault("kill", kind="bookings stay", bookings=left)
+    return {"requests": count, **result, "sent_again": sum(times > 1 for times in sent), "bookings_left": left}
 
 
 def explain(tapped, args, seen):
@@ -249,16 +293,16 @@ def one_round(args, url, seed):
 def run(args, phases, folder, peer):
     engines = [Engine(number, url) for number, url in enumerate(args.engine, 1)]
     result, faults = {}, []
-    if phases & {"single", "many"}:
+    if phases & {"single", "many", "kill"}:
         tapped = Tapped(args, folder, engines)
         try:
-            for name, phase in (("single", single), ("many", many)):
+            for name, phase in (("single", single), ("many", many), ("kill", kill)):
                 if name in phases:
                     began = time.monotonic()
                     result[name] = phase(tapped, args) | {"seconds": round(time.monotonic() - began)}
                     print(json.dumps({name: result[name]}), flush=True)
-            findings = tapped.gateway.findings()
-            for finding in findings:
+            # A killed engine is a finding too.
+            for finding in [] if "kill" in phases else tapped.gateway.findings():
                 tapped.fault("findings", **finding)
         finally:
             tapped.close()

@@ -11,6 +11,7 @@ import time
 import urllib.request
 
 PATIENCE_S = 120
+RECIPE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "gateway", "recipes", "envoy.yaml")
 
 
 class Missing(Exception):
@@ -71,19 +72,28 @@ class Child:
 
 
 class Gateway(Child):
-    """kvrouted-gateway with an admin port, whose replies name the worker."""
+    """kvrouted-gateway with an admin port, whose replies name the worker: the proxy, or the picker behind Envoy."""
 
-    def __init__(self, args, folder, engines, socket_path=None):
+    def __init__(self, args, folder, engines, socket_path=None, envoy=None):
         config = os.path.join(folder, "gateway.toml")
         with open(config, "w") as file:
             file.write("forward.worker_headers = true\n")
-        self.admin = f"127.0.0.1:{free_port()}"
+        self.admin, self.envoy = f"127.0.0.1:{free_port()}", None
         daemon = ["--socket", socket_path] if socket_path else ["--kvrouted", args.kvrouted]
-        command = [args.gateway, "serve", "--config", config, "--listen", "127.0.0.1:0", "--admin", self.admin, *daemon]
+        command = [args.gateway, "epp" if envoy else "serve", "--config", config, "--listen", "127.0.0.1:0",
+                   "--admin", self.admin, *daemon]
         super().__init__("the gateway", command + [part for url in engines for part in ("--engine", url)])
-        self.url = self.until(r"serving on (http://\S+)")[1]
+        self.url = self.until(r"serving on (\S+)")[1]
         if socket_path is None:
             self.socket = self.until(r"the daemon answers.* socket=(\S+)")[1]
+        if envoy:
+            self.envoy = Envoy(envoy, folder, self.url, engines)
+            self.url = self.envoy.url
+
+    def end(self):
+        if self.envoy:
+            self.envoy.end()
+        super().end()
 
     def counter(self, name, label):
         """The values of a counter by its label."""
@@ -93,6 +103,37 @@ class Gateway(Child):
 
     def findings(self):
         return json.loads(get(f"http://{self.admin}/findings"))["findings"]
+
+
+class Envoy(Child):
+    """Envoy with the recipe envoy.yaml, changed as its own comment says."""
+
+    def __init__(self, binary, folder, picker, engines):
+        version = re.search(r"/(\d+)\.(\d+)\.\d+/", subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout)
+        port, admin = free_port(), free_port()
+        with open(RECIPE) as file:
+            text = file.read()
+        endpoint = re.compile(r"( *- endpoint: .*port_value: )800\d(}}}\n)")
+        first, places = endpoint.search(text), iter([url.rsplit(":", 1)[1] for url in engines])
+        text = endpoint.sub("", text[: first.start()]) + "".join(f"{first[1]}{place}{first[2]}" for place in places) + endpoint.sub("", text[first.end() :])
+        for old, new in ((10000, port), (9901, admin), (9002, picker.rsplit(":", 1)[1])):
+            text = text.replace(f"port_value: {old}}}", f"port_value: {new}}}")
+        if (int(version[1]), int(version[2])) < (1, 38):
+            text = "".join(line for line in text.splitlines(True) if "selected_host_key" not in line)
+        config = os.path.join(folder, "envoy.yaml")
+        with open(config, "w") as file:
+            file.write(text)
+        super().__init__("Envoy", [binary, "-c", config, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"])
+        self.url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if re.search(r"picker::\S*health_flags::healthy", get(f"http://127.0.0.1:{admin}/clusters")):
+                    return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        self.end()
+        raise Missing("Envoy does not find the picker; its last lines:\n" + "\n".join(self.lines[-20:]))
 
 
 class Daemon(Child):

@@ -1,5 +1,6 @@
-"""A relay in front of one engine that keeps the bytes of each answer, by the request's id."""
+"""A relay in front of one engine that keeps the bytes of each answer, by the check's name for the request."""
 
+import collections
 import http.client
 import http.server
 import threading
@@ -18,7 +19,7 @@ class Tap:
     """Listens on a free port of this machine until it is closed."""
 
     def __init__(self, engine):
-        self.engine, self.answers, self.lock = engine, {}, threading.Lock()
+        self.engine, self.answers, self.asked, self.lock = engine, {}, collections.Counter(), threading.Lock()
         at = urllib.parse.urlsplit(engine)
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -34,14 +35,30 @@ class Tap:
                     self.upstream.close()
                 super().finish()
 
+            def body(self):
+                if self.headers.get("transfer-encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length") or 0))
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                while self.rfile.readline().strip():
+                    pass
+                return b"".join(parts)
+
             def relay(self):
                 if self.upstream is None:
                     self.upstream = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = self.body()
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-                self.upstream.request(self.command, self.path, body, headers)
-                reply = self.upstream.getresponse()
-                self.tap.relayed(self, reply)
+                with self.tap.lock:
+                    self.tap.asked[self.headers.get("x-check-id")] += self.path == "/v1/chat/completions"
+                try:
+                    self.upstream.request(self.command, self.path, body, headers)
+                    self.tap.relayed(self, self.upstream.getresponse())
+                except (OSError, http.client.HTTPException):
+                    # The engine is gone: the caller's connection ends here too.
+                    self.upstream, self.close_connection = None, True
 
             do_GET = do_POST = relay
 
@@ -53,7 +70,7 @@ class Tap:
     def relayed(self, handler, reply):
         answer = Answer(self.engine, handler.path, reply.status, reply.headers.get("content-type"))
         with self.lock:
-            self.answers.setdefault(handler.headers.get("x-request-id"), []).append(answer)
+            self.answers.setdefault(handler.headers.get("x-check-id"), []).append(answer)
         handler.send_response_only(reply.status, reply.reason)
         for name, value in reply.headers.items():
             if name.lower() not in HOP:

@@ -12,7 +12,7 @@ http = __import__(next(base.__module__ for base in transport_of if base.__name__
 
 
 class Recorder(http.HTTPTransport):
-    """Keeps status, headers and undecoded body of each answer, by the request's id."""
+    """Keeps status, headers and undecoded body of each answer, by the check's name for the request."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -23,7 +23,7 @@ class Recorder(http.HTTPTransport):
         kept = Kept(reply, reply.stream)
         reply.stream = kept
         with self.lock:
-            self.answers[request.headers["x-request-id"]] = kept
+            self.answers[request.headers["x-check-id"]] = kept
         return reply
 
     def taken(self, name):

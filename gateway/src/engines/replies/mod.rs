@@ -6,7 +6,7 @@ mod sglang;
 mod vllm;
 
 pub(super) use models::{Models, read_models};
-pub(super) use sglang::read_sglang_info;
+pub(super) use sglang::{SglangInfo, read_sglang_info};
 pub(super) use vllm::{CacheConfig, Sources, read_cache_config, read_sources, read_version};
 
 use serde_json::{Map, Value};

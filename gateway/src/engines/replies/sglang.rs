@@ -16,10 +16,16 @@ pub(in crate::engines) struct SglangInfo {
     pub(in crate::engines) ranks: Vec<RankSource>,
     /// Whether prefixes are cached.
     pub(in crate::engines) has_prefix_caching: bool,
+    /// `null`, `prefill` or `decode`.
+    pub(in crate::engines) disaggregation_mode: Option<String>,
+    /// Where a prefill engine's bootstrap server listens.
+    pub(in crate::engines) bootstrap_port: Option<u16>,
 }
 
 /// Reads `/server_info`: `kv_events` has `{publisher, endpoint_host, endpoint_port_base, topic, block_size, dp_size,
-/// replay_endpoint_port_base}`; rank r publishes at base + r.
+/// replay_endpoint_port_base}`; rank r publishes at base + r. `disaggregation_mode` and
+/// `disaggregation_bootstrap_port` are arguments of the server (`python/sglang/srt/server_args.py` of 0.5), which the
+/// reply lists all.
 pub(in crate::engines) fn read_sglang_info(body: &[u8], host: &str) -> Result<SglangInfo, String> {
     let reply = object(body)?;
     let events = match reply.get("kv_events") {
@@ -27,11 +33,19 @@ pub(in crate::engines) fn read_sglang_info(body: &[u8], host: &str) -> Result<Sg
         _ => None,
     };
     let block_size = events.and_then(|events| tokens(events.get("block_size")));
+    let mode = name(reply.get("disaggregation_mode")).map(str::to_owned);
+    // Every server has the argument, but only a prefill engine listens there.
+    let bootstrap_port = match mode.as_deref() {
+        Some("prefill") => port(&reply, "disaggregation_bootstrap_port")?.and_then(|port| u16::try_from(port).ok()),
+        _ => None,
+    };
     Ok(SglangInfo {
         version: name(reply.get("version")).map(str::to_owned),
         block_size: block_size.or_else(|| tokens(reply.get("page_size"))),
         ranks: events.map_or(Ok(Vec::new()), |events| ranks(events, host))?,
         has_prefix_caching: reply.get("disable_radix_cache") != Some(&Value::Bool(true)),
+        disaggregation_mode: mode,
+        bootstrap_port,
     })
 }
 
@@ -112,6 +126,20 @@ mod tests {
             assert_eq!((info.ranks.len(), info.block_size), (0, Some(1)), "{events}");
         }
         assert!(!read_sglang_info(br#"{"disable_radix_cache": true}"#, "h").expect("an answer").has_prefix_caching);
+    }
+
+    #[test]
+    fn only_a_prefill_engine_has_a_bootstrap_server() {
+        let read = |mode: &str| {
+            let body = format!(r#"{{"disaggregation_mode": "{mode}", "disaggregation_bootstrap_port": 8998}}"#);
+            let info = read_sglang_info(body.as_bytes(), "h").expect("an answer");
+            (info.disaggregation_mode, info.bootstrap_port)
+        };
+        assert_eq!(read("prefill"), (Some("prefill".into()), Some(8998)));
+        assert_eq!(read("decode"), (Some("decode".into()), None));
+        assert_eq!(read("null"), (Some("null".into()), None));
+        let bad = br#"{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 70000}"#;
+        assert!(read_sglang_info(bad, "h").expect_err("no port").contains("not a port"));
     }
 
     #[test]

@@ -224,7 +224,7 @@ fn plan_of(engines: &EngineSet) -> FleetPlan {
     let planned = engines.iter().map(|engine| PlannedEngine {
         worker: engine.worker(),
         role: engine.config().role,
-        base: engines.base_of(engine),
+        base: engines.base_of(&engine),
         name: engine.base().authority().map(ToString::to_string).unwrap_or_default(),
         facts: engine.facts(),
     });

@@ -185,6 +185,7 @@ pub(super) mod tests {
             block_size: Some(16),
             ranks: ports.iter().enumerate().map(source).collect(),
             renders: RenderSupport::default(),
+            bootstrap_port: None,
             problems: Vec::new(),
         };
         let name = format!("10.0.0.{worker}:8000");

@@ -1,6 +1,7 @@
 //! The local tokenizer: its proof against doubles of engines, and its tokens against vLLM's own handlers in Python.
 
 mod double;
+mod kit;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use double::{Double, Reply, models, vllm};
 use kvrouted_gateway::api::{ApiPath, PromptForm, RequestFacts, Usage};
+use kvrouted_gateway::config::{self, Flags};
+use kvrouted_gateway::demo::SimulatedEngines;
 use kvrouted_gateway::engines::{ClientTls, EngineConfig, EngineSet, ServedModel};
+use kvrouted_gateway::proxy::Choose as _;
+use kvrouted_gateway::serve::{Core, CoreOptions, Routed};
 use kvrouted_gateway::tokens::{
     LocalCounts, LocalFolder, LocalTokenizers, PromptTokens, TokenSettings, TokenSource, Tokeniser,
 };
@@ -124,6 +129,10 @@ async fn until(mut holds: impl FnMut() -> bool) {
 }
 
 async fn ask(tokeniser: &Tokeniser, path: ApiPath, body: &str) -> PromptTokens {
+    ask_for(tokeniser, &model(), path, body).await
+}
+
+async fn ask_for(tokeniser: &Tokeniser, model: &ServedModel, path: ApiPath, body: &str) -> PromptTokens {
     let facts = RequestFacts {
         model: None,
         stream: false,
@@ -134,7 +143,7 @@ async fn ask(tokeniser: &Tokeniser, path: ApiPath, body: &str) -> PromptTokens {
         output_tokens_max: None,
         has_report_mode: false,
     };
-    tokeniser.tokens(path, &facts, &model(), &Bytes::copy_from_slice(body.as_bytes()), soon()).await
+    tokeniser.tokens(path, &facts, model, &Bytes::copy_from_slice(body.as_bytes()), soon()).await
 }
 
 #[tokio::test]
@@ -270,6 +279,70 @@ fn a_folder_that_cannot_be_used_is_named() {
         LocalTokenizers::load(&[LocalFolder { model: "m".into(), folder: folder.path().to_owned(), prefer: false }]);
     let error = error.expect_err("no tokenizer");
     assert!(error.contains(&folder.path().display().to_string()) && error.contains("tokenizer.json"), "{error}");
+}
+
+/// The tokenizer of the simulated engines (`demo/tokenizer.rs`): a token for each byte, and for each mark of a chat.
+fn bytes_folder() -> TempDir {
+    // GPT-2's alphabet: a printable byte stands for itself, each other one for the next character from 256 on.
+    let is_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut others = 256..;
+    let vocab = (0..=255_u8).map(|byte| {
+        let char = if is_itself(byte) { u32::from(byte) } else { others.next().expect("without end") };
+        (char::from_u32(char).expect("a character").to_string(), json!(byte))
+    });
+    let vocab: serde_json::Map<String, Value> = vocab.collect();
+    let marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"];
+    let added: Vec<Value> = marks
+        .iter()
+        .zip(256..)
+        .map(|(mark, id)| {
+            json!({"id": id, "content": mark,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+        })
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    folder_of(&tokenizer.to_string(), &json!({"chat_template": template}).to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_configured_folder_is_proved_by_the_engines_and_replaces_them() {
+    let Some(kvrouted) = kit::kvrouted_or_skip("a local tokenizer beside simulated engines") else { return };
+    let engines = SimulatedEngines::start(&kvrouted, 1).await.expect("an engine");
+    let folder = bytes_folder();
+    let file = folder.path().join("gateway.toml");
+    let table = format!("[[tokens.local]]\nmodel = \"demo\"\nfolder = {:?}\n", folder.path().display().to_string());
+    std::fs::write(&file, table).expect("written");
+    let flags =
+        Flags { engines: engines.urls(), program: Some(kvrouted), admin: Some(String::new()), ..Flags::default() };
+    let config = config::load(Some(&file), &flags).expect("a good configuration");
+    let (_stop, stopping) = tokio::sync::watch::channel(false);
+    let core = Core::start(CoreOptions::of(&config).expect("good files"), stopping).await.expect("a core");
+    let core = Arc::new(core);
+    let model = ServedModel { base: "demo".into(), lora: None };
+    let chat_body = |number: u64| {
+        let content = format!("Grüße {number}: end 世界");
+        json!({"model": "demo", "messages": [{"role": "user", "content": content}]}).to_string()
+    };
+    for number in 0..PROOF {
+        let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(number)).await;
+        assert_eq!(prompt.source, TokenSource::Renderer, "{prompt:?}");
+        until(|| core.tokeniser().local().is_some_and(LocalTokenizers::is_idle)).await;
+    }
+    let routed = Routed::new(Arc::clone(&core));
+    let metrics = routed.metrics();
+    assert!(metrics.contains("kvrouted_gateway_local_proofs{state=\"proved\"} 1"), "{metrics}");
+    drop(engines);
+    let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(PROOF)).await;
+    let text = format!("Grüße {PROOF}: end 世界");
+    let bytes = text.bytes().map(u32::from);
+    let expected: Vec<u32> = std::iter::once(257).chain(bytes).chain([260, 258]).collect();
+    assert_eq!((prompt.source, prompt.tokens.as_deref()), (TokenSource::Local, Some(&expected[..])));
+    core.stop().await;
 }
 
 /// Python with vLLM, and the folder of the tiny model, or a line that `scripts/test` lists at its end.

@@ -218,3 +218,22 @@ pub(super) fn counter<'a>(
         let _ = writeln!(text, "{name}_total{{{label}=\"{value}\"}} {count}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_tokenizers_have_a_counter_and_a_gauge() {
+        let mut text = String::new();
+        local_metrics(&mut text, &LocalCounts { equal: 3, skipped: 2, proved: 1, ..LocalCounts::default() });
+        for line in [
+            "kvrouted_gateway_local_tokens_total{result=\"equal\"} 3",
+            "kvrouted_gateway_local_tokens_total{result=\"skipped\"} 2",
+            "# TYPE kvrouted_gateway_local_proofs gauge",
+            "kvrouted_gateway_local_proofs{state=\"proved\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -112,7 +112,10 @@ async fn conversations_follow_their_prefix_and_cached_tokens_come_out_as_predict
     }
     let metrics = admin.text("/metrics").await;
     for name in documented_metrics() {
-        assert!(metrics.contains(&name), "the documents name {name}");
+        // Those of pods and of local tokenizers are there where they are configured; other tests look for them.
+        let is_optional = ["kubernetes_", "local_"].iter().any(|part| name.contains(&format!("gateway_{part}")));
+        // A family without samples has only its name.
+        assert!(is_optional || metrics.contains(name.trim_end_matches("_total")), "the documents name {name}");
     }
 }
 

@@ -65,6 +65,7 @@ impl Eligible {
         if views.is_empty() {
             return Err(unknown_model(ask.model));
         }
+        let has_ending = views.iter().any(|view| !view.takes_requests);
         views.retain(|view| view.takes_requests);
         if views.is_empty() {
             let text = format!("every engine of {:?} is ending or not ready", ask.model.base);
@@ -86,14 +87,14 @@ impl Eligible {
         }
         prefer(&mut views, |view| ask.model.lora.as_deref().is_none_or(|lora| view.lists(lora)));
         prefer(&mut views, |view| view.is_usable);
-        let is_narrowed = ask.allow.is_some() || views.len() < serving;
+        let is_narrowed = ask.allow.is_some() || has_ending || views.len() < serving;
         Ok(Self { views, is_narrowed })
     }
 
     /// The engines that may prefill the request, without those that failed for it or back off; `None` = there is none.
     pub(super) fn to_prefill(all: impl Iterator<Item = EngineView>, ask: &Ask<'_>) -> Option<Self> {
         let may = |view: &EngineView| {
-            let is_left = view.is_usable && !ask.exclude.contains(&view.engine);
+            let is_left = view.takes_requests && view.is_usable && !ask.exclude.contains(&view.engine);
             view.role == EngineRole::Prefill && is_left && view.lists(&ask.model.base)
         };
         let mut views: Vec<EngineView> = all.filter(may).collect();

@@ -3,6 +3,7 @@
 //! They use the real `kvrouted` program, and are skipped with a message if it is not built.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use http_body_util::BodyExt as _;
 use kvrouted::ids::Worker;
@@ -78,6 +79,28 @@ impl Fixture {
     }
 }
 
+/// A picker that takes its engines from the API server at `url`, and its address.
+async fn start_picker(kvrouted: PathBuf, url: String, token: PathBuf, admin: SocketAddr) -> (Gateway, SocketAddr) {
+    let starting = tokio::task::spawn_blocking(move || {
+        let (token, admin) = (token.display().to_string(), admin.to_string());
+        let flags = ["--plaintext", "--kubernetes-service", "serving/vllm", "--kubernetes-url", &url];
+        let flags = [&flags[..], &["--kubernetes-token-file", &token, "--admin", &admin]].concat();
+        let gateway = Gateway::start_picker(&kvrouted, &[], &flags);
+        let picker = gateway.url().parse().expect("an address");
+        (gateway, picker)
+    });
+    starting.await.expect("a picker")
+}
+
+/// The gateway, once its daemon answers, and the daemon's socket.
+async fn with_daemon(mut gateway: Gateway) -> (Gateway, PathBuf) {
+    let asking = tokio::task::spawn_blocking(move || {
+        let (_, socket) = gateway.daemon();
+        (gateway, socket)
+    });
+    asking.await.expect("a daemon")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     let Some(kvrouted) = kvrouted_or_skip("the endpoint picker with pods of Kubernetes") else { return };
@@ -92,19 +115,9 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     std::fs::write(&token, "the token").expect("written");
     let pods = vec![ready("1", "127.0.0.1"), ready("2", "127.0.0.1")];
     let workers: Vec<Worker> = pods.iter().map(|pod| Worker::new(worker_id(&pod.uid), 0)).collect();
-    let url = api.url.clone();
     let admin = free_port();
-    let starting = tokio::task::spawn_blocking(move || {
-        let token = token.display().to_string();
-        let flags = ["--plaintext", "--kubernetes-service", "serving/vllm", "--kubernetes-url", &url];
-        let admin = admin.to_string();
-        let flags = [&flags[..], &["--kubernetes-token-file", &token, "--admin", &admin]].concat();
-        let gateway = Gateway::start_picker(&kvrouted, &[], &flags);
-        let picker: SocketAddr = gateway.url().parse().expect("an address");
-        (gateway, picker)
-    });
-    let (mut gateway, picker) = starting.await.expect("a picker");
-    let mut fixture = Fixture { api, picker, pods, addresses };
+    let (gateway, picker) = start_picker(kvrouted, api.url.clone(), token, admin).await;
+    let fixture = Fixture { api, picker, pods, addresses };
     assert!(!fixture.is_ready().await, "there is no pod yet");
     // A pod is added, and is not ready.
     fixture.put(0, &[fixture.pods[0].clone().not_ready()]);
@@ -112,11 +125,7 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     // It becomes ready.
     fixture.put(0, &fixture.pods[..1]);
     kit::until("the picker is ready", async || fixture.is_ready().await).await;
-    let asking = tokio::task::spawn_blocking(move || {
-        let daemon = gateway.daemon();
-        (gateway, daemon)
-    });
-    let (gateway, (_, socket)) = asking.await.expect("a daemon");
+    let (gateway, socket) = with_daemon(gateway).await;
     let figures = Figures::of(&socket, "demo");
     kit::until("the daemon has the pod's worker", async || {
         figures.in_flight().await.is_some_and(|workers_now| workers_now == [(workers[0], 0)])
@@ -158,7 +167,12 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
         figures.in_flight().await.is_some_and(|all| all == [(workers[1], 0)])
     })
     .await;
-    // The API server is away: the picker goes on with what it knows.
+    goes_on_alone(fixture, admin).await;
+    drop(gateway);
+}
+
+/// The API server is away: the picker goes on with what it knows, one pod.
+async fn goes_on_alone(mut fixture: Fixture, admin: SocketAddr) {
     let metrics = operator(admin, "/metrics").await;
     for line in [
         "kubernetes_current 1\n",
@@ -176,7 +190,6 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     assert!(operator(admin, "/metrics").await.contains("kubernetes_current 0\n"));
     let mut stream = fixture.stream().await;
     assert_eq!(fixture.list(&mut stream, "Is anybody there?").await, [fixture.addresses[1]]);
-    drop(gateway);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -224,7 +224,7 @@ def rounds(args, folder, engines, peer):
         ours = Gateway(args, folder, [engine.url for engine in engines])
         children.append(ours)
         contenders["kvrouted-gateway"] = ours.url
-        turning = Daemon(args, folder, engines, "round_robin")
+        turning = Daemon(args, folder, engines, "round-robin")
         children.append(turning)
         children.append(Gateway(args, folder, [f"{engine.worker}={engine.url}" for engine in engines], turning.socket))
         contenders["round-robin"] = children[-1].url

@@ -86,19 +86,7 @@ impl Halves<'_> {
         if let Some(booking) = chosen.prefill.booking.as_mut().filter(|_| !is_first) {
             booking.served(by.worker);
         }
-        self.prefill.left -= 1;
-        let usage: PrefillUsage = OnceLock::new().into();
-        let half = PrefillHalf {
-            engine: Arc::clone(&prefill_engine),
-            request: self.prefill.request(&body),
-            path: self.call.path,
-            deadline: self.prefill.first_byte,
-            by,
-            booking: chosen.prefill.booking.take(),
-            observer: chosen.observer.take(),
-            usage: Arc::clone(&usage),
-        };
-        let mut task = PrefillTask(tokio::spawn(half.run()));
+        let (mut task, usage) = self.start_prefill(&mut chosen, by, &prefill_engine, &body);
         let mut is_prefilled = false;
         let outcome = {
             let sending = self.decode.send(&decode_engine, Some(candidate.worker.rank.0), &body);
@@ -142,20 +130,50 @@ impl Halves<'_> {
                 self.proxy.choose.report_failure(late.worker, self.model(), "timeout");
                 Err(error)
             }
-            Err(PrefillEnd::Failed("timeout", error)) => {
+            Err(end) => self.prefill_ended(by, end),
+        }
+    }
+
+    /// Sends the prefill half.
+    fn start_prefill(
+        &mut self,
+        chosen: &mut Chosen,
+        by: Candidate,
+        engine: &Arc<Engine>,
+        body: &Bytes,
+    ) -> (PrefillTask, PrefillUsage) {
+        self.prefill.left -= 1;
+        let usage: PrefillUsage = OnceLock::new().into();
+        let half = PrefillHalf {
+            engine: Arc::clone(engine),
+            request: self.prefill.request(body),
+            path: self.call.path,
+            deadline: self.prefill.first_byte,
+            by,
+            booking: chosen.prefill.booking.take(),
+            observer: chosen.observer.take(),
+            usage: Arc::clone(&usage),
+        };
+        (PrefillTask(tokio::spawn(half.run())), usage)
+    }
+
+    /// The prefill half ended before the decode engine's first byte, and not well.
+    fn prefill_ended(&mut self, by: Candidate, end: PrefillEnd) -> Result<Round, ApiError> {
+        match end {
+            PrefillEnd::Failed("timeout", error) => {
                 self.proxy.choose.report_failure(by.worker, self.model(), "timeout");
                 Err(error)
             }
-            Err(PrefillEnd::Failed(why, error)) => {
+            PrefillEnd::Failed(why, error) => {
                 self.proxy.choose.report_failure(by.worker, self.model(), why);
                 self.prefill.tried.push(by.worker.id.0);
                 self.prefill.failed_why = Some(why);
                 self.prefill.failure = Some(Err(error));
                 Ok(Round::Failed)
             }
-            Err(PrefillEnd::Refused(begun)) => Ok(Round::Begun(Box::new(refusal(by, *begun)))),
-            // Only ends of other kinds leave the loop.
-            Err(PrefillEnd::Done) => Ok(Round::Failed),
+            PrefillEnd::Refused(begun) => Ok(Round::Begun(Box::new(refusal(by, *begun)))),
+            // The caller goes on waiting for the other half.
+            PrefillEnd::Done => Ok(Round::Failed),
         }
     }
 

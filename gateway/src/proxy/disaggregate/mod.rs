@@ -27,7 +27,7 @@ use super::choose::{Asked, Booking, Candidate, Choice, Observer, PrefillChoice};
 use super::handle::{Call, Proxy, Reply};
 use super::prepared::Prepared;
 use super::relay::Held;
-use crate::api::{ApiError, Usage, asks_one_output, prompts, sglang_splits, vllm_splits};
+use crate::api::{ApiError, ApiPath, Usage, asks_one_output, prompts, sglang_splits, vllm_splits};
 use crate::engines::{Dialect, Engine, EngineRole};
 
 /// What became of a request that two engines might have run.
@@ -93,6 +93,14 @@ impl Roles {
             }
         }
         roles
+    }
+
+    /// Whether engines of this kind can share a request of this path and with so many prompts.
+    fn split(&self, path: ApiPath, prepared: &Prepared) -> bool {
+        match self.dialect {
+            Dialect::Vllm => vllm_splits(path) && matches!(prompts(&prepared.facts), (1, false)),
+            Dialect::Sglang => sglang_splits(path) && prompts(&prepared.facts).0 > 0,
+        }
     }
 
     /// Why no two engines can run the request; `None` = they can.
@@ -192,6 +200,12 @@ impl Chosen {
     }
 }
 
+/// 503: no two engines, and no single one, can run the request.
+fn no_pair(why: &str) -> ApiError {
+    let message = format!("{why}, and no engine with the role any is; try again");
+    ApiError::engine(StatusCode::SERVICE_UNAVAILABLE, "no_engine_pair", message).retry_after(1)
+}
+
 /// A reply of an engine that refuses the request itself, as any other engine would.
 fn refusal(candidate: Candidate, begun: Begun) -> Reply {
     Reply { candidate, begun, booking: None, observer: None, filters_usage: false, prefill: None }
@@ -212,11 +226,7 @@ impl Proxy {
         if !roles.has_roles {
             return Ok(OnTwo::Whole(held));
         }
-        let splits = match roles.dialect {
-            Dialect::Vllm => vllm_splits(call.path) && matches!(prompts(&prepared.facts), (1, false)),
-            Dialect::Sglang => sglang_splits(call.path) && prompts(&prepared.facts).0 > 0,
-        };
-        if !splits || !asks_one_output(body)? {
+        if !roles.split(call.path, prepared) || !asks_one_output(body)? {
             self.metrics.on_two_engines("not_split");
             return self.whole(&roles).map(|()| OnTwo::Whole(held));
         }
@@ -274,8 +284,7 @@ impl Proxy {
             return self.give_up(call, halves.last_failed(), held, deadline).map(OnTwo::Answered);
         }
         self.metrics.on_two_engines("nobody");
-        let message = format!("{why}, and no engine with the role any is; try again");
-        Err(ApiError::engine(StatusCode::SERVICE_UNAVAILABLE, "no_engine_pair", message).retry_after(1))
+        Err(no_pair(&why))
     }
 
     /// Whether a request that cannot be split may go to one engine.

@@ -156,6 +156,9 @@ impl Metrics {
         let help = "Requests for models with prefill and decode engines: split (one of both ran it), without_transfer \
             (the same, but the prefill engine gave no blocks), any (one engine ran it, because no prefill or no decode \
             engine was usable), not_split (one engine ran it, because it cannot be split) or nobody";
+        for outcome in ["split", "without_transfer", "any", "not_split", "nobody"] {
+            drop(self.on_two_engines.get_or_create(&Outcome { outcome })); // listed from the start, with 0
+        }
         registry.register("disaggregated", help, self.on_two_engines.clone());
         registry.register("prompt_tokens", "Tokens of prompts, as engines count them", self.prompt_tokens.clone());
         let help = "Tokens of prompts that the engines had cached, as they say in their replies";

@@ -170,7 +170,10 @@ impl Gateway {
         let config = folder.path().join("picker.toml");
         std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted-gateway"));
-        command.arg("epp").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
+        command.arg("epp").arg("--kvrouted").arg(kvrouted);
+        if !flags.contains(&"--config") {
+            command.arg("--config").arg(&config);
+        }
         command.args(["--listen", "127.0.0.1:0"]).args(flags);
         if !flags.contains(&"--admin") {
             command.args(["--admin", ""]);

@@ -270,12 +270,7 @@ impl Proxy {
         let failed = halves.failed();
         if roles.any && (!halves.has_failed() || attempts.can_repeat) {
             self.metrics.on_two_engines("any");
-            tracing::info!(
-                request_id = call.id_text(),
-                model = prepared.model.base,
-                why,
-                "one engine runs the request"
-            );
+            tracing::info!(request_id = call.id_text(), why, "one engine runs the request");
             // Those that only decode are not for whole requests.
             attempts.tried = [roles.decoders, failed].concat();
             return Ok(OnTwo::Whole(held));

@@ -214,6 +214,10 @@ pub(crate) const BACK_OFF_MAX: Duration = Duration::from_secs(30);
 pub(crate) const BACK_OFF_JITTER: f64 = 0.25;
 /// How long the one probe of an engine may stay without an end before another request probes.
 pub(crate) const PROBE_MAX: Duration = Duration::from_secs(30);
+/// How long an engine whose connection broke may take to say that it lives.
+pub(crate) const ALIVE_MAX: Duration = Duration::from_secs(1);
+/// Connections that may break one after the other before an engine backs off even if it says that it lives.
+pub(crate) const BREAKS_IN_A_ROW_MAX: usize = 8;
 
 // ---- engines: what they say of themselves ---------------------------------------------------------------------------
 

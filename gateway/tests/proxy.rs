@@ -280,6 +280,27 @@ async fn a_request_goes_to_the_next_engine_before_the_first_byte() {
 }
 
 #[tokio::test]
+async fn a_request_that_only_breaks_its_own_connection_takes_the_engine_from_nobody() {
+    let (first, second) = (EngineDouble::start(Behaviour::CloseAlive).await, answering(COMPLETION).await);
+    let gateway = Gateway::start(&[&first, &second]).await;
+    assert_eq!(exchange(gateway.address, &chat()).await.text(), COMPLETION, "the next engine runs it");
+    gateway.settles().await;
+    assert_eq!(gateway.choice.lines()[0], "served 2/0", "no failure is reported");
+    assert!(gateway.metrics.text("").contains("kvrouted_gateway_retried_total{reason=\"cut_off\"} 1"));
+    first.behave(Behaviour::Answer(json(200, COMPLETION)));
+    assert_eq!(exchange(gateway.address, &chat()).await.status, 200);
+    assert_eq!(first.seen().len(), 2, "it still gets requests");
+    // Eight breaks without a request that goes well are the engine's, whatever it says of its health.
+    first.behave(Behaviour::CloseAlive);
+    for _ in 0..8 {
+        assert_eq!(exchange(gateway.address, &chat()).await.text(), COMPLETION);
+    }
+    let asked = first.seen().len();
+    assert_eq!(exchange(gateway.address, &chat()).await.text(), COMPLETION);
+    assert_eq!(first.seen().len(), asked, "it backs off");
+}
+
+#[tokio::test]
 async fn a_refused_connection_moves_the_request_and_its_booking() {
     let (gone, good) = (answering("{}").await, answering(COMPLETION).await);
     let config = config(&[gone.url(), good.url()]);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue};
 use hyper::http::uri::{Authority, Scheme};
@@ -17,8 +18,9 @@ use super::address::parse_base;
 use super::facts::{EngineFacts, NamedFacts};
 use super::health::Health;
 use super::learn::{self, LearnError};
-use super::transport::{BoxBody, DATA_PARALLEL_RANK, HttpClient, client};
+use super::transport::{BoxBody, DATA_PARALLEL_RANK, HttpClient, body_of, client};
 use crate::api::ApiError;
+use crate::limits::{ALIVE_MAX, BREAKS_IN_A_ROW_MAX};
 
 /// A key that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -171,6 +173,8 @@ pub struct Engine {
     unknown: Arc<EngineFacts>,
     health: Mutex<Health>,
     renderer_health: Mutex<Health>,
+    /// Connections that broke since a request last went well.
+    breaks: AtomicUsize,
     inflight: AtomicUsize,
     takes_requests: AtomicBool,
 }
@@ -222,6 +226,7 @@ impl Engine {
             unknown,
             health: Mutex::default(),
             renderer_health: Mutex::default(),
+            breaks: AtomicUsize::new(0),
             inflight: AtomicUsize::new(0),
             takes_requests: AtomicBool::new(true),
         })
@@ -299,8 +304,32 @@ impl Engine {
         rest
     }
 
+    /// A connection broke before the first byte of a reply. Returns whether the engine lives all the same: a caller can
+    /// bring a break about too, with a body that the engine refuses by closing the connection, and must not take the
+    /// engine from all others. The engine is asked. It backs off if it does not answer, or if
+    /// [`BREAKS_IN_A_ROW_MAX`] connections broke without a request that went well.
+    pub(crate) async fn outlives_a_break(&self, why: &str) -> bool {
+        // A count by itself: it guards no other memory.
+        let breaks = self.breaks.fetch_add(1, Ordering::Relaxed) + 1;
+        let lives = breaks < BREAKS_IN_A_ROW_MAX && self.is_alive().await;
+        match lives {
+            true => drop(self.health.lock().succeeded()),
+            false => drop(self.failed(Instant::now(), why)),
+        }
+        lives
+    }
+
+    /// Whether it answers `/health`, which vLLM and SGLang have.
+    async fn is_alive(&self) -> bool {
+        let mut request = Request::new(body_of(Bytes::new()));
+        *request.uri_mut() = Uri::from_static("/health");
+        let reply = self.ask(request, Instant::now() + ALIVE_MAX).await;
+        reply.is_ok_and(|reply| reply.status().is_success())
+    }
+
     /// A request went well.
     pub fn succeeded(&self) {
+        self.breaks.store(0, Ordering::Relaxed);
         if self.health.lock().succeeded() {
             tracing::info!(worker = self.worker(), url = %self.base, "the engine answers again");
         }

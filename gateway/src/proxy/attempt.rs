@@ -22,6 +22,9 @@ pub(super) struct Begun {
     pub(super) guard: InflightGuard,
 }
 
+/// A failure that is not the engine's: the connection broke, and the engine lives.
+pub(super) const CUT_OFF: &str = "cut_off";
+
 /// How sending to one engine went.
 pub(super) enum Outcome {
     /// The reply has begun.
@@ -87,10 +90,8 @@ impl Attempts {
         let (parts, mut rest) = match engine.send(request, self.first_byte).await {
             Ok(response) => response.into_parts(),
             Err(error @ EngineError::TimedOut) => return self.timed_out(engine, error.api_error()),
-            Err(error) => {
-                let why = if error.is_unsent() { "refused" } else { "broken" };
-                return self.failed(engine, why, error.api_error());
-            }
+            Err(error) if error.is_unsent() => return self.failed(engine, "refused", error.api_error()),
+            Err(error) => return self.broke(engine, error.api_error()).await,
         };
         let first = match tokio::time::timeout_at(self.first_byte.into(), rest.frame()).await {
             Ok(None) => None,
@@ -98,7 +99,7 @@ impl Attempts {
             Ok(Some(Err(_))) => {
                 let message = "the engine's connection broke before the first byte of its reply";
                 let error = ApiError::engine(StatusCode::BAD_GATEWAY, "engine_failed", message);
-                return self.failed(engine, "broken", error);
+                return self.broke(engine, error).await;
             }
             Err(_) => return self.timed_out(engine, EngineError::TimedOut.api_error()),
         };
@@ -111,6 +112,13 @@ impl Attempts {
         }
         engine.succeeded();
         Outcome::Begun(begun)
+    }
+
+    /// The connection broke: the engine failed, or only this request did.
+    async fn broke(&mut self, engine: &Engine, error: ApiError) -> Outcome {
+        let why = if engine.outlives_a_break(&error.message).await { CUT_OFF } else { "broken" };
+        self.failure = Some(Err(error));
+        Outcome::Failed(why)
     }
 
     fn failed(&mut self, engine: &Engine, why: &'static str, error: ApiError) -> Outcome {

@@ -12,7 +12,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use kvrouted::ids::Worker;
 use tokio::sync::Semaphore;
 
-use super::attempt::{Attempts, Begun, Outcome};
+use super::attempt::{Attempts, Begun, CUT_OFF, Outcome};
 use super::body::{BodyBudget, HeldBody, ReplyBody, read_body};
 use super::choose::{Booking, Candidate, Choice, Choose, Observer};
 use super::disaggregate::{OnTwo, PrefillUsage};
@@ -322,7 +322,7 @@ impl Proxy {
             match attempts.send(&engine, Some(worker.rank.0), body).await {
                 Outcome::Begun(begun) => return Ok(Some((*candidate, begun))),
                 Outcome::Failed(why) => {
-                    self.choose.report_failure(worker, model, why);
+                    self.report(worker, model, why);
                     if !attempts.can_repeat {
                         return Ok(None);
                     }
@@ -335,6 +335,13 @@ impl Proxy {
             }
         }
         Ok(None)
+    }
+
+    /// Reports a failure to the router, unless it is the request's own.
+    pub(super) fn report(&self, worker: Worker, model: &str, why: &str) {
+        if why != CUT_OFF {
+            self.choose.report_failure(worker, model, why);
+        }
     }
 
     /// A request without a prompt: to the least busy engine that serves its model, or to any.

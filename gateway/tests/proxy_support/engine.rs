@@ -19,6 +19,8 @@ pub(crate) enum Behaviour {
     AnswerAndClose(Vec<u8>),
     /// Closes the connection without an answer.
     Close,
+    /// Closes the connection as [`Behaviour::Close`], and answers `/health`.
+    CloseAlive,
     /// Answers nothing until the caller leaves.
     Hang,
     /// Sends the head of a stream and then events, until the caller leaves.
@@ -115,7 +117,8 @@ impl EngineDouble {
 async fn converse(mut stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, log: Arc<Log>) {
     while let Some(seen) = read_request(&mut stream).await {
         let line = seen.head.lines().next().unwrap_or_default().to_owned();
-        if let Some(answer) = about_itself(&line) {
+        let lives = line.starts_with("GET /health ") && matches!(*behaviour.lock(), Behaviour::CloseAlive);
+        if let Some(answer) = lives.then(|| json(200, "")).or_else(|| about_itself(&line)) {
             if stream.write_all(&answer).await.is_err() {
                 return;
             }
@@ -134,7 +137,7 @@ async fn converse(mut stream: TcpStream, behaviour: Arc<Mutex<Behaviour>>, log: 
                 let _ = stream.shutdown().await;
                 return;
             }
-            Behaviour::Close => return,
+            Behaviour::Close | Behaviour::CloseAlive => return,
             Behaviour::Hang => {
                 until_left(&mut stream, &log).await;
                 return;

@@ -16,9 +16,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -150,8 +150,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
         }
         (&Method::POST, path) => match CallKind::of(path) {
             Some(kind) => {
-                let read = Limited::new(request.into_body(), DEMO_BODY_BYTES_MAX).collect().await;
-                let Ok(body) = read.map(http_body_util::Collected::to_bytes) else {
+                let Some(body) = read(request.into_body()).await else {
                     return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large or was cut off"));
                 };
                 completion::answer(kind, &body, &shared).await
@@ -160,6 +159,20 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
         },
         _ => Ok(json(StatusCode::NOT_FOUND, replies::not_found())),
     }
+}
+
+/// A body; `None` = it is too large or was cut off. It is read to its end all the same, as vLLM's server does: who closes
+/// a connection on a body that is still being sent is not heard.
+async fn read(mut body: Incoming) -> Option<Bytes> {
+    let (mut whole, mut bytes) = (BytesMut::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.ok()?.into_data() else { continue };
+        bytes += data.len();
+        if bytes <= DEMO_BODY_BYTES_MAX {
+            whole.extend_from_slice(&data);
+        }
+    }
+    (bytes <= DEMO_BODY_BYTES_MAX).then(|| whole.freeze())
 }
 
 fn json(status: StatusCode, body: String) -> Response<Body> {

@@ -119,7 +119,7 @@ impl Halves<'_> {
                 None => Ok(Round::Failed),
             },
             Ok(Outcome::Failed(why)) => {
-                self.proxy.choose.report_failure(candidate.worker, self.model(), why);
+                self.proxy.report(candidate.worker, self.model(), why);
                 self.decode.tried.push(candidate.worker.id.0);
                 self.decode.failed_why = Some(why);
                 Ok(Round::Failed)

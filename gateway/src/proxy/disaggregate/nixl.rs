@@ -146,7 +146,7 @@ impl Halves<'_> {
                 Outcome::Begun(begun) => return Ok(self.unless_transfer_failed(*candidate, begun)),
                 Outcome::Failed(why) => {
                     decode.failed_why = Some(why);
-                    self.proxy.choose.report_failure(worker, &self.prepared.model.base, why);
+                    self.proxy.report(worker, &self.prepared.model.base, why);
                     if why != "refused" || !self.decode.can_repeat {
                         return Ok(None);
                     }

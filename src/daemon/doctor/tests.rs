@@ -217,7 +217,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
 }
 
 /// Symptoms that only `kvrouted doctor` can see, from outside the daemon.
-const OUTSIDE: [Symptom; 9] = [
+const OUTSIDE: [Symptom; 11] = [
     Symptom::SocketUnreachable,
     Symptom::SocketDenied,
     Symptom::AdminUnreachable,
@@ -227,6 +227,8 @@ const OUTSIDE: [Symptom; 9] = [
     Symptom::ConfigInvalid,
     Symptom::ConfigDiffers,
     Symptom::OpenFilesShort,
+    Symptom::GatewayFinding,
+    Symptom::GatewayUnreachable,
 ];
 
 #[test]

@@ -147,6 +147,9 @@ impl Metrics {
         let help = "Requests that the gateway answered with an error of its own, by the error's code";
         registry.register("refused", help, self.refused.clone());
         let help = "Requests sent to another engine because one failed before the first byte, by what happened";
+        for reason in ["refused", "broken", "unavailable", "cut_off"] {
+            drop(self.retried.get_or_create(&Reason { reason })); // listed from the start, with 0
+        }
         registry.register("retried", help, self.retried.clone());
         let help = "Replies by how they ended: whole, hung_up (the caller left), stalled (the caller read nothing), \
             engine (the engine broke off) or deadline";

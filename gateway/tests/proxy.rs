@@ -403,7 +403,8 @@ async fn an_engine_that_hangs_is_a_timeout() {
     .await;
     let reply = exchange(gateway.address, &streamed_chat()).await;
     assert_eq!((reply.status, reply.code().as_str()), (504, "engine_timeout"));
-    until("the engine is left", || engine.left() == 1).await;
+    // On a busy machine the time may be up before the request reaches the engine.
+    until("the engine is left", || engine.left() == engine.seen().len()).await;
     gateway.settles().await;
 }
 

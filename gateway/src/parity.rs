@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use kvrouted::ids::Worker;
 use parking_lot::Mutex;
 
 use crate::api::Usage;
@@ -37,6 +38,12 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// That of a worker, among those of one request.
+    #[must_use]
+    pub fn of_worker(predictions: &[Self], worker: Worker) -> Option<&Self> {
+        predictions.iter().find(|prediction| prediction.worker == (worker.id.0, worker.rank.0))
+    }
+
     /// Tokens of the leading blocks that the worker holds.
     #[must_use]
     pub const fn overlap_tokens(&self) -> u32 {

@@ -38,7 +38,7 @@ pub struct Bootstrap<'a> {
     pub host: &'a str,
     /// The port of its bootstrap server.
     pub port: u16,
-    /// The meeting point of each prompt: one number that both engines are told, below 2^63.
+    /// For each prompt, the number by which the two engines find each other; below 2^63.
     pub rooms: &'a [u64],
     /// Whether the body has a list of prompts, so that the fields are lists too.
     pub is_list: bool,
@@ -174,7 +174,7 @@ fn read<'a>(body: &'a [u8], wanted: &[&str]) -> Result<Members<'a>, ApiError> {
         .ok_or_else(|| ApiError::caller(StatusCode::BAD_REQUEST, "invalid_json", "the body is not a valid JSON object"))
 }
 
-/// The members of an inner object. What is no object has none: the engine judges its type.
+/// The members of an inner object; `None` if the value is no object, which the engine itself will refuse.
 fn inner<'a>(raw: Option<&'a str>, wanted: &[&str]) -> Option<Members<'a>> {
     Members::read(raw?, wanted).ok()
 }

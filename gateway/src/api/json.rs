@@ -17,7 +17,7 @@ pub(super) struct Member<'a> {
     pub(super) value: &'a str,
 }
 
-/// The members of an object whose keys somebody asked for, in the order of the text.
+/// The wanted members of an object, in the order of the text.
 #[derive(Clone, Debug)]
 pub(super) struct Members<'a> {
     text: &'a str,

@@ -93,7 +93,7 @@ impl Health {
     }
 }
 
-/// The back-off after so many failures in a row: doubled each time up to a bound, less a share by chance.
+/// The back-off after `failures` in a row. It doubles with each failure up to a bound, and `chance` takes off a share.
 #[must_use]
 pub fn back_off(failures: u32, chance: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);

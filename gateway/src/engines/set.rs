@@ -277,7 +277,7 @@ impl EngineSet {
         *self.changes.borrow()
     }
 
-    /// The same number, for those who wait for a change.
+    /// A channel with the same number, which tells of each change.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()

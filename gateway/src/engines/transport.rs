@@ -45,7 +45,7 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// The configuration for connections. Without `is_needed` nothing is read and nobody is trusted.
+    /// The configuration for connections. Without `is_needed` it reads no file and trusts no authority.
     pub(crate) fn config(&self, is_needed: bool) -> Result<Arc<ClientConfig>, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)

@@ -77,14 +77,6 @@ pub struct Pick {
     pub prefill: Option<PrefillPick>,
 }
 
-impl Pick {
-    /// What `worker` should have of the prompt.
-    #[must_use]
-    pub fn prediction_of(&self, worker: Worker) -> Option<&Prediction> {
-        self.predictions.iter().find(|prediction| prediction.worker == (worker.id.0, worker.rank.0))
-    }
-}
-
 /// Where the prompt of a request may be computed, if its output is generated elsewhere.
 #[derive(Debug)]
 pub struct PrefillPick {

@@ -249,7 +249,7 @@ impl CoreLease {
     }
 
     fn prediction(&self, worker: Worker) -> Option<&Prediction> {
-        self.predictions.iter().find(|prediction| prediction.worker == (worker.id.0, worker.rank.0))
+        Prediction::of_worker(&self.predictions, worker)
     }
 }
 

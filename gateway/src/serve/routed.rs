@@ -81,8 +81,7 @@ impl Routed {
         let (path, model) = (asked.path, asked.model.clone());
         Box::new(move |worker: Worker, usage: &Usage| {
             core.tokeniser().observe(path, &model, &prompt, usage, Instant::now());
-            let served = (worker.id.0, worker.rank.0);
-            if let Some(prediction) = predictions.iter().find(|prediction| prediction.worker == served) {
+            if let Some(prediction) = Prediction::of_worker(&predictions, worker) {
                 core.parity().observe(&model.base, prediction, usage);
             }
         })
@@ -92,9 +91,7 @@ impl Routed {
 /// The workers with what they should have cached.
 fn candidates(workers: &[Worker], predictions: &[Prediction]) -> Vec<Candidate> {
     let candidate = |worker: &Worker| {
-        let mut known = predictions.iter();
-        let prediction = known.find(|prediction| prediction.worker == (worker.id.0, worker.rank.0));
-        let overlap_tokens = prediction.map(Prediction::overlap_tokens);
+        let overlap_tokens = Prediction::of_worker(predictions, *worker).map(Prediction::overlap_tokens);
         Candidate { worker: *worker, overlap_tokens }
     };
     workers.iter().map(candidate).collect()

@@ -144,7 +144,7 @@ numbered! {
     TrustLevel { None = 0, Predicted = 1, Unproven = 2, LowerBound = 3, Exact = 4 }
     Mode {
         Kv = 1, LoadAware = 2, Approximate = 3, LeastLoaded = 4, PowerOfTwo = 5, RoundRobin = 6, Random = 7, Direct = 8,
-        DeviceAwareWeighted = 9, Lmetric = 10
+        DeviceAwareWeighted = 9, Lmetric = 10, Latency = 11
     }
     MatchStatus { Matched = 0, Unmatchable = 1 }
 }

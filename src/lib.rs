@@ -41,6 +41,8 @@ mod columns;
 #[cfg(feature = "daemon")]
 pub mod endpoint;
 #[cfg(feature = "daemon")]
+pub mod engine_law;
+#[cfg(feature = "daemon")]
 mod framed_file;
 #[cfg(feature = "daemon")]
 mod log_quota;
@@ -102,3 +104,5 @@ pub mod discovery;
 pub mod policy_search;
 #[cfg(feature = "daemon")]
 pub mod relay;
+#[cfg(feature = "simulate")]
+pub mod simulate;

@@ -353,6 +353,12 @@ pub const REPORT_MS_CEILING: u64 = 3_600_000;
 pub const PREFILL_SAMPLES_MIN: u32 = 4;
 /// Weight of a worker's last prefill in the learnt averages, 0 to 1.
 pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
+/// Predicted times to the first token after which their mean error can be a finding.
+pub const TTFT_PREDICTIONS_MIN: u64 = 200;
+/// The mean relative error of predicted times to the first token beyond which it is a finding.
+pub const TTFT_ERROR_MAX: f64 = 0.3;
+/// Classes of workers whose prefill times are learnt apart.
+pub const PREFILL_CLASSES_MAX: usize = 256;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
 pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
 /// Appended to a request id for the booking of its prefill worker.

@@ -99,7 +99,8 @@ enum {
     KVR__MODE_RANDOM = 7,
     KVR__MODE_DIRECT = 8,
     KVR__MODE_DEVICE_AWARE_WEIGHTED = 9,
-    KVR__MODE_LMETRIC = 10
+    KVR__MODE_LMETRIC = 10,
+    KVR__MODE_LATENCY = 11
 };
 /* table Scheme */
 enum {
@@ -259,7 +260,12 @@ enum {
     KVR__COST_TERMS_TAINT_FACTOR = 16,
     KVR__COST_TERMS_COST = 17,
     KVR__COST_TERMS_AFFINITY_FACTOR = 18,
-    KVR__COST_TERMS_FIELD_COUNT = 19
+    KVR__COST_TERMS_IN_FLIGHT_BLOCKS = 19,
+    KVR__COST_TERMS_QUEUE_S = 20,
+    KVR__COST_TERMS_PREFILL_S = 21,
+    KVR__COST_TERMS_FETCH_S = 22,
+    KVR__COST_TERMS_DELAY_S = 23,
+    KVR__COST_TERMS_FIELD_COUNT = 24
 };
 /* table Candidate */
 enum {
@@ -685,6 +691,11 @@ typedef struct kvr_terms {
     double taint_factor; /* factor */
     double cost;
     double affinity_factor; /* factor: below 1 if the request's session is bound to the worker */
+    double in_flight_blocks; /* blocks of the prompt that the worker does not hold yet, but computes for other requests */
+    double queue_s; /* seconds: predicted rest of the prefills booked before this one */
+    double prefill_s; /* seconds: predicted prefill of this prompt */
+    double fetch_s; /* seconds: predicted fetch of blocks from below the device's memory */
+    double delay_s; /* seconds: weighted delay of the worker's other requests by this prefill */
 } kvr_terms;
 /* F(field, its number, its value if it is absent) for each field of CostTerms. */
 #define KVR__EACH_OF_COST_TERMS(F) \
@@ -706,6 +717,11 @@ typedef struct kvr_terms {
     F(capability_weight, KVR__COST_TERMS_CAPABILITY_WEIGHT, 0) \
     F(taint_factor, KVR__COST_TERMS_TAINT_FACTOR, 0) \
     F(cost, KVR__COST_TERMS_COST, 0) \
-    F(affinity_factor, KVR__COST_TERMS_AFFINITY_FACTOR, 1)
+    F(affinity_factor, KVR__COST_TERMS_AFFINITY_FACTOR, 1) \
+    F(in_flight_blocks, KVR__COST_TERMS_IN_FLIGHT_BLOCKS, 0) \
+    F(queue_s, KVR__COST_TERMS_QUEUE_S, 0) \
+    F(prefill_s, KVR__COST_TERMS_PREFILL_S, 0) \
+    F(fetch_s, KVR__COST_TERMS_FETCH_S, 0) \
+    F(delay_s, KVR__COST_TERMS_DELAY_S, 0)
 
 #endif

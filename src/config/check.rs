@@ -491,6 +491,11 @@ fn worker(
         blocks_max: draft.blocks_max,
         batched_tokens_max: draft.batched_tokens_max,
         prefill: prefill(draft),
+        engine_class: draft.engine_class.clone().unwrap_or_else(|| {
+            let model = spaces.get(space.0 as usize).map_or("", |space| &space.value.model);
+            format!("{model} {}", draft.device.name())
+        }),
+        engine_preset: draft.engine_preset,
         device_class: draft.device,
         weight: weight(draft),
         taints: draft.taints.clone(),

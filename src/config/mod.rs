@@ -19,6 +19,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use crate::endpoint::Endpoint;
+use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::load::{PrefillFigures, PrefillModel};
@@ -457,6 +458,10 @@ pub struct WorkerConfig {
     pub batched_tokens_max: u64,
     /// Its own figures of the prefill model, if any.
     pub prefill: PrefillFigures,
+    /// The class of workers that are alike.
+    pub engine_class: String,
+    /// The constants of the class before they are learnt.
+    pub engine_preset: Option<&'static EnginePreset>,
     /// The kind of device.
     pub device_class: DeviceClass,
     /// Its throughput relative to a CPU worker's 1.
@@ -467,4 +472,12 @@ pub struct WorkerConfig {
     pub loras: Vec<String>,
     /// [`WorkerState::Draining`] if the record says `draining`, else [`WorkerState::Joining`].
     pub state: WorkerState,
+}
+
+impl WorkerConfig {
+    /// What is believed of its prefills before they are learnt.
+    #[must_use]
+    pub fn prefill_prior(&self) -> Option<PrefillLaw> {
+        self.engine_preset.map(|preset| preset.law.prefill)
+    }
 }

@@ -21,7 +21,7 @@ pub enum FileFormat {
 }
 
 /// Fields that [`WorkerPatch`] may set. None of them affects the worker's event stream.
-const PATCHABLE: [&str; 12] = [
+const PATCHABLE: [&str; 14] = [
     "draining",
     "weight",
     "taints",
@@ -33,6 +33,8 @@ const PATCHABLE: [&str; 12] = [
     "prefill_base_us",
     "prefill_token_ns",
     "prefill_cached_token_ns",
+    "engine_class",
+    "engine_preset",
     "device",
 ];
 
@@ -135,6 +137,8 @@ impl WorkerPatch {
                 "prefill_base_us" => worker.prefill.base_ns = check::prefill(draft).base_ns,
                 "prefill_token_ns" => worker.prefill.token_ns = draft.prefill_token_ns,
                 "prefill_cached_token_ns" => worker.prefill.cached_token_ns = draft.prefill_cached_token_ns,
+                "engine_class" => worker.engine_class = draft.engine_class.clone().unwrap_or_default(),
+                "engine_preset" => worker.engine_preset = draft.engine_preset,
                 "device" => worker.device_class = draft.device,
                 _ => {}
             }
@@ -155,6 +159,8 @@ fn copy_draft(name: &str, from: &WorkerDraft, to: &mut WorkerDraft) {
         "prefill_base_us" => to.prefill_base_us = from.prefill_base_us,
         "prefill_token_ns" => to.prefill_token_ns = from.prefill_token_ns,
         "prefill_cached_token_ns" => to.prefill_cached_token_ns = from.prefill_cached_token_ns,
+        "engine_class" => to.engine_class.clone_from(&from.engine_class),
+        "engine_preset" => to.engine_preset = from.engine_preset,
         "device" => to.device = from.device,
         _ => {}
     }

@@ -15,6 +15,7 @@ use super::statistics::Statistics;
 use crate::fleet::Space;
 use crate::ids::Worker;
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
+use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
 
@@ -42,6 +43,7 @@ impl Collector for Gatherer {
         self.findings(&mut encoder)?;
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
+        self.prefill_classes(&mut encoder)?;
         self.queue(&mut encoder)?;
         self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
@@ -175,6 +177,48 @@ impl Gatherer {
         ];
         for (name, help, value) in gauges {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// What is known of the prefill times of each class of workers.
+    fn prefill_classes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let classes = self.statistics.loads.prefill_classes();
+        type Pick = fn(&PrefillClass) -> f64;
+        let gauges: [(&str, &str, Pick); 4] = [
+            ("kvrouted_prefill_base_seconds", "Learnt time of every prefill.", |class| class.law.base_s),
+            ("kvrouted_prefill_token_seconds", "Learnt time of each token to compute.", |class| class.law.token_s),
+            (
+                "kvrouted_prefill_attention_seconds",
+                "Learnt time of each pair of a token to compute and one before it.",
+                |class| class.law.attention_s,
+            ),
+            (
+                "kvrouted_ttft_error_ratio",
+                "Mean of |predicted - observed| / observed over recent times to the first token.",
+                |class| class.error_mean,
+            ),
+        ];
+        for (name, help, pick) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for class in &classes {
+                family.encode_family(&[("class", class.name.as_str())].as_slice())?.encode_gauge(&pick(class))?;
+            }
+        }
+        let sums: [(&str, &str, Pick); 4] = [
+            ("kvrouted_prefill_samples", "Prefills that times were learnt from.", |class| class.samples as f64),
+            ("kvrouted_ttft_predictions", "Predicted first tokens that came.", |class| class.predictions as f64),
+            ("kvrouted_ttft_predicted_seconds", "Sum of predicted times to the first token.", |class| {
+                class.predicted_s
+            }),
+            ("kvrouted_ttft_observed_seconds", "Sum of the observed times.", |class| class.observed_s),
+        ];
+        for (name, help, pick) in sums {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for class in &classes {
+                let labels = [("class", class.name.as_str())];
+                family.encode_family(&labels.as_slice())?.encode_counter::<NoLabelSet, f64, u64>(&pick(class), None)?;
+            }
         }
         Ok(())
     }

@@ -55,6 +55,7 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
         let mut record = records.record(worker, index, now_unix_ms);
         record.slot = shards.add(worker, record.shard)?;
         loads.set_prefill(index, worker.prefill);
+        loads.set_prefill_class(index, &worker.engine_class, worker.prefill_prior());
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
         if let Some(publisher) = records.publisher(&record, &view) {
             shards.publishers[usize::from(record.shard.0)].push(publisher);

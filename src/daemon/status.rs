@@ -165,6 +165,13 @@ impl Administration {
     }
 
     /// The daemon's counters, summed over its threads.
+    /// The mean error of predicted times to the first token, of the class of workers for which it is largest.
+    fn ttft_error_percent(&self) -> u64 {
+        let classes = self.tables.loads.prefill_classes();
+        let largest = classes.iter().map(|class| class.error_mean).fold(0.0, f64::max);
+        (100.0 * largest).round() as u64
+    }
+
     fn counters(&self) -> Vec<(String, u64)> {
         let cores = CoreCounter::ALL.iter().map(|counter| {
             let sum = self.statistics.cores.iter().map(|core| core.counters.get(*counter)).sum();
@@ -177,6 +184,7 @@ impl Administration {
             ("bookings_live".to_owned(), self.tables.loads.live() as u64),
             ("lanes_open".to_owned(), lanes.open() as u64),
             ("lanes_ended_held".to_owned(), lanes.ended_and_held() as u64),
+            ("ttft_error_percent".to_owned(), self.ttft_error_percent()),
         ];
         let tally = statistics.recording.shadow.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);

@@ -64,7 +64,7 @@ impl Ledger {
             return None;
         }
         let duration_ns = self.prefills.duration_ns(worker, tokens, cached);
-        Some(self.prefills.add(worker, Prefill { tokens, duration_ns }, now_ns))
+        Some(self.prefills.add(worker, Prefill { tokens, duration_ns, cached_tokens: cached }, now_ns))
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.

@@ -2,14 +2,15 @@
 
 use super::active::BLOCK_PARTS;
 use super::change_log::{ChangeLog, ChangesSeen};
-use super::prefill::Backlog;
+use super::prefill::{Backlog, PrefillLoad};
+use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 use crate::protocol::EngineLoad;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SeqWord, spin};
 
 /// A worker's load by bookings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// Tokens still to prefill; at a given time, minus those that the prefill model counts as done.
     pub prefill_tokens: u64,
@@ -18,6 +19,10 @@ pub struct Load {
     pub decode_blocks: u64,
     /// Requests in flight.
     pub requests: u64,
+    /// The predicted time of the prefills in progress.
+    pub work: PrefillWork,
+    /// How long a prefill takes on the worker, as learnt so far.
+    pub law: PrefillLaw,
     /// The end of the back-off after a failure, nanoseconds of the bookings' clock; 0 = no failure.
     pub back_off_until_ns: u64,
     /// The worker's own report, if a time is given and the report is recent.
@@ -26,10 +31,31 @@ pub struct Load {
     pub version: u64,
 }
 
-/// One record, on two cache lines of its own: a decision reads the first, and the second only of workers with modelled
-/// prefills or a load report. The seqlock of [`SeqWord`].
+/// The predicted time of a worker's prefills in progress, which run one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefillWork {
+    /// The sum over all of them, nanoseconds.
+    pub queued_ns: u64,
+    /// The first of them, which runs, nanoseconds.
+    pub running_ns: u64,
+    /// Since when it runs.
+    pub since_ns: u64,
+}
+
+impl PrefillWork {
+    /// Seconds left at a time. A prefill that takes longer than predicted counts nothing until it is reported done.
+    #[must_use]
+    #[inline(always)]
+    pub fn left_s(&self, now_ns: u64) -> f64 {
+        let done_ns = now_ns.saturating_sub(self.since_ns).min(self.running_ns);
+        self.queued_ns.saturating_sub(done_ns) as f64 * 1e-9
+    }
+}
+
+/// One record, on three cache lines of its own: a decision reads the first and the last, and the one between only of
+/// workers with modelled prefills or a load report. The seqlock of [`SeqWord`].
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C, align(64))]
 struct LoadCell {
     sequence: SeqWord,
     /// The worker that the cell belongs to: a [`WorkerIndex`], or `NO_WORKER`.
@@ -48,11 +74,19 @@ struct LoadCell {
     all_modelled: AtomicU64,
     /// The last report: its fields, two to a word where they fit.
     engine_report: [AtomicU64; 4],
+    /// No fact; begins the third line.
+    spare: AtomicU64,
+    /// The predicted time of the prefills in progress: all, the one that runs, and since when it runs.
+    work: [AtomicU64; 3],
+    /// The constants of a prefill's time, as bits.
+    law: [AtomicU64; 3],
 }
 
 const _: () = assert!(
     cfg!(all(test, kvrouted_loom))
-        || std::mem::offset_of!(LoadCell, anchor_tokens) == 64 && size_of::<LoadCell>() == 128
+        || std::mem::offset_of!(LoadCell, anchor_tokens) == 64
+            && std::mem::offset_of!(LoadCell, work) == 128
+            && size_of::<LoadCell>() == 192
 );
 
 /// The report time of a worker without a report.
@@ -62,9 +96,9 @@ const NO_REPORT: u64 = u64::MAX;
 const NO_DURATION: u64 = u64::MAX;
 
 /// The content of a cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Record {
-    pub(super) backlog: Backlog,
+    pub(super) prefill: PrefillLoad,
     /// In parts of a block.
     pub(super) decode_parts: u64,
     pub(super) requests: u64,
@@ -89,6 +123,9 @@ impl LoadCell {
             since_ns: zero(),
             all_modelled: zero(),
             engine_report: std::array::from_fn(|_| zero()),
+            spare: zero(),
+            work: std::array::from_fn(|_| zero()),
+            law: std::array::from_fn(|_| zero()),
         };
         cell.store(&Record::default());
         cell
@@ -99,12 +136,26 @@ impl LoadCell {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
         let reported_ns = of(&self.reported_ns);
         Record {
-            backlog: self.backlog(),
+            prefill: PrefillLoad { backlog: self.backlog(), work: self.work(), law: self.law() },
             decode_parts: of(&self.decode_parts),
             requests: of(&self.requests),
             back_off_until_ns: of(&self.back_off_until_ns),
             engine_report: (reported_ns != NO_REPORT).then(|| (self.engine_report(), reported_ns)),
         }
+    }
+
+    /// Relaxed: as `load`.
+    #[inline]
+    fn work(&self) -> PrefillWork {
+        let [queued_ns, running_ns, since_ns] = [0, 1, 2].map(|at: usize| self.work[at].load(Ordering::Relaxed));
+        PrefillWork { queued_ns, running_ns, since_ns }
+    }
+
+    /// Relaxed: as `load`.
+    #[inline]
+    fn law(&self) -> PrefillLaw {
+        let constant = |at: usize| f64::from_bits(self.law[at].load(Ordering::Relaxed));
+        PrefillLaw { base_s: constant(0), token_s: constant(1), attention_s: constant(2) }
     }
 
     /// Relaxed: as `load`.
@@ -137,10 +188,12 @@ impl LoadCell {
     #[inline]
     fn booked(&self, version: u64, to: &mut Load) {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
-        let Load { prefill_tokens, decode_blocks, requests, back_off_until_ns, engine, version: of_version } = to;
+        let Load { prefill_tokens, decode_blocks, requests, work, law, back_off_until_ns, engine, version: of_version } =
+            to;
         *prefill_tokens = of(&self.prefill_tokens);
         *decode_blocks = (of(&self.decode_parts) + BLOCK_PARTS / 2) / BLOCK_PARTS;
         *requests = of(&self.requests);
+        (*work, *law) = (self.work(), self.law());
         *back_off_until_ns = of(&self.back_off_until_ns);
         (*engine, *of_version) = (None, version);
     }
@@ -164,7 +217,8 @@ impl LoadCell {
 
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
-        let Record { backlog, decode_parts, requests, back_off_until_ns, engine_report } = record;
+        let Record { prefill, decode_parts, requests, back_off_until_ns, engine_report } = record;
+        let PrefillLoad { backlog, work, law } = prefill;
         let (word, reported_ns) = engine_report.unwrap_or((EngineLoad::default(), NO_REPORT));
         let requests_word = u64::from(word.running) << 32 | u64::from(word.waiting);
         let words = [word.prefill_tokens, word.decode_blocks, requests_word, u64::from(word.kv_usage_millionths)];
@@ -178,6 +232,10 @@ impl LoadCell {
         self.all_modelled.store(u64::from(backlog.all_modelled), Ordering::Relaxed);
         self.decode_parts.store(*decode_parts, Ordering::Relaxed);
         self.requests.store(*requests, Ordering::Relaxed);
+        let work = [work.queued_ns, work.running_ns, work.since_ns];
+        self.work.iter().zip(work).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
+        let law = [law.base_s, law.token_s, law.attention_s];
+        self.law.iter().zip(law).for_each(|(field, value)| field.store(value.to_bits(), Ordering::Relaxed));
     }
 }
 
@@ -348,7 +406,7 @@ mod tests {
             scope.spawn(|| {
                 for _ in 0..20_000 {
                     cells.change(WorkerIndex(0), |record| {
-                        record.backlog.tokens += 2;
+                        record.prefill.backlog.tokens += 2;
                         record.decode_parts += 3 * BLOCK_PARTS;
                         record.requests += 1;
                     });

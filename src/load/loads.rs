@@ -7,9 +7,11 @@ use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
 use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
-use super::prefill::{PrefillFigures, PrefillModel};
+use super::prefill::{PrefillFigures, PrefillId, PrefillModel};
+use super::prefill_laws::PrefillClass;
 use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::SessionId;
+use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
@@ -200,6 +202,21 @@ impl Loads {
         self.ledger.lock().prefills.set_figures(worker, figures);
     }
 
+    /// Puts an admitted worker into a class, whose workers share the law of their prefills' time. The first worker of a
+    /// class gives its prior.
+    pub fn set_prefill_class(&self, worker: WorkerIndex, name: &str, prior: Option<PrefillLaw>) {
+        let mut ledger = self.ledger.lock();
+        ledger.prefills.laws.set_class(worker, name, prior);
+        let prefill = ledger.prefills.load_of(worker);
+        self.cells.change(worker, |record| record.prefill = prefill);
+    }
+
+    /// What is known of each class of workers.
+    #[must_use]
+    pub fn prefill_classes(&self) -> Vec<PrefillClass> {
+        self.ledger.lock().prefills.laws.classes().cloned().collect()
+    }
+
     /// Whether a worker can be booked.
     #[must_use]
     pub fn is_admitted(&self, worker: WorkerIndex) -> bool {
@@ -325,9 +342,9 @@ impl Loads {
         };
         let (slot, generation) = ledger.keep(booking, prompt_blocks);
         let handle = ledger.handle(session, slot, generation);
-        let backlog = ledger.prefills.backlog(worker);
+        let prefill = ledger.prefills.load_of(worker);
         self.cells.change(worker, |record| {
-            record.backlog = backlog;
+            record.prefill = prefill;
             record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
@@ -388,9 +405,9 @@ impl Loads {
         if let Some(prefill) = booking.prefill {
             ledger.prefills.end(booking.worker, prefill, now_ns);
         }
-        let backlog = ledger.prefills.backlog(booking.worker);
+        let prefill = ledger.prefills.load_of(booking.worker);
         self.cells.change(booking.worker, |record| {
-            record.backlog = backlog;
+            record.prefill = prefill;
             record.decode_parts -= freed_parts;
             record.requests -= 1;
         });
@@ -434,13 +451,23 @@ impl Loads {
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 if let Some(prefill) = prefill {
                     ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
+                    self.learn_law(&mut ledger, worker, prefill, now_ns);
                     ledger.prefills.end(worker, prefill, now_ns);
                 }
-                let backlog = ledger.prefills.backlog(worker);
-                self.cells.change(worker, |record| record.backlog = backlog);
+                let prefill = ledger.prefills.load_of(worker);
+                self.cells.change(worker, |record| record.prefill = prefill);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
+        }
+    }
+
+    /// Learns from a prefill that was reported done, and tells idle workers of the same class.
+    fn learn_law(&self, ledger: &mut Ledger, worker: WorkerIndex, prefill: PrefillId, now_ns: u64) {
+        let Some(class) = ledger.prefills.learn_law(worker, prefill, now_ns) else { return };
+        for member in ledger.prefills.laws.members_of(class).iter().filter(|member| **member != worker) {
+            let prefill = ledger.prefills.load_of(*member);
+            self.cells.change(*member, |record| record.prefill = prefill);
         }
     }
 
@@ -577,9 +604,9 @@ impl Loads {
             came_parts = if unshared { booking.own_parts() } else { came_parts };
         }
         for (worker, is_there) in [(from, false), (to, true)] {
-            let backlog = ledger.prefills.backlog(worker);
+            let prefill = ledger.prefills.load_of(worker);
             self.cells.change(worker, |record| {
-                record.backlog = backlog;
+                record.prefill = prefill;
                 if is_there {
                     record.decode_parts += came_parts;
                     record.requests += 1;

@@ -17,6 +17,7 @@ mod ledger;
 mod load_cells;
 mod loads;
 mod prefill;
+mod prefill_laws;
 mod reporters;
 mod session;
 #[cfg(test)]
@@ -26,8 +27,9 @@ pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad,
 pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
-pub use load_cells::{Load, LoadCells, LoadStability};
+pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
+pub use prefill_laws::PrefillClass;
 pub use reporters::{BackOff, BeyondShare, Reporter};
 pub use session::SessionId;

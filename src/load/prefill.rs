@@ -6,6 +6,9 @@
 
 use hashbrown::HashMap;
 
+use super::load_cells::PrefillWork;
+use super::prefill_laws::{ClassIndex, DonePrefill, PrefillLaws};
+use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
 use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN};
 
@@ -46,6 +49,8 @@ pub(super) struct Prefill {
     pub(super) tokens: u64,
     /// Its duration, nanoseconds; `None` = unknown.
     pub(super) duration_ns: Option<u64>,
+    /// Tokens before them, in the cache.
+    pub(super) cached_tokens: u64,
 }
 
 /// A worker's prefills in progress, as far as the backlog at a time depends on them.
@@ -85,6 +90,14 @@ impl Backlog {
     }
 }
 
+/// The part of a worker's load that its prefills in progress make.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct PrefillLoad {
+    pub(super) backlog: Backlog,
+    pub(super) work: PrefillWork,
+    pub(super) law: PrefillLaw,
+}
+
 /// The slot of a prefill in progress. Invalid once it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PrefillId(u32);
@@ -93,6 +106,12 @@ pub(super) struct PrefillId(u32);
 #[derive(Clone, Copy, Debug)]
 struct PrefillSlot {
     prefill: Prefill,
+    /// Its duration by the law of its worker, nanoseconds.
+    work_ns: u64,
+    /// The same with what was left of the prefills before it: the predicted time to the first token.
+    predicted_ns: u64,
+    booked_ns: u64,
+    began_alone: bool,
     /// The neighbours in the worker's list; in a free slot, `after` is the next free one.
     before: Option<PrefillId>,
     after: Option<PrefillId>,
@@ -107,6 +126,8 @@ struct WorkerPrefills {
     last: Option<PrefillId>,
     tokens: u64,
     unmodelled: usize,
+    /// By the law of the worker, nanoseconds.
+    work_ns: u64,
     since_ns: u64,
 }
 
@@ -153,6 +174,7 @@ pub(super) struct Prefills {
     learnt: HashMap<WorkerIndex, LearntRate>,
     /// For workers that have some.
     figures: HashMap<WorkerIndex, PrefillFigures>,
+    pub(super) laws: PrefillLaws,
 }
 
 impl Prefills {
@@ -184,7 +206,23 @@ impl Prefills {
             // No reader is left for the backlog of a removed worker; its prefills belong to no list.
             *queue = WorkerPrefills { worker, ..WorkerPrefills::default() };
         }
-        let place = PrefillSlot { prefill, before: queue.last, after: None };
+        let law = self.laws.law_of(worker);
+        let work_ns = (law.prefill_s(prefill.tokens as f64, prefill.cached_tokens as f64) * 1e9) as u64;
+        let ahead_s = PrefillWork {
+            queued_ns: queue.work_ns,
+            running_ns: queue.anchor.map_or(0, |anchor| self.places[anchor.0 as usize].work_ns),
+            since_ns: queue.since_ns,
+        }
+        .left_s(now_ns);
+        let place = PrefillSlot {
+            prefill,
+            work_ns,
+            predicted_ns: work_ns + (ahead_s * 1e9) as u64,
+            booked_ns: now_ns,
+            began_alone: queue.last.is_none(),
+            before: queue.last,
+            after: None,
+        };
         let id = match self.free {
             Some(id) => {
                 self.free = self.places[id.0 as usize].after;
@@ -201,13 +239,14 @@ impl Prefills {
             None => (queue.anchor, queue.since_ns) = (Some(id), now_ns),
         }
         queue.tokens += prefill.tokens;
+        queue.work_ns += work_ns;
         queue.unmodelled += usize::from(prefill.duration_ns.is_none());
         id
     }
 
     /// Ends a prefill, for whatever reason.
     pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
-        let PrefillSlot { prefill, before, after } = self.places[id.0 as usize];
+        let PrefillSlot { prefill, work_ns, before, after, .. } = self.places[id.0 as usize];
         self.places[id.0 as usize].after = self.free.replace(id);
         let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) else { return };
         match before {
@@ -219,6 +258,7 @@ impl Prefills {
             None => queue.last = before,
         }
         queue.tokens -= prefill.tokens;
+        queue.work_ns -= work_ns;
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
         if before.is_none() {
             queue.since_ns = now_ns;
@@ -250,6 +290,24 @@ impl Prefills {
         self.learnt.entry(worker).or_default().take(prefill.tokens, took_ns);
     }
 
+    /// Learns the law of a worker's prefills from one that was reported done. Call it before [`Prefills::end`]. Returns
+    /// its class if that has a new law.
+    pub(super) fn learn_law(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) -> Option<ClassIndex> {
+        let queue = self.queue(worker)?;
+        let slot = self.places[id.0 as usize];
+        let done = DonePrefill {
+            tokens: [slot.prefill.tokens, slot.prefill.cached_tokens],
+            since_ns: queue.since_ns.max(slot.booked_ns),
+            booked_ns: slot.booked_ns,
+            now_ns,
+            work_ns: slot.work_ns,
+            predicted_ns: slot.predicted_ns,
+            began_alone: slot.began_alone,
+            ended_alone: queue.anchor == queue.last,
+        };
+        self.laws.learn(worker, &done)
+    }
+
     /// Sets a worker's figures for later prefills.
     pub(super) fn set_figures(&mut self, worker: WorkerIndex, figures: PrefillFigures) {
         if figures == PrefillFigures::default() {
@@ -262,11 +320,17 @@ impl Prefills {
     /// Forgets a worker's durations and figures.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
         self.learnt.remove(&worker);
+        self.laws.forget(worker);
         self.figures.remove(&worker);
     }
 
+    /// What a worker's prefills add to its load.
+    pub(super) fn load_of(&self, worker: WorkerIndex) -> PrefillLoad {
+        PrefillLoad { backlog: self.backlog(worker), work: self.work(worker), law: self.laws.law_of(worker) }
+    }
+
     /// A worker's backlog.
-    pub(super) fn backlog(&self, worker: WorkerIndex) -> Backlog {
+    fn backlog(&self, worker: WorkerIndex) -> Backlog {
         let Some((queue, anchor)) = self.queue(worker).and_then(|queue| Some((queue, queue.anchor?))) else {
             return Backlog::default();
         };
@@ -278,6 +342,15 @@ impl Prefills {
             since_ns: queue.since_ns,
             all_modelled: queue.unmodelled == 0,
         }
+    }
+
+    /// The predicted time of a worker's prefills in progress.
+    fn work(&self, worker: WorkerIndex) -> PrefillWork {
+        let Some((queue, anchor)) = self.queue(worker).and_then(|queue| Some((queue, queue.anchor?))) else {
+            return PrefillWork::default();
+        };
+        let running_ns = self.places[anchor.0 as usize].work_ns;
+        PrefillWork { queued_ns: queue.work_ns, running_ns, since_ns: queue.since_ns }
     }
 
     /// Whether no prefill is in progress.
@@ -354,7 +427,7 @@ mod tests {
                 now += passes;
                 match add {
                     Some((tokens, duration_ns)) => {
-                        let id = prefills.add(W, Prefill { tokens, duration_ns }, now);
+                        let id = prefills.add(W, Prefill { tokens, duration_ns, cached_tokens: 0 }, now);
                         plain.add(id, tokens, duration_ns, now);
                     }
                     None if plain.active.is_empty() => {}
@@ -375,7 +448,8 @@ mod tests {
     #[test]
     fn prefills_of_the_previous_owner_of_a_place_do_not_count() {
         let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
-        let (mut prefills, prefill) = (Prefills::default(), Prefill { tokens: 10, duration_ns: None });
+        let (mut prefills, prefill) =
+            (Prefills::default(), Prefill { tokens: 10, duration_ns: None, cached_tokens: 0 });
         let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, now));
         prefills.end(left, of_left[0], 3);
         assert_eq!((prefills.backlog(left).tokens, prefills.backlog(here)), (20, Backlog::default()));
@@ -412,7 +486,7 @@ mod tests {
         let mut prefills = Prefills::new(PrefillModel::Learnt);
         let mut now = 0;
         let mut run = |prefills: &mut Prefills, tokens: u64, token_ns: u64, said: bool| {
-            let id = prefills.add(W, Prefill { tokens, duration_ns: None }, now);
+            let id = prefills.add(W, Prefill { tokens, duration_ns: None, cached_tokens: 0 }, now);
             now += if said { 1 } else { tokens * token_ns };
             prefills.learn(W, id, if said { tokens * token_ns / 1000 } else { 0 }, now);
             prefills.end(W, id, now);

@@ -25,11 +25,13 @@ pub enum Mode {
     DeviceAwareWeighted,
     /// The fewest tokens to compute, times the requests that would then be in flight.
     Lmetric,
+    /// By the predicted seconds until the first token, and the seconds by which the prefill delays other requests.
+    Latency,
 }
 
 impl Mode {
     /// Every mode, in the order of the wire's numbers, which begin at 1.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Kv,
         Self::LoadAware,
         Self::Approximate,
@@ -40,10 +42,11 @@ impl Mode {
         Self::Direct,
         Self::DeviceAwareWeighted,
         Self::Lmetric,
+        Self::Latency,
     ];
 
     /// The names used in the configuration, on the command line and in JSON, in the order of [`Mode::ALL`].
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 11] = [
         "kv",
         "load-aware",
         "approximate",
@@ -54,6 +57,7 @@ impl Mode {
         "direct",
         "device-aware-weighted",
         "lmetric",
+        "latency",
     ];
 
     /// Its name.

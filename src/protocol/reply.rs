@@ -123,6 +123,16 @@ macro_rules! cost_terms {
             taint_factor: "factor" = VT_TAINT_FACTOR;
             /// Factor of a session that is bound to the worker; 1 = none.
             affinity_factor: "factor" = VT_AFFINITY_FACTOR;
+            /// Blocks of the prompt that the worker does not hold yet, but computes for other requests.
+            in_flight_blocks: "blocks" = VT_IN_FLIGHT_BLOCKS;
+            /// Predicted rest of the prefills that are booked before this one.
+            queue_s: "s" = VT_QUEUE_S;
+            /// Predicted prefill of this prompt, with attention to what is cached.
+            prefill_s: "s" = VT_PREFILL_S;
+            /// Predicted fetch of the blocks below the device's memory.
+            fetch_s: "s" = VT_FETCH_S;
+            /// What this prefill costs the worker's other requests: its time, weighted, for each of them.
+            delay_s: "s" = VT_DELAY_S;
             /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
             cost: "" = VT_COST;
         }

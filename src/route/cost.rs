@@ -57,12 +57,13 @@ impl PoolFacts {
 #[must_use]
 #[inline(always)]
 pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool: &PoolFacts, place: u32) -> CostTerms {
-    let terms = blocks(policy, request, worker, pool.prefill_tokens_min);
+    let terms = seconds(policy, request, worker, blocks(policy, request, worker, pool.prefill_tokens_min));
     let cost = match policy.mode.cost_model() {
         CostModel::Blocks => terms.cost,
         CostModel::UncachedTimesInFlight => {
             (request.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
         }
+        CostModel::Seconds => in_seconds(request, &terms),
         CostModel::InFlight => terms.active_requests,
         CostModel::PoolLoad => pool.pool_loads[worker.device_class as usize],
         CostModel::RoundRobin if place >= pool.round_robin_first => f64::from(place - pool.round_robin_first),
@@ -76,7 +77,9 @@ pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool:
 /// [`WorkerColumns::plain`](super::observation::WorkerColumns::plain) gives them.
 pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
     let divides_or_decays = policy.capability || policy.credit_decay > 0.0 || applies_preferences(request);
-    policy.mode.cost_model() == CostModel::Blocks && !divides_or_decays && policy.track_active_blocks
+    matches!(policy.mode.cost_model(), CostModel::Blocks | CostModel::Seconds)
+        && !divides_or_decays
+        && policy.track_active_blocks
 }
 
 /// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
@@ -84,7 +87,6 @@ pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainF
     // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that
     // they switch off, and compute several costs at once.
     let policy = Policy {
-        mode: Mode::Kv,
         capability: false,
         credit_decay: 0.0,
         track_active_blocks: true,
@@ -92,9 +94,15 @@ pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainF
         ..*policy
     };
     let request = RequestFacts { prefers_taints: false, shared_blocks: 0, ..*request };
-    match policy.track_prefill_tokens {
-        true => fill_costs(&Policy { track_prefill_tokens: true, ..policy }, &request, plain, costs),
-        false => fill_costs(&Policy { track_prefill_tokens: false, ..policy }, &request, plain, costs),
+    match (policy.mode.cost_model(), policy.track_prefill_tokens) {
+        (CostModel::Seconds, _) => fill_costs(&Policy { mode: Mode::Latency, ..policy }, &request, plain, costs),
+        (_, track_prefill_tokens) => {
+            let policy = Policy { mode: Mode::Kv, ..policy };
+            match track_prefill_tokens {
+                true => fill_costs(&Policy { track_prefill_tokens: true, ..policy }, &request, plain, costs),
+                false => fill_costs(&Policy { track_prefill_tokens: false, ..policy }, &request, plain, costs),
+            }
+        }
     }
 }
 
@@ -157,6 +165,41 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
         cost,
         ..held
     }
+}
+
+/// Adds the terms in seconds: what the worker has to do before the first token, and whom that delays.
+#[inline(always)]
+fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms: CostTerms) -> CostTerms {
+    let is_believed = worker.trust.level >= policy.credit_trust_min;
+    let overlap = if is_believed { worker.overlap } else { TierBlocks::default() };
+    let (host, below) = (exact(overlap.host), exact(overlap.disk) + exact(overlap.external));
+    let held = exact(overlap.device) + host + below;
+    // A prompt in flight is not in the index yet, but the engine will find its blocks when this one's turn comes.
+    let in_flight_blocks = (exact(worker.active_depth_blocks) - held).max(0.0);
+    let block_tokens = exact(request.block_size);
+    let prompt_tokens = request.prompt_tokens as f64;
+    // Even of a prompt that it holds whole, an engine computes the last token.
+    let cached_tokens = ((held + in_flight_blocks) * block_tokens).min(prompt_tokens - 1.0).max(0.0);
+    let law = &worker.load.law;
+    let prefill_s = law.prefill_s(prompt_tokens - cached_tokens, cached_tokens);
+    // A tier's weight is the share of a block's computation that it saves; the rest is the time to fetch the block.
+    let fetched_tokens =
+        block_tokens * (host * (1.0 - policy.host_hit_weight) + below * (1.0 - policy.disk_hit_weight));
+    CostTerms {
+        in_flight_blocks,
+        queue_s: worker.load.work.left_s(request.now_ns),
+        prefill_s,
+        fetch_s: fetched_tokens * law.token_s,
+        delay_s: policy.delay_weight * prefill_s * worker.load.requests as f64,
+        ..terms
+    }
+}
+
+/// The cost in seconds.
+#[inline(always)]
+fn in_seconds(request: &RequestFacts, terms: &CostTerms) -> f64 {
+    let sum = terms.queue_s + terms.prefill_s + terms.fetch_s + terms.delay_s;
+    if applies_preferences(request) { sum * terms.taint_factor } else { sum }
 }
 
 /// The factor by which a backlog reduces the device credit.

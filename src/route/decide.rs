@@ -191,8 +191,12 @@ pub fn demand<'a>(
         [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
         locals => PromptBlocks::Shared(locals),
     };
+    let expected_blocks = match decision.mode {
+        Mode::Latency => chosen.terms.in_flight_blocks,
+        _ => 0.0,
+    };
     let cached_tokens = match decision.tracks_prefill {
-        true => prompt_tokens.min(chosen.terms.cached_tokens as u64),
+        true => prompt_tokens.min((chosen.terms.cached_tokens + expected_blocks * f64::from(block_size)) as u64),
         // As in Dynamo: a request that does not track prefill adds none to its worker.
         false => prompt_tokens,
     };

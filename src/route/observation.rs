@@ -6,8 +6,9 @@
 use super::policy::Policy;
 use super::request_facts::RequestFacts;
 use crate::columns::{Column, Word, column};
+use crate::engine_law::PrefillLaw;
 use crate::ids::{EventSeq, TierBlocks, Worker, WorkerIndex};
-use crate::load::Load;
+use crate::load::{Load, PrefillWork};
 use crate::protocol::{DeviceClass, EngineLoad, MatchStatus, ReplyNotes, WorkerState};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
@@ -95,6 +96,12 @@ impl WorkerFacts {
         column!("decode_blocks": load.decode_blocks),
         column!("requests": load.requests),
         column!("load_version": load.version),
+        column!("prefill_queued_ns": load.work.queued_ns),
+        column!("prefill_running_ns": load.work.running_ns),
+        column!("prefill_since_ns": load.work.since_ns),
+        column!("prefill_base_s": load.law.base_s),
+        column!("prefill_token_s": load.law.token_s),
+        column!("prefill_attention_s": load.law.attention_s),
         Column {
             name: "engine_prefill_tokens",
             get: |facts| facts.load.engine.map(|report| report.prefill_tokens).to_word(),
@@ -257,6 +264,8 @@ pub struct WorkerColumns {
     prefill_tokens: Vec<u64>,
     decode_blocks: Vec<u64>,
     requests: Vec<u64>,
+    work: Vec<PrefillWork>,
+    laws: Vec<PrefillLaw>,
     load_details: Vec<LoadDetails>,
     backing_off: Vec<bool>,
     trust_levels: Vec<TrustLevel>,
@@ -271,8 +280,8 @@ pub struct WorkerColumns {
 macro_rules! each_column {
     ($columns:expr, $($method:tt)+) => {{
         let WorkerColumns {
-            records, states, device, active_depth_blocks, prefill_tokens, decode_blocks, requests, load_details,
-            backing_off, trust_levels, trust_details, as_of,
+            records, states, device, active_depth_blocks, prefill_tokens, decode_blocks, requests, work, laws,
+            load_details, backing_off, trust_levels, trust_details, as_of,
             lower_tiers: Sparse(lower_tiers), shared_blocks: Sparse(shared_blocks), constraints: Sparse(constraints),
         } = $columns;
         records.$($method)+;
@@ -282,6 +291,8 @@ macro_rules! each_column {
         prefill_tokens.$($method)+;
         decode_blocks.$($method)+;
         requests.$($method)+;
+        work.$($method)+;
+        laws.$($method)+;
         load_details.$($method)+;
         backing_off.$($method)+;
         trust_levels.$($method)+;
@@ -355,6 +366,8 @@ impl WorkerColumns {
         self.prefill_tokens.push(0);
         self.decode_blocks.push(0);
         self.requests.push(0);
+        self.work.push(PrefillWork::default());
+        self.laws.push(PrefillLaw::default());
         self.load_details.push(LoadDetails { back_off_until_ns: 0, engine: None, version: 0 });
         self.backing_off.push(false);
         self.trust_levels.push(TrustLevel::None);
@@ -434,6 +447,8 @@ impl WorkerColumns {
         self.prefill_tokens.clone_from(&other.prefill_tokens);
         self.decode_blocks.clone_from(&other.decode_blocks);
         self.requests.clone_from(&other.requests);
+        self.work.clone_from(&other.work);
+        self.laws.clone_from(&other.laws);
         self.load_details.clone_from(&other.load_details);
         self.backing_off.clone_from(&other.backing_off);
         self.trust_levels.clone_from(&other.trust_levels);
@@ -495,6 +510,8 @@ impl WorkerColumns {
             prefill_tokens: self.prefill_tokens[row],
             decode_blocks: self.decode_blocks[row],
             requests: self.requests[row],
+            work: self.work[row],
+            law: self.laws[row],
             back_off_until_ns,
             engine,
             version,
@@ -502,10 +519,11 @@ impl WorkerColumns {
     }
 
     pub(super) fn set_load(&mut self, row: usize, load: &Load, backing_off: bool) {
-        let Load { prefill_tokens, decode_blocks, requests, back_off_until_ns, engine, version } = *load;
+        let Load { prefill_tokens, decode_blocks, requests, work, law, back_off_until_ns, engine, version } = *load;
         self.prefill_tokens[row] = prefill_tokens;
         self.decode_blocks[row] = decode_blocks;
         self.requests[row] = requests;
+        (self.work[row], self.laws[row]) = (work, law);
         self.load_details[row] = LoadDetails { back_off_until_ns, engine, version };
         self.backing_off[row] = backing_off;
     }
@@ -589,6 +607,8 @@ impl WorkerColumns {
             prefill_tokens: &self.prefill_tokens,
             decode_blocks: &self.decode_blocks,
             requests: &self.requests,
+            work: &self.work,
+            laws: &self.laws,
         })
     }
 
@@ -630,6 +650,8 @@ pub(super) struct PlainFacts<'a> {
     prefill_tokens: &'a [u64],
     decode_blocks: &'a [u64],
     requests: &'a [u64],
+    work: &'a [PrefillWork],
+    laws: &'a [PrefillLaw],
 }
 
 impl PlainFacts<'_> {
@@ -642,37 +664,42 @@ impl PlainFacts<'_> {
     #[inline(always)]
     pub(super) fn iter(&self) -> impl Iterator<Item = WorkerFacts> + '_ {
         let prompts = self.device.iter().zip(self.active_depth_blocks);
-        let loads = self.prefill_tokens.iter().zip(self.decode_blocks).zip(self.requests);
+        let booked = self.prefill_tokens.iter().zip(self.decode_blocks).zip(self.requests);
+        let loads = booked.zip(self.work.iter().zip(self.laws));
         // Without `..`: a new fact has to be given a column here, or a reason why no plain cost depends on it.
-        prompts.zip(loads).map(|((device, depth), ((prefill_tokens, decode_blocks), requests))| WorkerFacts {
-            overlap: TierBlocks { device: *device, host: 0, disk: 0, external: 0 },
-            active_depth_blocks: *depth,
-            load: Load {
-                prefill_tokens: *prefill_tokens,
-                decode_blocks: *decode_blocks,
-                requests: *requests,
-                back_off_until_ns: 0,
-                engine: None,
-                version: 0,
-            },
-            // These default in every row: see `WorkerColumns::plain`.
-            shared_blocks: 0,
-            // A plain cost is not divided by a weight, and every worker's trust is high enough.
-            weight: 1.0,
-            trust: Trust::default(),
-            taint_weight: 0.0,
-            // No plain cost depends on these: see `is_plain` in cost.rs.
-            index: WorkerIndex::default(),
-            worker: Worker::default(),
-            state: WorkerState::Ready,
-            device_class: DeviceClass::Gpu,
-            capacity_blocks: 0,
-            batched_tokens_max: 0,
-            allowed: true,
-            backing_off: false,
-            is_pinned: true,
-            has_adapter: false,
-            has_required_taints: true,
+        prompts.zip(loads).map(|((device, depth), (((prefill_tokens, decode_blocks), requests), (work, law)))| {
+            WorkerFacts {
+                overlap: TierBlocks { device: *device, host: 0, disk: 0, external: 0 },
+                active_depth_blocks: *depth,
+                load: Load {
+                    prefill_tokens: *prefill_tokens,
+                    decode_blocks: *decode_blocks,
+                    requests: *requests,
+                    work: *work,
+                    law: *law,
+                    back_off_until_ns: 0,
+                    engine: None,
+                    version: 0,
+                },
+                // These default in every row: see `WorkerColumns::plain`.
+                shared_blocks: 0,
+                // A plain cost is not divided by a weight, and every worker's trust is high enough.
+                weight: 1.0,
+                trust: Trust::default(),
+                taint_weight: 0.0,
+                // No plain cost depends on these: see `is_plain` in cost.rs.
+                index: WorkerIndex::default(),
+                worker: Worker::default(),
+                state: WorkerState::Ready,
+                device_class: DeviceClass::Gpu,
+                capacity_blocks: 0,
+                batched_tokens_max: 0,
+                allowed: true,
+                backing_off: false,
+                is_pinned: true,
+                has_adapter: false,
+                has_required_taints: true,
+            }
         })
     }
 }

@@ -22,6 +22,8 @@ pub struct Policy {
     pub credit_decay: f64,
     /// Factor of the prefill term.
     pub prefill_load_scale: f64,
+    /// Mode `latency`: the weight of a second by which a prefill delays another request of its worker.
+    pub delay_weight: f64,
     /// Cost of a request in flight, in blocks.
     pub active_request_weight: f64,
     /// Weight of a block in host memory, 0 to 1.
@@ -99,6 +101,7 @@ impl Default for Policy {
             device_credit: 1.0,
             credit_decay: 0.0,
             prefill_load_scale: 1.0,
+            delay_weight: 0.2,
             active_request_weight: 0.0,
             host_hit_weight: 0.75,
             disk_hit_weight: 0.25,
@@ -126,6 +129,7 @@ impl Policy {
         "device_credit": device_credit;
         "credit_decay": credit_decay;
         "prefill_load_scale": prefill_load_scale;
+        "delay_weight": delay_weight;
         "active_request_weight": active_request_weight;
         "host_hit_weight": host_hit_weight;
         "disk_hit_weight": disk_hit_weight;
@@ -225,6 +229,7 @@ impl Mode {
             Self::Random => CostModel::Nothing,
             Self::DeviceAwareWeighted => CostModel::PoolLoad,
             Self::Lmetric => CostModel::UncachedTimesInFlight,
+            Self::Latency => CostModel::Seconds,
         }
     }
 
@@ -233,7 +238,7 @@ impl Mode {
         match self {
             Self::PowerOfTwo => Pick::BetterOfTwo,
             Self::DeviceAwareWeighted => Pick::LowestThenIdlest,
-            Self::Kv | Self::LoadAware | Self::Approximate | Self::Lmetric if temperature > 0.0 => {
+            Self::Kv | Self::LoadAware | Self::Approximate | Self::Lmetric | Self::Latency if temperature > 0.0 => {
                 Pick::Sampled { temperature }
             }
             _ => Pick::Lowest,
@@ -248,6 +253,8 @@ pub(super) enum CostModel {
     Blocks,
     /// Tokens to compute, times the requests that would then be in flight.
     UncachedTimesInFlight,
+    /// Seconds until the first token, plus those by which the prefill delays others.
+    Seconds,
     /// Requests in flight.
     InFlight,
     /// Requests in flight on the worker's device class, per unit of weight.

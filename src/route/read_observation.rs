@@ -71,6 +71,7 @@ pub(super) fn observe(
     let scheme = space.scheme.get();
     let mut facts = RequestFacts::of(request, space.role, scheme);
     let mut notes = ReplyNotes::default();
+    facts.now_ns = view.now_ns;
     facts.session = session(view, request, &mut notes);
     cache.begin(facts, notes, view.fleet.version);
     buffers.active_locked = false;

@@ -33,6 +33,8 @@ pub struct RequestFacts {
     pub round_robin_counter: u64,
     /// The worker that the request's session is bound to.
     pub session: AffinitySession,
+    /// The time of the decision, nanoseconds of the bookings' clock.
+    pub now_ns: u64,
 }
 
 impl Default for RequestFacts {
@@ -49,6 +51,7 @@ impl Default for RequestFacts {
             overrides: Overrides::default(),
             round_robin_counter: 0,
             session: AffinitySession::None,
+            now_ns: 0,
         }
     }
 }
@@ -108,6 +111,7 @@ impl RequestFacts {
             get: |request| bound(request).rank.to_word(),
             set: |request, word| set_bound(request, Worker { rank: Word::from_word(word)?, ..bound(request) }),
         },
+        column!("now_ns": now_ns),
         column!("override_mode": overrides.mode),
         column!("override_device_credit": overrides.device_credit),
         column!("override_prefill_load_scale": overrides.prefill_load_scale),

@@ -843,10 +843,10 @@ impl ::flatbuffers::SimpleToVerifyInSlice for MatchStatus {}
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 pub const ENUM_MIN_MODE: u8 = 0;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
-pub const ENUM_MAX_MODE: u8 = 10;
+pub const ENUM_MAX_MODE: u8 = 11;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_MODE: [Mode; 11] = [
+pub const ENUM_VALUES_MODE: [Mode; 12] = [
   Mode::Default,
   Mode::Kv,
   Mode::LoadAware,
@@ -858,6 +858,7 @@ pub const ENUM_VALUES_MODE: [Mode; 11] = [
   Mode::Direct,
   Mode::DeviceAwareWeighted,
   Mode::Lmetric,
+  Mode::Latency,
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -876,9 +877,10 @@ impl Mode {
   pub const Direct: Self = Self(8);
   pub const DeviceAwareWeighted: Self = Self(9);
   pub const Lmetric: Self = Self(10);
+  pub const Latency: Self = Self(11);
 
   pub const ENUM_MIN: u8 = 0;
-  pub const ENUM_MAX: u8 = 10;
+  pub const ENUM_MAX: u8 = 11;
   pub const ENUM_VALUES: &'static [Self] = &[
     Self::Default,
     Self::Kv,
@@ -891,6 +893,7 @@ impl Mode {
     Self::Direct,
     Self::DeviceAwareWeighted,
     Self::Lmetric,
+    Self::Latency,
   ];
   /// Returns the variant's name or "" if unknown.
   pub fn variant_name(self) -> Option<&'static str> {
@@ -906,6 +909,7 @@ impl Mode {
       Self::Direct => Some("Direct"),
       Self::DeviceAwareWeighted => Some("DeviceAwareWeighted"),
       Self::Lmetric => Some("Lmetric"),
+      Self::Latency => Some("Latency"),
       _ => None,
     }
   }
@@ -4119,6 +4123,11 @@ impl<'a> CostTerms<'a> {
   pub const VT_TAINT_FACTOR: ::flatbuffers::VOffsetT = 36;
   pub const VT_COST: ::flatbuffers::VOffsetT = 38;
   pub const VT_AFFINITY_FACTOR: ::flatbuffers::VOffsetT = 40;
+  pub const VT_IN_FLIGHT_BLOCKS: ::flatbuffers::VOffsetT = 42;
+  pub const VT_QUEUE_S: ::flatbuffers::VOffsetT = 44;
+  pub const VT_PREFILL_S: ::flatbuffers::VOffsetT = 46;
+  pub const VT_FETCH_S: ::flatbuffers::VOffsetT = 48;
+  pub const VT_DELAY_S: ::flatbuffers::VOffsetT = 50;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4130,6 +4139,11 @@ impl<'a> CostTerms<'a> {
     args: &'args CostTermsArgs
   ) -> ::flatbuffers::WIPOffset<CostTerms<'bldr>> {
     let mut builder = CostTermsBuilder::new(_fbb);
+    builder.add_delay_s(args.delay_s);
+    builder.add_fetch_s(args.fetch_s);
+    builder.add_prefill_s(args.prefill_s);
+    builder.add_queue_s(args.queue_s);
+    builder.add_in_flight_blocks(args.in_flight_blocks);
     builder.add_affinity_factor(args.affinity_factor);
     builder.add_cost(args.cost);
     builder.add_taint_factor(args.taint_factor);
@@ -4286,6 +4300,41 @@ impl<'a> CostTerms<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<f64>(CostTerms::VT_AFFINITY_FACTOR, Some(1.0)).unwrap()}
   }
+  #[inline]
+  pub fn in_flight_blocks(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_IN_FLIGHT_BLOCKS, Some(0.0)).unwrap()}
+  }
+  #[inline]
+  pub fn queue_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_QUEUE_S, Some(0.0)).unwrap()}
+  }
+  #[inline]
+  pub fn prefill_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_PREFILL_S, Some(0.0)).unwrap()}
+  }
+  #[inline]
+  pub fn fetch_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_FETCH_S, Some(0.0)).unwrap()}
+  }
+  #[inline]
+  pub fn delay_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_DELAY_S, Some(0.0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for CostTerms<'_> {
@@ -4313,6 +4362,11 @@ impl ::flatbuffers::Verifiable for CostTerms<'_> {
      .visit_field::<f64>("taint_factor", Self::VT_TAINT_FACTOR, false)?
      .visit_field::<f64>("cost", Self::VT_COST, false)?
      .visit_field::<f64>("affinity_factor", Self::VT_AFFINITY_FACTOR, false)?
+     .visit_field::<f64>("in_flight_blocks", Self::VT_IN_FLIGHT_BLOCKS, false)?
+     .visit_field::<f64>("queue_s", Self::VT_QUEUE_S, false)?
+     .visit_field::<f64>("prefill_s", Self::VT_PREFILL_S, false)?
+     .visit_field::<f64>("fetch_s", Self::VT_FETCH_S, false)?
+     .visit_field::<f64>("delay_s", Self::VT_DELAY_S, false)?
      .finish();
     Ok(())
   }
@@ -4337,6 +4391,11 @@ pub struct CostTermsArgs {
     pub taint_factor: f64,
     pub cost: f64,
     pub affinity_factor: f64,
+    pub in_flight_blocks: f64,
+    pub queue_s: f64,
+    pub prefill_s: f64,
+    pub fetch_s: f64,
+    pub delay_s: f64,
 }
 impl<'a> Default for CostTermsArgs {
   #[inline]
@@ -4361,6 +4420,11 @@ impl<'a> Default for CostTermsArgs {
       taint_factor: 0.0,
       cost: 0.0,
       affinity_factor: 1.0,
+      in_flight_blocks: 0.0,
+      queue_s: 0.0,
+      prefill_s: 0.0,
+      fetch_s: 0.0,
+      delay_s: 0.0,
     }
   }
 }
@@ -4447,6 +4511,26 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> CostTermsBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<f64>(CostTerms::VT_AFFINITY_FACTOR, affinity_factor, 1.0);
   }
   #[inline]
+  pub fn add_in_flight_blocks(&mut self, in_flight_blocks: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_IN_FLIGHT_BLOCKS, in_flight_blocks, 0.0);
+  }
+  #[inline]
+  pub fn add_queue_s(&mut self, queue_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_QUEUE_S, queue_s, 0.0);
+  }
+  #[inline]
+  pub fn add_prefill_s(&mut self, prefill_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_PREFILL_S, prefill_s, 0.0);
+  }
+  #[inline]
+  pub fn add_fetch_s(&mut self, fetch_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_FETCH_S, fetch_s, 0.0);
+  }
+  #[inline]
+  pub fn add_delay_s(&mut self, delay_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_DELAY_S, delay_s, 0.0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> CostTermsBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     CostTermsBuilder {
@@ -4483,6 +4567,11 @@ impl ::core::fmt::Debug for CostTerms<'_> {
       ds.field("taint_factor", &self.taint_factor());
       ds.field("cost", &self.cost());
       ds.field("affinity_factor", &self.affinity_factor());
+      ds.field("in_flight_blocks", &self.in_flight_blocks());
+      ds.field("queue_s", &self.queue_s());
+      ds.field("prefill_s", &self.prefill_s());
+      ds.field("fetch_s", &self.fetch_s());
+      ds.field("delay_s", &self.delay_s());
       ds.finish()
   }
 }

@@ -51,7 +51,8 @@ enum_map!(
         Random,
         Direct,
         DeviceAwareWeighted,
-        Lmetric
+        Lmetric,
+        Latency
     }
 );
 enum_map!(op_to_wire, op_from_wire, WorkerOp, WorkerOp { Add, Remove, Set });

@@ -213,8 +213,31 @@ mod reference {
                 let cached = cached_tokens(policy, facts);
                 (observation.request.prompt_tokens as f64 - cached).max(0.0) * (requests + 1.0)
             }
+            Mode::Latency => latency(policy, observation, facts),
             Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct => kv(policy, observation, running, facts),
         }
+    }
+
+    /// Seconds: of the prefills before this one, of this one, of fetching, and what it costs the others.
+    fn latency(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> f64 {
+        let request = &observation.request;
+        let (tokens, load) = (request.prompt_tokens as f64, &facts.load);
+        let [device, host, disk, external] = blocks(policy, facts);
+        let held = device + host + disk + external;
+        let cached = (held.max(f64::from(facts.active_depth_blocks)) * 16.0).min(tokens - 1.0).max(0.0);
+        let uncached = tokens - cached;
+        // Every new token attends to all before it: the sum of an arithmetic series.
+        let attended = (cached + (cached + uncached)) / 2.0 * uncached;
+        let prefill = load.law.base_s + load.law.token_s * uncached + load.law.attention_s * attended;
+        let running = request.now_ns.saturating_sub(load.work.since_ns).min(load.work.running_ns);
+        let queue = load.work.queued_ns.saturating_sub(running) as f64 / 1e9;
+        let saved = host * policy.host_hit_weight + (disk + external) * policy.disk_hit_weight;
+        let fetch = (host + disk + external - saved) * 16.0 * load.law.token_s;
+        let cost = queue + prefill + fetch + policy.delay_weight * load.requests as f64 * prefill;
+        if request.prefers_taints && request.pin.is_none() {
+            return cost * (-facts.taint_weight.tanh()).exp();
+        }
+        cost
     }
 
     fn pool_load(observation: &Observation, running: &[usize], class: DeviceClass) -> f64 {
@@ -304,7 +327,9 @@ mod reference {
                     |place: &usize| (0..running.len()).any(|it| it != *place && costs[*place] <= costs[it]);
                 places.filter(better_than_one).collect()
             }
-            Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Lmetric if policy.temperature > 0.0 => {
+            Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Lmetric | Mode::Latency
+                if policy.temperature > 0.0 =>
+            {
                 places.collect()
             }
             Mode::DeviceAwareWeighted => {
@@ -320,9 +345,10 @@ mod reference {
 mod invent {
     //! Random policies and observations, small enough that ties and empty candidate lists are common.
 
+    use kvrouted::engine_law::PrefillLaw;
     use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
     use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};
-    use kvrouted::load::{EngineLoad, Load};
+    use kvrouted::load::{EngineLoad, Load, PrefillWork};
     use kvrouted::route::{BusyThresholds, Mode, Observation, Overrides, Policy, RequestFacts, WorkerFacts};
     use kvrouted::trust::{Trust, TrustLevel};
     use proptest::prelude::*;
@@ -359,6 +385,7 @@ mod invent {
                 credit_decay: weights.1,
                 prefill_load_scale: weights.2,
                 active_request_weight: weights.3,
+                delay_weight: weights.3,
                 host_hit_weight: weights.4,
                 disk_hit_weight: weights.5,
                 shared_multiplier: weights.6,
@@ -413,6 +440,7 @@ mod invent {
                 shared_blocks: (prompt_tokens / 32) as u32,
                 overrides,
                 round_robin_counter,
+                now_ns: 1_000_000 * round_robin_counter,
                 ..RequestFacts::default()
             },
         )
@@ -447,6 +475,12 @@ mod invent {
                     active_depth_blocks: depth,
                     shared_blocks: shared,
                     load: Load {
+                        work: PrefillWork {
+                            queued_ns: 3_000_000 * load.0,
+                            running_ns: 1_000_000 * load.0,
+                            since_ns: 1_000_000 * load.1,
+                        },
+                        law: PrefillLaw::default().slowed(load.2 as f64 + 0.5),
                         prefill_tokens: load.0 * LOAD_STEP_TOKENS,
                         decode_blocks: load.1,
                         requests: load.2,

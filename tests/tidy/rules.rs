@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
         "ids",
         "limits",
         "endpoint",
+        "engine_law",
         "error",
         "framed_file",
         "owned_directory",
@@ -43,7 +44,7 @@ const LAYERS: &[&[&str]] = &[
     &["requests"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot"],
-    &["daemon", "demo", "relay", "policy_search"],
+    &["daemon", "demo", "relay", "policy_search", "simulate"],
     &["cli"],
 ];
 /// What a gateway builds that takes the feature `client` alone. All other dependencies are optional.

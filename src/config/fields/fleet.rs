@@ -5,6 +5,7 @@ use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{FullReports, Salts, SpaceConfig};
 use crate::endpoint::Endpoint;
+use crate::engine_law::{ENGINE_PRESET_NAMES, ENGINE_PRESETS, EnginePreset};
 use crate::fleet::{DeviceClass, PoolRole};
 use crate::ids::Window;
 use crate::limits;
@@ -36,6 +37,8 @@ pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) prefill_base_us: Option<u64>,
     pub(in crate::config) prefill_token_ns: Option<u64>,
     pub(in crate::config) prefill_cached_token_ns: Option<u64>,
+    pub(in crate::config) engine_class: Option<String>,
+    pub(in crate::config) engine_preset: Option<&'static EnginePreset>,
     pub(in crate::config) device: DeviceClass,
     pub(in crate::config) weight: Option<f64>,
     pub(in crate::config) taints: Vec<String>,
@@ -309,6 +312,22 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             Absent("0"),
             Integer { min: 0, max: limits::PREFILL_NS_CEILING, set: |c, v| c.prefill_cached_token_ns = Some(v) },
             "This worker's time for each cached token, likewise.",
+        ),
+        live(
+            "engine_class",
+            "",
+            Absent("llama-70b/h100/tp4"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.engine_class = Some(v.to_owned()) },
+            "Workers of one class are alike: same model, device and parallelism. The daemon learns how long prefills take for each class,\n\
+             and how much slower or faster each worker is. Absent: the space's workers of one kind of device are a class.",
+        ),
+        live(
+            "engine_preset",
+            "",
+            Absent("70b-tp4"),
+            Choice { names: &ENGINE_PRESET_NAMES, set: |c, at| c.engine_preset = Some(&ENGINE_PRESETS[at]) },
+            "What the daemon believes of the class's prefill times before it has learnt them: a size of model and a number of H100.\n\
+             Absent: no more than the usual ratios.",
         ),
         live(
             "device",

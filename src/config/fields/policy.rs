@@ -18,14 +18,15 @@ const TRUST_NAMES: [&str; 5] = ["none", "predicted", "unproven", "lower_bound", 
 pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
     name: "policy",
     repeated: false,
-    doc: "How workers are chosen, in every space unless its [space.policy] overrides a field. Costs are in blocks; the lowest wins.",
+    doc: "How workers are chosen, in every space unless its [space.policy] overrides a field. The lowest cost wins.",
     fields: &[
         live(
             "mode",
             "",
             Value("kv"),
             Choice { names: &Mode::NAMES, set: |c, at| c.weights.mode = Mode::ALL[at] },
-            "kv: lowest cost of computing the prompt and of the worker's load. The other modes: docs/policy.md, \"Modes\".",
+            "latency: fewest seconds until the first token, and of delay for others. kv: fewest blocks to compute and to decode. All\n\
+             modes: docs/policy.md, \"Modes\".",
         ),
         live(
             "device_credit",
@@ -47,6 +48,14 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.prefill_load_scale = v },
             "Weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
+        ),
+        live(
+            "delay_weight",
+            "",
+            Value("0.2"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.delay_weight = v },
+            "Mode latency: what a second by which a prefill delays another request of its worker costs, in seconds of the prompt's own\n\
+             wait. 0: only the time to the first token counts.",
         ),
         live(
             "active_request_weight",
@@ -81,7 +90,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "",
             Value("0.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.temperature = v },
-            "Randomness in the modes kv, load-aware, approximate and lmetric. 0: the lowest cost wins. 1: the highest cost is still drawn\n\
+            "Randomness in the modes kv, load-aware, approximate, lmetric and latency. 0: the lowest cost wins. 1: the highest cost is still drawn\n\
              0.37 times as often as the lowest.",
         ),
         restart!(

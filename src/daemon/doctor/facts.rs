@@ -3,6 +3,7 @@
 use super::history::Counts;
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
+use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, DaemonCounter, RouteCounter, SnapshotCounter, WorkerCounter};
 use crate::trust::Trust;
 use crate::wire::SourceStatus;
@@ -18,6 +19,8 @@ pub(super) struct Facts {
     pub(super) daemon: Counts<DaemonCounter>,
     /// Recent counts of snapshots.
     pub(super) snapshots: Counts<SnapshotCounter>,
+    /// What is known of the prefill times of each class of workers.
+    pub(super) prefill_classes: Vec<PrefillClass>,
     /// Open files and their limit; `None` = unknown.
     pub(super) open_files: Option<(u64, u64)>,
     /// The recent jump of the wall clock, milliseconds; 0 = none.

@@ -142,6 +142,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         cores: recent.cores.clone(),
         daemon: recent.daemon.clone(),
         snapshots: recent.snapshots.clone(),
+        prefill_classes: statistics.loads.prefill_classes(),
         open_files: open_files(),
         clock_step_ms,
         naming: Vec::new(),

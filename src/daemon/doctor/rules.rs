@@ -8,8 +8,9 @@ use crate::ids::{Scheme, Window};
 use crate::limits::{
     BOOKINGS_LEAKED_RECENT_MIN, CLOCK_STEP_MS_MIN, CONTENDED_RECENT_MIN, DISCONNECTS_RECENT_MIN, DUPLICATES_RECENT_MIN,
     EVENTS_OFF_DECISIONS_MIN, EVENTS_OFF_MS_MIN, FOREIGN_BLOCKS_HELD_MIN, FOREIGN_REPEATS_MIN, HELD_MESSAGES_MAX,
-    RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN, RESTARTS_RECENT_MIN,
+    RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN, RESTARTS_RECENT_MIN, TTFT_ERROR_MAX, TTFT_PREDICTIONS_MIN,
 };
+use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, CounterName, DaemonCounter as Daemon, RouteCounter, SnapshotCounter, WorkerCounter as C,
 };
@@ -23,6 +24,7 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(facts.spaces.iter().flat_map(|space| foreign_hashes(space, &facts.workers)));
     symptoms.extend(decisions(facts));
     symptoms.extend(process(facts));
+    symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
     symptoms.extend(naming(facts));
     let pending = FoundSymptom::new(Cause::Symptom(Symptom::RestartPending), None).saying(facts.pending.join(", "));
     symptoms.extend((!facts.pending.is_empty()).then_some(pending));
@@ -73,6 +75,14 @@ fn foreign_hashes(space: &SpaceCondition, workers: &[WorkerCondition]) -> Vec<Fo
         FoundSymptom::symptom(Symptom::ForeignHashes, worker.worker).counted(name, missed(worker))
     };
     judged.into_iter().filter(is_foreign).map(|worker| symptom_of(worker).saying(&*detail)).collect()
+}
+
+/// The times to the first token of a class are not as predicted.
+fn mispredicted(class: &PrefillClass) -> Option<FoundSymptom> {
+    let is_off = class.predictions >= TTFT_PREDICTIONS_MIN && class.error_mean > TTFT_ERROR_MAX;
+    let percent = (100.0 * class.error_mean).round() as u64;
+    let symptom = || FoundSymptom::new(Cause::Symptom(Symptom::TtftMispredicted), None);
+    is_off.then(|| symptom().saying(format!("class {:?}", class.name)).counted("ttft_error_percent", percent))
 }
 
 fn about_daemon(cause: Cause, counter: &'static str, count: u64) -> FoundSymptom {

@@ -3,10 +3,12 @@
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
+use crate::engine_law::PrefillLaw;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
 use crate::limits::*;
+use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
 };
@@ -193,6 +195,13 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         daemon: Counts::of(&[(Daemon::BookingsExpiredAge, BOOKINGS_LEAKED_RECENT_MIN)]),
         ..cores(&[(Core::Bookings, bookings)])
     };
+    let mispredicted = |error_mean| {
+        let law = PrefillLaw::default();
+        let (predicted_s, observed_s, predictions) = (1.0, 1.0, TTFT_PREDICTIONS_MIN);
+        let name = "c".to_owned();
+        let class = PrefillClass { name, law, samples: 20, predictions, error_mean, predicted_s, observed_s };
+        Facts { prefill_classes: vec![class], ..Facts::default() }
+    };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
     Some(match symptom {
@@ -206,6 +215,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         }
         Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
         Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
+        Symptom::TtftMispredicted => (mispredicted(0.31), mispredicted(0.3)),
         Symptom::OpenFilesLow => (open(900), open(899)),
         Symptom::RestartPending => {
             let pending = Facts { pending: vec!["journal.dir", "serve.cores"], ..Facts::default() };

@@ -4,8 +4,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
+use crate::engine_law::PrefillLaw;
 use crate::ids::EventSeq;
-use crate::load::{ActiveDepths, Demand, Load, PrefillModel, Reporter, SessionId};
+use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
 use crate::route::space_cache::SpaceCache;
@@ -520,6 +521,12 @@ fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> 
             prefill_tokens: u64::from(dice.up_to(90)),
             decode_blocks: u64::from(dice.up_to(9)),
             requests: u64::from(dice.up_to(4)),
+            work: PrefillWork {
+                queued_ns: u64::from(dice.up_to(900)),
+                running_ns: u64::from(dice.up_to(90)),
+                since_ns: u64::from(dice.up_to(99)),
+            },
+            law: PrefillLaw::default().slowed(f64::from(dice.up_to(9))),
             back_off_until_ns: u64::from(dice.up_to(99)),
             engine,
             version: u64::from(dice.up_to(99)),

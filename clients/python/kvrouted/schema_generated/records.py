@@ -33,3 +33,13 @@ class CostTerms:
     cost: float
     #: factor: below 1 if the request's session is bound to the worker
     affinity_factor: float = 1.0
+    #: blocks of the prompt that the worker does not hold yet, but computes for other requests
+    in_flight_blocks: float = 0.0
+    #: seconds: predicted rest of the prefills booked before this one
+    queue_s: float = 0.0
+    #: seconds: predicted prefill of this prompt
+    prefill_s: float = 0.0
+    #: seconds: predicted fetch of blocks from below the device's memory
+    fetch_s: float = 0.0
+    #: seconds: weighted delay of the worker's other requests by this prefill
+    delay_s: float = 0.0

@@ -97,6 +97,7 @@ class Mode(object):
     Direct = 8
     DeviceAwareWeighted = 9
     Lmetric = 10
+    Latency = 11
 
 
 class BookingOutcome(object):
@@ -1507,8 +1508,43 @@ class CostTerms(object):
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return 1.0
 
+    # CostTerms
+    def InFlightBlocks(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(42))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # CostTerms
+    def QueueS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(44))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # CostTerms
+    def PrefillS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # CostTerms
+    def FetchS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # CostTerms
+    def DelayS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
 def CostTermsStart(builder):
-    builder.StartObject(19)
+    builder.StartObject(24)
 
 def CostTermsAddRequestBlocks(builder, requestBlocks):
     builder.PrependFloat64Slot(0, requestBlocks, 0.0)
@@ -1566,6 +1602,21 @@ def CostTermsAddCost(builder, cost):
 
 def CostTermsAddAffinityFactor(builder, affinityFactor):
     builder.PrependFloat64Slot(18, affinityFactor, 1.0)
+
+def CostTermsAddInFlightBlocks(builder, inFlightBlocks):
+    builder.PrependFloat64Slot(19, inFlightBlocks, 0.0)
+
+def CostTermsAddQueueS(builder, queueS):
+    builder.PrependFloat64Slot(20, queueS, 0.0)
+
+def CostTermsAddPrefillS(builder, prefillS):
+    builder.PrependFloat64Slot(21, prefillS, 0.0)
+
+def CostTermsAddFetchS(builder, fetchS):
+    builder.PrependFloat64Slot(22, fetchS, 0.0)
+
+def CostTermsAddDelayS(builder, delayS):
+    builder.PrependFloat64Slot(23, delayS, 0.0)
 
 def CostTermsEnd(builder):
     return builder.EndObject()

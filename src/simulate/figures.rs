@@ -1,0 +1,179 @@
+//! What requests felt: the figures of a run.
+
+/// What one request went through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the output.
+    pub output_tokens: u32,
+    /// When it arrived, nanoseconds of virtual time.
+    pub arrived_ns: u64,
+    /// When its first token came; 0 = never.
+    pub first_ns: u64,
+    /// When its last token came; 0 = never.
+    pub end_ns: u64,
+    /// The worker that ran it, from 0.
+    pub worker: u32,
+    /// Tokens of the prompt that the engine found in its caches.
+    pub cached_tokens: u32,
+    /// Tokens of the prompt that the router believed the worker to hold.
+    pub believed_tokens: u32,
+    /// The time to the first token that the router predicted; NaN = none.
+    pub predicted_ttft_s: f64,
+    /// How often the engine took the request out of its batch to make room.
+    pub preemptions: u32,
+    /// Whether no engine could hold it, or none was there.
+    pub is_refused: bool,
+}
+
+impl Outcome {
+    pub(super) fn new(prompt_tokens: u32, output_tokens: u32, arrived_ns: u64) -> Self {
+        Self {
+            prompt_tokens,
+            output_tokens,
+            arrived_ns,
+            first_ns: 0,
+            end_ns: 0,
+            worker: 0,
+            cached_tokens: 0,
+            believed_tokens: 0,
+            predicted_ttft_s: f64::NAN,
+            preemptions: 0,
+            is_refused: false,
+        }
+    }
+
+    /// Time to the first token, seconds.
+    #[must_use]
+    pub fn ttft_s(&self) -> f64 {
+        seconds_between(self.arrived_ns, self.first_ns)
+    }
+
+    /// Time to the last token, seconds.
+    #[must_use]
+    pub fn e2e_s(&self) -> f64 {
+        seconds_between(self.arrived_ns, self.end_ns)
+    }
+
+    /// Mean time between two tokens of the output, seconds; `None` if there is only one token.
+    #[must_use]
+    pub fn tpot_s(&self) -> Option<f64> {
+        let gaps = self.output_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
+        Some(seconds_between(self.first_ns, self.end_ns) / f64::from(gaps))
+    }
+
+    /// Whether the request was served as well as was promised.
+    #[must_use]
+    pub fn meets(&self, slo: &Slo) -> bool {
+        !self.is_refused
+            && self.ttft_s() <= slo.ttft_s + slo.ttft_token_s * f64::from(self.prompt_tokens)
+            && self.tpot_s().is_none_or(|tpot_s| tpot_s <= slo.tpot_s)
+    }
+}
+
+fn seconds_between(from_ns: u64, to_ns: u64) -> f64 {
+    to_ns.saturating_sub(from_ns) as f64 / 1e9
+}
+
+/// What is promised to every request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slo {
+    /// Time to the first token of an empty prompt, seconds.
+    pub ttft_s: f64,
+    /// What each token of the prompt adds to it, seconds.
+    pub ttft_token_s: f64,
+    /// Mean time between two tokens of the output, seconds.
+    pub tpot_s: f64,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self { ttft_s: 2.0, ttft_token_s: 5e-5, tpot_s: 0.05 }
+    }
+}
+
+/// Mean and percentiles of one quantity.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Distribution {
+    /// The mean; 0 if there is no value.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// Nine of ten values are at most this.
+    pub p90: f64,
+    /// 99 of 100 values are at most this.
+    pub p99: f64,
+}
+
+impl Distribution {
+    /// The distribution of these values.
+    #[must_use]
+    pub fn of(mut values: Vec<f64>) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |share: f64| values[((values.len() as f64 * share).ceil() as usize).clamp(1, values.len()) - 1];
+        Self { mean: values.iter().sum::<f64>() / values.len() as f64, p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+    }
+}
+
+/// The figures of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Requests that arrived.
+    pub requests: usize,
+    /// Requests that no engine can hold: the same for every policy.
+    pub refused: usize,
+    /// Time to the first token, seconds.
+    pub ttft_s: Distribution,
+    /// Time between tokens, seconds.
+    pub tpot_s: Distribution,
+    /// Time to the last token, seconds.
+    pub e2e_s: Distribution,
+    /// The share of requests, refused ones left out, that met the SLO.
+    pub goodput: f64,
+    /// The share of prompt tokens that engines found in caches.
+    pub hit_rate: f64,
+    /// How often requests were preempted.
+    pub preemptions: u64,
+    /// The 90th percentile of the time to the first token on each worker, seconds.
+    pub worker_ttft_p90_s: Vec<f64>,
+    /// Mean of |predicted − observed| / observed over the times to the first token; NaN if none was predicted.
+    pub ttft_error: f64,
+    /// The time at which the last request ended, seconds.
+    pub span_s: f64,
+}
+
+impl Figures {
+    /// The figures of these outcomes.
+    #[must_use]
+    pub fn of(outcomes: &[Outcome], slo: &Slo) -> Self {
+        let served: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_refused).collect();
+        let sum = |of: fn(&Outcome) -> u32| served.iter().map(|outcome| u64::from(of(outcome))).sum::<u64>();
+        let all = |of: fn(&Outcome) -> f64| Distribution::of(served.iter().map(|outcome| of(outcome)).collect());
+        let predicted = served.iter().filter(|outcome| outcome.predicted_ttft_s.is_finite());
+        let errors: Vec<f64> = predicted
+            .map(|outcome| ((outcome.predicted_ttft_s - outcome.ttft_s()) / outcome.ttft_s().max(1e-9)).abs())
+            .collect();
+        let workers = served.iter().map(|outcome| outcome.worker + 1).max().unwrap_or(0);
+        let of_worker = |worker: u32| {
+            let of_it = served.iter().filter(|outcome| outcome.worker == worker);
+            Distribution::of(of_it.map(|outcome| outcome.ttft_s()).collect()).p90
+        };
+        Self {
+            requests: outcomes.len(),
+            refused: outcomes.len() - served.len(),
+            ttft_s: all(Outcome::ttft_s),
+            tpot_s: Distribution::of(served.iter().filter_map(|outcome| outcome.tpot_s()).collect()),
+            e2e_s: all(Outcome::e2e_s),
+            goodput: served.iter().filter(|outcome| outcome.meets(slo)).count() as f64 / served.len().max(1) as f64,
+            hit_rate: sum(|outcome| outcome.cached_tokens) as f64 / sum(|outcome| outcome.prompt_tokens).max(1) as f64,
+            preemptions: sum(|outcome| outcome.preemptions),
+            worker_ttft_p90_s: (0..workers).map(of_worker).collect(),
+            ttft_error: if errors.is_empty() { f64::NAN } else { errors.iter().sum::<f64>() / errors.len() as f64 },
+            span_s: served.iter().map(|outcome| outcome.end_ns).max().unwrap_or(0) as f64 / 1e9,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The policies that a simulation compares, by name.
+
+use super::figures::Slo;
+use super::peer_rules::{self as rules, PrefillTimes, Rule, TermWeights};
+use super::router::Decider;
+use super::run::Settings;
+use crate::route::{Mode, Policy};
+
+/// The names of all policies, ours first.
+pub const NAMES: [&str; 17] = [
+    "latency",
+    "kv",
+    "kv-tuned",
+    "two-tier",
+    "lpwl",
+    "lmetric",
+    "llm-d",
+    "llm-d-legacy",
+    "mooncake",
+    "preble",
+    "dualmap",
+    "smg",
+    "aibrix",
+    "vllm-dp",
+    "least-loaded",
+    "round-robin",
+    "tried-terms",
+];
+
+/// A policy by name, with the weights of its terms if it has any.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimulatedPolicy {
+    /// One of [`NAMES`].
+    pub name: &'static str,
+    /// Of `tried-terms`; of `latency` the delay alone.
+    pub weights: TermWeights,
+}
+
+impl SimulatedPolicy {
+    /// Reads `NAME` or `NAME:WEIGHT=VALUE;…`.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        let Some(name) = NAMES.into_iter().find(|known| *known == name) else {
+            return Err(format!("there is no policy {name:?}; there are {}", NAMES.join(", ")));
+        };
+        let mut weights = TermWeights::default();
+        for setting in settings.split(';').filter(|setting| !setting.is_empty()) {
+            let known = if name == "latency" { &["delay"][..] } else { &TermWeights::NAMES[..] };
+            let parsed = setting.split_once('=').and_then(|(weight, value)| Some((weight, value.parse().ok()?)));
+            let is_set = name == "latency" || name == "tried-terms";
+            match parsed.filter(|(weight, value): &(&str, f64)| known.contains(weight) && value.is_finite()) {
+                Some((weight, value)) if is_set => weights.set(weight, value),
+                _ if is_set => return Err(format!("{setting:?} sets none of {}", known.join(", "))),
+                _ => return Err(format!("{name} has no weights to set")),
+            };
+        }
+        Ok(Self { name, weights })
+    }
+}
+
+/// Who decides under a policy; `None` = the fleet has no engine.
+pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<Decider> {
+    let step_tokens_max = f64::from(settings.engines.first()?.step_tokens_max);
+    let times = PrefillTimes { laws: settings.engines.iter().map(|engine| engine.law).collect(), step_tokens_max };
+    let peak_tokens_per_s = times.peak_tokens_per_s();
+    let rule: Box<dyn Rule> = match policy.name {
+        "latency" => {
+            let delay_weight = policy.weights.delay;
+            let policy = Policy { mode: Mode::Latency, delay_weight, ..Policy::default() };
+            return Some(Decider::Product(Box::new(policy)));
+        }
+        "tried-terms" => Box::new(rules::TriedTerms::new(policy.weights, times)),
+        "kv" => return Some(Decider::Product(Box::default())),
+        "kv-tuned" => return Some(Decider::Product(Box::new(rules::KV_TUNED.policy()))),
+        "two-tier" => Box::new(rules::TwoTier),
+        "lpwl" => Box::new(rules::Lpwl::default()),
+        "lmetric" => Box::new(rules::Lmetric),
+        "llm-d" => Box::new(rules::LlmD { peak_tokens_per_s }),
+        "llm-d-legacy" => Box::new(rules::LlmDLegacy::default()),
+        "mooncake" => Box::new(rules::Mooncake::new(times)),
+        "preble" => Box::new(rules::Preble::new(times)),
+        "dualmap" => Box::new(rules::DualMap::new(peak_tokens_per_s, Slo::default())),
+        "smg" => Box::new(rules::Smg::default()),
+        "aibrix" => Box::new(rules::Aibrix),
+        "vllm-dp" => Box::new(rules::VllmDp),
+        "least-loaded" => Box::new(rules::LeastLoaded),
+        "round-robin" => Box::new(rules::RoundRobin::default()),
+        _ => return None,
+    };
+    Some(Decider::Peer(rule))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine_law::EngineLaw;
+    use crate::simulate::workload::{Arrivals, Session, Span, Turn, Workload};
+    use crate::simulate::{EngineSpec, Outcome, simulate};
+
+    /// 400 prompts of 30 conversations on 4 workers, faster than these can keep up with for a while.
+    fn run(name: &str) -> Option<Vec<Outcome>> {
+        let turn = |at: u64| Turn {
+            think_s: 0.0,
+            prompt: vec![
+                Span { content: at * at % 30, from: 0, tokens: 500 + (at % 7) as u32 * 200 },
+                Span { content: 1000 + at, from: 0, tokens: 100 },
+            ],
+            output: Span { content: 5000 + at, from: 0, tokens: 20 + (at % 5) as u32 },
+        };
+        let session = |at: u64| Session { start_s: at as f64 * 0.02, turns: vec![turn(at)] };
+        let workload = Workload { sessions: (0..400).map(session).collect(), arrivals: Arrivals::Timed };
+        let law = EngineLaw::of([5e-3, 5e-5, 1e-9], [1e-2, 3e-5, 3e-8]);
+        let engine = EngineSpec {
+            class: "test".into(),
+            law,
+            kv_tokens: 40_000,
+            block_size: 16,
+            step_tokens_max: 2048,
+            sequences_max: 64,
+            tiers: Vec::new(),
+        };
+        let settings =
+            Settings { engines: vec![engine; 4], event_lag_s: 0.005, changes: Vec::new(), prior_factor: None, seed: 3 };
+        simulate(&workload, &settings, &SimulatedPolicy::parse(name).ok()?)
+    }
+
+    #[test]
+    fn every_policy_serves_all_requests_and_two_runs_of_it_are_equal() {
+        for name in NAMES {
+            let [first, second] = [(), ()].map(|()| run(name).expect("the policy has a decider"));
+            assert_eq!(first.len(), 400, "{name}");
+            assert!(first.iter().all(|outcome| !outcome.is_refused && outcome.end_ns > 0), "{name}");
+            let placed = |outcomes: &[Outcome]| -> Vec<_> {
+                outcomes.iter().map(|outcome| (outcome.worker, outcome.first_ns, outcome.end_ns)).collect()
+            };
+            assert_eq!(placed(&first), placed(&second), "{name}");
+            assert!((0..4).all(|worker| first.iter().any(|outcome| outcome.worker == worker)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_read_with_its_weights() {
+        let parsed = SimulatedPolicy::parse("tried-terms:decode=0.1;guard_s=2").unwrap();
+        assert_eq!((parsed.name, parsed.weights.decode, parsed.weights.guard_s), ("tried-terms", 0.1, 2.0));
+        assert_eq!(SimulatedPolicy::parse("latency:delay=0.5").unwrap().weights.delay, 0.5);
+        for wrong in ["kv_tuned", "latency:decode=1", "lpwl:delay=1", "tried-terms:decode", "tried-terms:decode=NaN"] {
+            assert!(SimulatedPolicy::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_mode_does_as_well_as_the_terms_that_it_has() {
+        // Its constants are learnt, so that decisions differ, but not by much in what requests feel.
+        let [mode, terms] = ["latency", "tried-terms"].map(|name| run(name).unwrap());
+        let mean = |outcomes: &[Outcome]| outcomes.iter().map(Outcome::ttft_s).sum::<f64>() / outcomes.len() as f64;
+        assert!((mean(&mode) / mean(&terms) - 1.0).abs() < 0.15, "{} {}", mean(&mode), mean(&terms));
+    }
+}

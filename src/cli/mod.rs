@@ -11,6 +11,8 @@ mod relay;
 mod replay;
 mod reset;
 mod serve;
+#[cfg(feature = "simulate")]
+mod simulate;
 mod status;
 mod tune;
 mod what_if;
@@ -25,6 +27,8 @@ use self::doctor::DoctorArgs;
 use self::query::QueryArgs;
 use self::replay::ReplayArgs;
 use self::reset::ResetArgs;
+#[cfg(feature = "simulate")]
+use self::simulate::SimulateArgs;
 use self::status::StatusArgs;
 use self::tune::TuneArgs;
 use self::what_if::WhatIfArgs;
@@ -68,6 +72,9 @@ pub enum Command {
     WhatIf(WhatIfArgs),
     /// Search for better weights on the recorded decisions of a journal, and let a running daemon try them.
     Tune(Box<TuneArgs>),
+    /// Run a trace on a simulated fleet under several policies, and compare what its requests felt.
+    #[cfg(feature = "simulate")]
+    Simulate(Box<SimulateArgs>),
     /// Make a running daemon forget its workers' blocks.
     Reset(ResetArgs),
     /// Run the whole system on this machine: daemon, simulated engines and a gateway.
@@ -99,6 +106,8 @@ impl Command {
             Self::Replay(args) => args.run(),
             Self::WhatIf(args) => args.run(),
             Self::Tune(args) => args.run(),
+            #[cfg(feature = "simulate")]
+            Self::Simulate(args) => args.run(&mut std::io::stdout().lock()),
             Self::Reset(args) => args.run(),
             Self::Demo(args) => done(demo::run(args)),
             Self::DemoEngine(args) => done(demo::engine::run(args)),

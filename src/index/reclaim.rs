@@ -578,6 +578,21 @@ mod tests {
         const ROUNDS: usize = 3_000;
         let drops = Arc::new(AtomicUsize::new(0));
         let reclaimer = Reclaimer::new();
+        /// Owns what readers may still look at; frees it whenever it is dropped.
+        struct Retired {
+            address: usize,
+            _counted: Counted,
+        }
+        impl Drop for Retired {
+            fn drop(&mut self) {
+                let old = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(self.address);
+                // SAFETY: it has passed its grace period, or no reader is left. Relaxed: no reader looks at it, and one
+                // that did would fail.
+                unsafe { (*old).store(usize::MAX, Ordering::Relaxed) };
+                // SAFETY: as above; it came from `Box::into_raw`, and comes back once.
+                drop(unsafe { Box::from_raw(old) });
+            }
+        }
         let boxed = |value: usize| Box::into_raw(Box::new(AtomicUsize::new(value)));
         let current = std::sync::atomic::AtomicPtr::new(boxed(0));
         let done = AtomicBool::new(false);
@@ -600,26 +615,21 @@ mod tests {
                     }
                 });
             }
-            let mut garbage: Garbage<(usize, Counted)> = Garbage::new(&reclaimer);
+            let mut garbage: Garbage<Retired> = Garbage::new(&reclaimer);
             for round in 1..=ROUNDS {
                 // AcqRel: pairs with the readers' load.
                 let old = current.swap(boxed(round), Ordering::AcqRel);
-                garbage.push((old as usize, Counted::new(&drops)), 8);
+                garbage.push(Retired { address: old as usize, _counted: Counted::new(&drops) }, 8);
                 garbage.flush();
-                garbage.collect(|(address, _counted)| {
-                    let old = std::ptr::with_exposed_provenance_mut::<AtomicUsize>(address);
-                    // SAFETY: it has passed its grace period. Relaxed: no reader looks at it, and one that did would
-                    // fail.
-                    unsafe { (*old).store(usize::MAX, Ordering::Relaxed) };
-                    // SAFETY: as above; it came from `Box::into_raw`, and comes back once.
-                    drop(unsafe { Box::from_raw(old) });
-                });
+                garbage.collect(drop);
             }
             // Relaxed: only ends the loops.
             done.store(true, Ordering::Relaxed);
         });
         drop(reclaimer);
-        assert_eq!(drops.load(Ordering::Relaxed), ROUNDS);
+        // The last one was never retired. Relaxed: one thread.
+        drop(Retired { address: current.load(Ordering::Relaxed) as usize, _counted: Counted::new(&drops) });
+        assert_eq!(drops.load(Ordering::Relaxed), ROUNDS + 1);
     }
 
     #[test]

@@ -253,6 +253,25 @@ impl Engine {
         }
     }
 
+    /// Seconds of prefill until the first token of a request that would come now: of all prompts that are before it, and
+    /// its own, with what is cached now. Decodes beside them are left out.
+    pub(super) fn prefill_ahead_s(&self, blocks: &[Block], prompt_tokens: u32) -> f64 {
+        let step = f64::from(self.spec.step_tokens_max);
+        let law = &self.spec.law;
+        let ahead = self.waiting.iter().chain(&self.fetching).chain(&self.prefilling).map(|slot| {
+            let running = self.at(*slot);
+            let computed = match running.phase {
+                Phase::Waiting => self.device_hits(*slot).len() as u32 * self.spec.block_size,
+                _ => running.computed,
+            };
+            law.prefill_s(f64::from(running.target - computed.min(running.target)), f64::from(computed), step)
+        });
+        let usable = (prompt_tokens.saturating_sub(1) / self.spec.block_size) as usize;
+        let held = blocks.iter().take(usable).take_while(|block| self.pool.find(block.chain).is_some()).count() as u32;
+        let held = held * self.spec.block_size;
+        ahead.sum::<f64>() + law.prefill_s(f64::from(prompt_tokens - held), f64::from(held), step)
+    }
+
     /// Moves what changed in the KV memory since the last call to `to`, in order.
     pub(super) fn take_events(&mut self, to: &mut Vec<KvEvent>) {
         self.note_evicted();

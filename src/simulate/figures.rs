@@ -1,5 +1,7 @@
 //! What requests felt: the figures of a run.
 
+use serde::{Deserialize, Serialize};
+
 /// What one request went through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
@@ -25,6 +27,11 @@ pub struct Outcome {
     pub preemptions: u32,
     /// Whether no engine could hold it, or none was there.
     pub is_refused: bool,
+    /// The regret of its decision, seconds; NaN = not sampled. It is the time to the first token that the chosen
+    /// engine's true state promised when the request was sent (prompt tokens it had still to compute, its own among
+    /// them, cached ones left out, alone on the engine), less the least such time among the engines that were there. It
+    /// charges nothing for what the request does to others, so a rule that takes later requests into account has some.
+    pub regret_s: f64,
 }
 
 impl Outcome {
@@ -41,6 +48,7 @@ impl Outcome {
             predicted_ttft_s: f64::NAN,
             preemptions: 0,
             is_refused: false,
+            regret_s: f64::NAN,
         }
     }
 
@@ -94,7 +102,7 @@ impl Default for Slo {
 }
 
 /// Mean and percentiles of one quantity.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The mean; 0 if there is no value.
     pub mean: f64,

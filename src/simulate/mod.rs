@@ -12,21 +12,32 @@
 //!
 //! `engine_law` gives the time of an engine's steps.
 
+pub mod bounds;
+pub mod capacity;
+pub mod cells;
 mod engine;
+pub mod experiment;
 mod figures;
 mod kv_pool;
+pub mod measure;
 mod peer_rules;
+pub mod picture;
 mod policies;
 mod prompt_blocks;
+pub mod report;
 mod router;
 mod run;
 mod spec;
+pub mod statistics;
+pub mod suite;
+pub mod suite_workloads;
 mod tier_store;
+pub mod verdict;
 pub mod workload;
 
 pub use figures::{Distribution, Figures, Outcome, Slo};
 pub use peer_rules::{KV_TUNED, TermWeights, TunedWeights, tuned_weights};
-pub use policies::{NAMES, SimulatedPolicy};
+pub use policies::{NAMES, SimulatedPolicy, TRIED_TERMS};
 pub use run::{FleetChange, FleetChangeKind, Settings};
 pub use spec::{EngineSpec, TierSpec};
 
@@ -36,4 +47,25 @@ pub use spec::{EngineSpec, TierSpec};
 pub fn simulate(workload: &workload::Workload, settings: &Settings, policy: &SimulatedPolicy) -> Option<Vec<Outcome>> {
     let decider = policies::decider(policy, settings)?;
     Some(run::Run::new(workload, settings, decider).finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fleet of small engines.
+    pub(super) fn fleet(workers: usize) -> Settings {
+        let preset = crate::engine_law::engine_preset("70b-tp4").expect("a preset");
+        let engine = EngineSpec {
+            class: preset.name.into(),
+            law: preset.law,
+            kv_tokens: 100_000,
+            block_size: 64,
+            step_tokens_max: 8192,
+            sequences_max: 256,
+            tiers: Vec::new(),
+        };
+        let engines = vec![engine; workers];
+        Settings { engines, event_lag_s: 0.005, changes: Vec::new(), prior_factor: Some(1.0), seed: 1 }
+    }
 }

@@ -24,8 +24,11 @@ pub const NAMES: [&str; 17] = [
     "vllm-dp",
     "least-loaded",
     "round-robin",
-    "tried-terms",
+    TRIED_TERMS,
 ];
+
+/// The name of the policy that is there to measure single terms.
+pub const TRIED_TERMS: &str = "tried-terms";
 
 /// A policy by name, with the weights of its terms if it has any.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +40,11 @@ pub struct SimulatedPolicy {
 }
 
 impl SimulatedPolicy {
+    /// The policy of this name, with its usual weights.
+    pub(super) fn named(name: &'static str) -> Self {
+        Self { name, weights: TermWeights::default() }
+    }
+
     /// Reads `NAME` or `NAME:WEIGHT=VALUE;…`.
     ///
     /// # Errors

@@ -210,7 +210,7 @@ impl Router {
             Decider::Peer(rule) => {
                 let rows = self.decision.eligible_rows.iter();
                 let workers = rows.map(|row| self.scratch.observation().workers.row(*row as usize));
-                let question = Question { prompt_tokens, blocks: whole, now_ns };
+                let question = Question { id, prompt_tokens, blocks: whole, now_ns };
                 chosen_by(rule.as_mut(), &question, workers, &self.booked, (block_size, locals), &mut self.chance)?
             }
         };

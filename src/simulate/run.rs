@@ -11,6 +11,9 @@ use super::router::{Decider, Router, Sent};
 use super::spec::EngineSpec;
 use super::workload::{Arrivals, Workload};
 
+/// Of how many decisions one is sampled for its regret: enough for a mean, and too few to be felt in the run's time.
+const REGRET_EVERY: u32 = 64;
+
 /// Nanoseconds of a second.
 const SECOND_NS: f64 = 1e9;
 
@@ -218,6 +221,9 @@ impl<'a> Run<'a> {
         request.outcome.worker = sent.worker as u32;
         request.outcome.believed_tokens = sent.held_tokens;
         request.outcome.predicted_ttft_s = sent.predicted_ttft_s;
+        if id.0.is_multiple_of(REGRET_EVERY) {
+            request.outcome.regret_s = regret_s(&self.workers, sent.worker, &request.blocks, prompt_tokens);
+        }
         let blocks = request.blocks.clone();
         self.workers[sent.worker].engine.push(EngineRequest { id, blocks, prompt_tokens, output_tokens });
         self.begin_step(sent.worker);
@@ -345,6 +351,13 @@ impl<'a> Run<'a> {
             }
         }
     }
+}
+
+/// The regret of sending a prompt to `chosen`: see [`Outcome::regret_s`].
+fn regret_s(workers: &[WorkerState], chosen: usize, blocks: &[Block], prompt_tokens: u32) -> f64 {
+    let cost_s = |worker: &WorkerState| worker.slowness * worker.engine.prefill_ahead_s(blocks, prompt_tokens);
+    let least_s = workers.iter().filter(|worker| worker.is_present).map(cost_s).fold(f64::INFINITY, f64::min);
+    cost_s(&workers[chosen]) - least_s
 }
 
 /// Seconds in nanoseconds of virtual time.

@@ -35,6 +35,8 @@ pub(super) use tried_terms::TriedTerms;
 
 /// The request to be placed.
 pub(super) struct Question<'a> {
+    /// Its number among the requests of the run.
+    pub(super) id: u64,
     pub(super) prompt_tokens: u32,
     /// The whole blocks of the prompt.
     pub(super) blocks: &'a [Block],
@@ -196,7 +198,7 @@ mod fixtures {
 
     /// A prompt without whole blocks, at time 0.
     pub(super) fn prompt(prompt_tokens: u32) -> Question<'static> {
-        Question { prompt_tokens, blocks: &[], now_ns: 0 }
+        Question { id: 0, prompt_tokens, blocks: &[], now_ns: 0 }
     }
 
     /// A law under which every token takes a millisecond.

@@ -19,6 +19,7 @@ mod engine;
 pub mod experiment;
 mod figures;
 mod kv_pool;
+mod kv_tuned;
 pub mod measure;
 mod peer_rules;
 pub mod picture;
@@ -36,7 +37,8 @@ pub mod verdict;
 pub mod workload;
 
 pub use figures::{Distribution, Figures, Outcome, Slo};
-pub use peer_rules::{KV_TUNED, TermWeights, TunedWeights, tuned_weights};
+pub use kv_tuned::{KV_TUNED, TunedWeights, tuned_weights};
+pub use peer_rules::TermWeights;
 pub use policies::{NAMES, SimulatedPolicy, TRIED_TERMS};
 pub use run::{FleetChange, FleetChangeKind, Settings};
 pub use spec::{EngineSpec, TierSpec};

@@ -1,6 +1,7 @@
 //! The policies that a simulation compares, by name.
 
 use super::figures::Slo;
+use super::kv_tuned::KV_TUNED;
 use super::peer_rules::{self as rules, PrefillTimes, Rule, TermWeights};
 use super::router::Decider;
 use super::run::Settings;
@@ -82,7 +83,7 @@ pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<D
         }
         "tried-terms" => Box::new(rules::TriedTerms::new(policy.weights, times)),
         "kv" => return Some(Decider::Product(Box::default())),
-        "kv-tuned" => return Some(Decider::Product(Box::new(rules::KV_TUNED.policy()))),
+        "kv-tuned" => return Some(Decider::Product(Box::new(KV_TUNED.policy()))),
         "two-tier" => Box::new(rules::TwoTier),
         "lpwl" => Box::new(rules::Lpwl::default()),
         "lmetric" => Box::new(rules::Lmetric),

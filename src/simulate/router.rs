@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::engine::KvEvent;
-use super::peer_rules::{Candidate, Question, Rule};
+use super::peer_rules::{Booked, Candidate, Question, Rule};
 use super::prompt_blocks::Block;
 use super::spec::EngineSpec;
 use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord, WorkerState};
@@ -39,16 +39,6 @@ pub(super) struct Sent {
     pub(super) held_tokens: u32,
     /// Predicted time to the first token; NaN = not predicted.
     pub(super) predicted_ttft_s: f64,
-}
-
-/// What the router books for a worker, beside the product's own load.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Booked {
-    /// Prefills booked and not yet complete: (request, tokens to compute, tokens before them, booked at).
-    pub(super) prefills: Vec<(u64, u32, u32, u64)>,
-    /// Since when the first of them may be running, ns.
-    pub(super) since_ns: u64,
-    pub(super) requests: u32,
 }
 
 /// A decision, and what it books.

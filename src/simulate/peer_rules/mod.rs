@@ -6,7 +6,6 @@
 //! full, `B` = requests in flight, `W` = those of them without a first token.
 
 mod dual_map;
-mod kv_tuned;
 mod llm_d;
 mod load_only;
 mod mooncake;
@@ -20,10 +19,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::engine_law::EngineLaw;
 use crate::simulate::prompt_blocks::Block;
-use crate::simulate::router::Booked;
 
 pub(super) use dual_map::DualMap;
-pub use kv_tuned::{KV_TUNED, TunedWeights, tuned_weights};
 pub(super) use llm_d::{LlmD, LlmDLegacy};
 pub(super) use load_only::{LeastLoaded, RoundRobin, VllmDp};
 pub(super) use mooncake::Mooncake;
@@ -41,6 +38,16 @@ pub(super) struct Question<'a> {
     /// The whole blocks of the prompt.
     pub(super) blocks: &'a [Block],
     pub(super) now_ns: u64,
+}
+
+/// What the router books for a worker, beside the product's own load.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Booked {
+    /// Prefills booked and not yet complete: (request, tokens to compute, tokens before them, booked at).
+    pub(super) prefills: Vec<(u64, u32, u32, u64)>,
+    /// Since when the first of them may be running, ns.
+    pub(super) since_ns: u64,
+    pub(super) requests: u32,
 }
 
 /// A worker that may run the prompt.

@@ -1,10 +1,10 @@
 //! `kv-tuned`: the block cost of Dynamo's `kv` mode, with the weights that suit a training workload best.
 
+use super::figures::{Figures, Slo};
+use super::router::Decider;
+use super::run::{Run, Settings};
+use super::workload::Workload;
 use crate::route::Policy;
-use crate::simulate::figures::{Figures, Slo};
-use crate::simulate::router::Decider;
-use crate::simulate::run::{Run, Settings};
-use crate::simulate::workload::Workload;
 
 /// Weights of the block cost that an operator of Dynamo can tune.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,7 +19,7 @@ pub struct TunedWeights {
 
 impl TunedWeights {
     /// The product's default policy with these weights.
-    pub(in crate::simulate) fn policy(self) -> Policy {
+    pub(super) fn policy(self) -> Policy {
         let Self { device_credit, prefill_load_scale, active_request_weight } = self;
         Policy { device_credit, prefill_load_scale, active_request_weight, ..Policy::default() }
     }
@@ -27,9 +27,8 @@ impl TunedWeights {
 
 /// The weights that the policy `kv-tuned` uses. [`tuned_weights`] found them on the first half of the Mooncake
 /// conversation trace (6015 requests), at 1.0, 1.25 and 1.5 times its rate, on 8 workers `70b-tp4` with blocks of 16
-/// tokens: `sim --tune 1.0,1.25,1.5 --half 1 --workers 8 --engine 70b-tp4 --block 16`. In the geometric mean of the
-/// three rates they reach 81 % of the default weights' score. They lie on an edge of the grid, where it is flat: the
-/// scores of the next five are within 2 %.
+/// tokens. In the geometric mean of the three rates they reach 81 % of the default weights' score. They lie on an edge of
+/// the grid, where it is flat: the scores of the next five are within 2 %.
 pub const KV_TUNED: TunedWeights =
     TunedWeights { device_credit: 1.5, prefill_load_scale: 32.0, active_request_weight: 4096.0 };
 

@@ -9,7 +9,9 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{
+    AffinityTable, Decision, Draws, Mode, Policy, Prompt, RouteRequest, Scratch, View, decide, demand,
+};
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -60,15 +62,20 @@ fn ask(tokens: &[u32]) -> RouteRequest<'_> {
 
 /// A long prompt, of which each worker holds another part.
 fn route(c: &mut Criterion) {
-    run(c, "decide/route_and_free", PROMPT_TOKENS);
+    run(c, "decide/route_and_free", PROMPT_TOKENS, &Policy::default());
 }
 
 /// A prompt of 8 blocks: what there is to do for each candidate, with next to nothing to hash and to look up.
 fn route_short(c: &mut Criterion) {
-    run(c, "decide/route_short_and_free", 8 * SCHEME.block_size);
+    run(c, "decide/route_short_and_free", 8 * SCHEME.block_size, &Policy::default());
 }
 
-fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
+/// The long prompt in mode `latency`, whose costs are in seconds.
+fn route_by_latency(c: &mut Criterion) {
+    run(c, "decide/route_by_latency_and_free", PROMPT_TOKENS, &Policy { mode: Mode::Latency, ..Policy::default() });
+}
+
+fn run(c: &mut Criterion, name: &str, prompt_tokens: u32, policy: &Policy) {
     let tokens: Vec<u32> = (0..prompt_tokens).map(|token| token.wrapping_mul(2_654_435_761)).collect();
     let mut group = c.benchmark_group(name);
     for &count in FLEETS {
@@ -79,14 +86,14 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
         let fleet = FleetTable { version: 1, spaces: vec![space()], workers };
         let indexes = [IndexReader::new(vec![reader])];
         let loads = Loads::new(count as usize, LoadsConfig::default());
-        let (policy, affinities) = (Policy::default(), AffinityTable::new(8, 0));
+        let affinities = AffinityTable::new(8, 0);
         let Ok(session) = loads.open_session(None, 0) else { return };
         let view = View {
             fleet: &fleet,
             indexes: &indexes,
             predictions: &[],
             loads: &loads,
-            policy: &policy,
+            policy,
             round_robin_counters: &[],
             affinities: &affinities,
             now_ns: 0,
@@ -116,5 +123,5 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32) {
     group.finish();
 }
 
-criterion_group!(benches, route, route_short);
+criterion_group!(benches, route, route_short, route_by_latency);
 criterion_main!(benches);

@@ -357,6 +357,8 @@ pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.
 pub const TTFT_ERROR_MAX: f64 = 0.3;
+/// The longest predicted time of one prefill, nanoseconds: an hour. The sum over all bookings is below 2^64.
+pub const PREFILL_WORK_NS_MAX: u64 = 3_600_000_000_000;
 /// Classes of workers whose prefill times are learnt apart.
 pub const PREFILL_CLASSES_MAX: usize = 256;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
@@ -552,3 +554,4 @@ const _: () = assert!(WORKERS_MAX <= 1 << 16, "a worker's slot is a u16");
 const _: () = assert!(WORKERS_MAX <= 1 << crate::ids::WORKER_PLACE_BITS, "a worker's index holds its place");
 const _: () = assert!(JOURNAL_NUMBER_MAX * WORKERS_MAX as u64 <= 1 << 53, "a sum is exact as a fraction");
 const _: () = assert!(JOURNAL_WAITING_WORKERS_MAX >= WORKERS_MAX, "a decision about all workers can wait");
+const _: () = assert!(PREFILL_WORK_NS_MAX.checked_mul(BOOKINGS_MAX as u64).is_some(), "a worker's work is a u64");

@@ -10,7 +10,7 @@ use super::load_cells::PrefillWork;
 use super::prefill_laws::{ClassIndex, DonePrefill, PrefillLaws};
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
-use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN};
+use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN, PREFILL_WORK_NS_MAX};
 
 /// The model of the duration of a prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -198,6 +198,9 @@ impl Prefills {
 
     /// Adds a prefill behind the others of its worker. Returns its slot.
     pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
+        let ahead_s = self.work(worker).left_s(now_ns);
+        let work_s = self.laws.law_of(worker).prefill_s(prefill.tokens as f64, prefill.cached_tokens as f64);
+        let work_ns = ((work_s * 1e9) as u64).min(PREFILL_WORK_NS_MAX);
         if worker.place() >= self.queues.len() {
             self.queues.resize_with(worker.place() + 1, WorkerPrefills::default);
         }
@@ -206,14 +209,6 @@ impl Prefills {
             // No reader is left for the backlog of a removed worker; its prefills belong to no list.
             *queue = WorkerPrefills { worker, ..WorkerPrefills::default() };
         }
-        let law = self.laws.law_of(worker);
-        let work_ns = (law.prefill_s(prefill.tokens as f64, prefill.cached_tokens as f64) * 1e9) as u64;
-        let ahead_s = PrefillWork {
-            queued_ns: queue.work_ns,
-            running_ns: queue.anchor.map_or(0, |anchor| self.places[anchor.0 as usize].work_ns),
-            since_ns: queue.since_ns,
-        }
-        .left_s(now_ns);
         let place = PrefillSlot {
             prefill,
             work_ns,

@@ -139,10 +139,11 @@ struct Class {
 pub(super) struct ClassIndex(usize);
 
 /// A worker's place in its class.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Member {
     worker: WorkerIndex,
-    class: u32,
+    /// The place of its class; classes are never removed.
+    class: usize,
     /// The logarithm of its slowness.
     log_slowness: f64,
     /// The busy stretch so far: since when, and the predictions of its prefills that are done.
@@ -172,8 +173,8 @@ pub(super) struct DonePrefill {
 #[derive(Debug, Default)]
 pub(super) struct PrefillLaws {
     classes: Vec<Class>,
-    /// By the worker's place.
-    members: Vec<Member>,
+    /// By the worker's place; `None` = a worker of no class.
+    members: Vec<Option<Member>>,
 }
 
 /// Nanoseconds in seconds.
@@ -204,45 +205,45 @@ impl PrefillLaws {
         };
         self.classes[class].members.push(worker);
         if self.members.len() <= worker.place() {
-            self.members.resize(worker.place() + 1, Member::default());
+            self.members.resize(worker.place() + 1, None);
         }
-        self.members[worker.place()] = Member { worker, class: class as u32, ..Member::default() };
+        let (log_slowness, stretch_since_ns, stretch_predicted_s) = (0.0, 0, 0.0);
+        let member = Member { worker, class, log_slowness, stretch_since_ns, stretch_predicted_s };
+        self.members[worker.place()] = Some(member);
     }
 
     /// Takes a worker out of its class.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
-        if let Some((member, class)) = self.find(worker) {
-            class.members.retain(|other| *other != worker);
-            *member = Member::default();
+        if let Some(place) = self.members.get_mut(worker.place())
+            && let Some(member) = place.take_if(|member| member.worker == worker)
+        {
+            self.classes[member.class].members.retain(|other| *other != worker);
         }
     }
 
     fn find(&mut self, worker: WorkerIndex) -> Option<(&mut Member, &mut Class)> {
-        let member = self.members.get_mut(worker.place())?;
-        let class = self.classes.get_mut(member.class as usize)?;
-        (member.worker == worker && class.members.contains(&worker)).then_some((member, class))
+        let member = self.members.get_mut(worker.place())?.as_mut().filter(|member| member.worker == worker)?;
+        let class = &mut self.classes[member.class];
+        Some((member, class))
     }
 
     /// The law of a worker.
     pub(super) fn law_of(&self, worker: WorkerIndex) -> PrefillLaw {
-        let member = self.members.get(worker.place()).filter(|member| member.worker == worker);
-        let class = member.and_then(|member| self.classes.get(member.class as usize));
-        match (member, class) {
-            (Some(member), Some(class)) => class.estimate.law().slowed(libm::exp(member.log_slowness)),
-            _ => PrefillLaw::default(),
-        }
+        let member = self.members.get(worker.place()).copied().flatten().filter(|member| member.worker == worker);
+        member.map_or_else(PrefillLaw::default, |member| {
+            self.classes[member.class].estimate.law().slowed(libm::exp(member.log_slowness))
+        })
     }
 
-    /// What is known of each class.
+    /// What is known of each class that has workers.
     pub(super) fn classes(&self) -> impl Iterator<Item = &PrefillClass> {
-        self.classes.iter().map(|class| &class.told)
+        self.classes.iter().filter(|class| !class.members.is_empty()).map(|class| &class.told)
     }
 
     /// Learns from a prefill. Returns the class if its law has changed so far that its other workers, all
     /// [`PrefillLaws::members_of`] it, are to be given it.
     pub(super) fn learn(&mut self, worker: WorkerIndex, done: &DonePrefill) -> Option<ClassIndex> {
-        let at = self.find(worker).map(|(member, _)| member.class as usize)?;
-        let (member, class) = (&mut self.members[worker.place()], &mut self.classes[at]);
+        let (member, class) = self.find(worker)?;
         class.told.note(seconds(done.predicted_ns), seconds(done.now_ns.saturating_sub(done.booked_ns)));
         let slowness = libm::exp(member.log_slowness);
         if done.began_alone {
@@ -262,7 +263,7 @@ impl PrefillLaws {
         }
         if class.told.law.differs(&class.published) {
             class.published = class.told.law;
-            return Some(ClassIndex(at));
+            return Some(ClassIndex(member.class));
         }
         None
     }
@@ -470,6 +471,7 @@ mod tests {
         assert_eq!(bench.laws.members_of(class), [W, V]);
         bench.laws.forget(V);
         assert_eq!(bench.laws.law_of(V), PrefillLaw::default());
+        assert_eq!(PrefillLaws::default().law_of(WorkerIndex(0)), PrefillLaw::default());
         assert_eq!(bench.laws.learn(V, &done), None);
         bench.laws.set_class(W, "c", None);
         assert_eq!(bench.laws.classes().map(|class| class.samples).collect::<Vec<_>>(), [1, 0], "it stays as it was");

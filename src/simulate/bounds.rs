@@ -126,7 +126,8 @@ pub fn hindsight(
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Figures, Slo};
+    use super::super::figures::Slo;
+    use super::super::measure::Measured;
     use super::super::workload::generators::Chat;
     use super::*;
 
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn no_policy_beats_the_pooled_server() {
         let (workload, settings) = (chat(400), super::super::tests::fleet(4));
-        let of = |policy| Figures::of(&run(&workload, &settings, policy), &Slo::default());
+        let of = |policy| Measured::of(&run(&workload, &settings, policy), &Slo::default(), &settings.engines);
         let pooled = of(POOLED);
         for policy in ["lpwl", "latency", "round-robin"] {
             let figures = of(policy);

@@ -1,4 +1,4 @@
-//! What requests felt: the figures of a run.
+//! What one request went through, and what was promised to it.
 
 use serde::{Deserialize, Serialize};
 
@@ -124,64 +124,5 @@ impl Distribution {
         values.sort_unstable_by(f64::total_cmp);
         let at = |share: f64| values[((values.len() as f64 * share).ceil() as usize).clamp(1, values.len()) - 1];
         Self { mean: values.iter().sum::<f64>() / values.len() as f64, p50: at(0.5), p90: at(0.9), p99: at(0.99) }
-    }
-}
-
-/// The figures of one run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figures {
-    /// Requests that arrived.
-    pub requests: usize,
-    /// Requests that no engine can hold: the same for every policy.
-    pub refused: usize,
-    /// Time to the first token, seconds.
-    pub ttft_s: Distribution,
-    /// Time between tokens, seconds.
-    pub tpot_s: Distribution,
-    /// Time to the last token, seconds.
-    pub e2e_s: Distribution,
-    /// The share of requests, refused ones left out, that met the SLO.
-    pub goodput: f64,
-    /// The share of prompt tokens that engines found in caches.
-    pub hit_rate: f64,
-    /// How often requests were preempted.
-    pub preemptions: u64,
-    /// The 90th percentile of the time to the first token on each worker, seconds.
-    pub worker_ttft_p90_s: Vec<f64>,
-    /// Mean of |predicted − observed| / observed over the times to the first token; NaN if none was predicted.
-    pub ttft_error: f64,
-    /// The time at which the last request ended, seconds.
-    pub span_s: f64,
-}
-
-impl Figures {
-    /// The figures of these outcomes.
-    #[must_use]
-    pub fn of(outcomes: &[Outcome], slo: &Slo) -> Self {
-        let served: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_refused).collect();
-        let sum = |of: fn(&Outcome) -> u32| served.iter().map(|outcome| u64::from(of(outcome))).sum::<u64>();
-        let all = |of: fn(&Outcome) -> f64| Distribution::of(served.iter().map(|outcome| of(outcome)).collect());
-        let predicted = served.iter().filter(|outcome| outcome.predicted_ttft_s.is_finite());
-        let errors: Vec<f64> = predicted
-            .map(|outcome| ((outcome.predicted_ttft_s - outcome.ttft_s()) / outcome.ttft_s().max(1e-9)).abs())
-            .collect();
-        let workers = served.iter().map(|outcome| outcome.worker + 1).max().unwrap_or(0);
-        let of_worker = |worker: u32| {
-            let of_it = served.iter().filter(|outcome| outcome.worker == worker);
-            Distribution::of(of_it.map(|outcome| outcome.ttft_s()).collect()).p90
-        };
-        Self {
-            requests: outcomes.len(),
-            refused: outcomes.len() - served.len(),
-            ttft_s: all(Outcome::ttft_s),
-            tpot_s: Distribution::of(served.iter().filter_map(|outcome| outcome.tpot_s()).collect()),
-            e2e_s: all(Outcome::e2e_s),
-            goodput: served.iter().filter(|outcome| outcome.meets(slo)).count() as f64 / served.len().max(1) as f64,
-            hit_rate: sum(|outcome| outcome.cached_tokens) as f64 / sum(|outcome| outcome.prompt_tokens).max(1) as f64,
-            preemptions: sum(|outcome| outcome.preemptions),
-            worker_ttft_p90_s: (0..workers).map(of_worker).collect(),
-            ttft_error: if errors.is_empty() { f64::NAN } else { errors.iter().sum::<f64>() / errors.len() as f64 },
-            span_s: served.iter().map(|outcome| outcome.end_ns).max().unwrap_or(0) as f64 / 1e9,
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! `kv-tuned`: the block cost of Dynamo's `kv` mode, with the weights that suit a training workload best.
 
-use super::figures::{Figures, Slo};
+use super::figures::Slo;
+use super::measure::Measured;
 use super::router::Decider;
 use super::run::{Run, Settings};
 use super::workload::Workload;
@@ -46,7 +47,7 @@ pub fn tuned_weights(workload: &Workload, rates: &[f64], settings: &Settings) ->
     least_of(grid(), |weights| {
         let of_rate = |workload: &Workload| {
             let outcomes = Run::new(workload, settings, Decider::Product(Box::new(weights.policy()))).finish();
-            let figures = Figures::of(&outcomes, &Slo::default());
+            let figures = Measured::of(&outcomes, &Slo::default(), &settings.engines);
             figures.ttft_s.mean * figures.e2e_s.mean
         };
         workloads.iter().map(of_rate).product()

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::figures::{Distribution, Figures, Outcome, Slo};
+use super::figures::{Distribution, Outcome, Slo};
 use super::spec::EngineSpec;
 use super::statistics::median;
 
@@ -43,31 +43,37 @@ impl Measured {
     /// The figures of a run's outcomes on these engines.
     #[must_use]
     pub fn of(outcomes: &[Outcome], slo: &Slo, engines: &[EngineSpec]) -> Self {
-        let figures = Figures::of(outcomes, slo);
-        let served = || outcomes.iter().filter(|outcome| !outcome.is_refused);
-        let errors: Vec<f64> = served()
-            .map(|outcome| (outcome.predicted_ttft_s / outcome.ttft_s().max(1e-9) - 1.0).abs())
-            .filter(|error| error.is_finite())
-            .collect();
-        let errors = (!errors.is_empty()).then(|| Distribution::of(errors));
-        let regrets: Vec<f64> = served().map(|outcome| outcome.regret_s).filter(|regret| regret.is_finite()).collect();
+        let served: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_refused).collect();
+        let sum = |of: fn(&Outcome) -> u32| served.iter().map(|outcome| u64::from(of(outcome))).sum::<u64>() as f64;
+        let all = |of: fn(&Outcome) -> f64| Distribution::of(served.iter().map(|outcome| of(outcome)).collect());
+        let known = |of: fn(&Outcome) -> f64| -> Option<Distribution> {
+            let values: Vec<f64> = served.iter().map(|outcome| of(outcome)).filter(|value| value.is_finite()).collect();
+            (!values.is_empty()).then(|| Distribution::of(values))
+        };
+        let errors = known(|outcome| (outcome.predicted_ttft_s / outcome.ttft_s().max(1e-9) - 1.0).abs());
+        let p90_of = |worker: usize| {
+            let of_it = served.iter().filter(|outcome| outcome.worker as usize == worker);
+            Distribution::of(of_it.map(|outcome| outcome.ttft_s()).collect()).p90
+        };
+        let workers = served.iter().map(|outcome| outcome.worker as usize + 1).max().unwrap_or(0);
         let saved_s =
-            |outcome: &Outcome| engines.get(outcome.worker as usize).map_or(0.0, |spec| saved_s(outcome, spec));
+            |outcome: &&Outcome| engines.get(outcome.worker as usize).map_or(0.0, |spec| saved_s(outcome, spec));
+        let span_s = served.iter().map(|outcome| outcome.end_ns).max().unwrap_or(0) as f64 / 1e9;
         Self {
-            requests: figures.requests as f64,
-            refused: figures.refused as f64,
-            ttft_s: figures.ttft_s,
-            tpot_s: figures.tpot_s,
-            e2e_s: figures.e2e_s,
-            goodput: figures.goodput,
-            hit_rate: figures.hit_rate,
-            preemptions: figures.preemptions as f64,
-            prefill_s_saved: served().map(saved_s).sum(),
-            worker_ttft_p90_s: Distribution::of(figures.worker_ttft_p90_s),
+            requests: outcomes.len() as f64,
+            refused: (outcomes.len() - served.len()) as f64,
+            ttft_s: all(Outcome::ttft_s),
+            tpot_s: Distribution::of(served.iter().filter_map(|outcome| outcome.tpot_s()).collect()),
+            e2e_s: all(Outcome::e2e_s),
+            goodput: served.iter().filter(|outcome| outcome.meets(slo)).count() as f64 / served.len().max(1) as f64,
+            hit_rate: sum(|outcome| outcome.cached_tokens) / sum(|outcome| outcome.prompt_tokens).max(1.0),
+            preemptions: sum(|outcome| outcome.preemptions),
+            prefill_s_saved: served.iter().map(saved_s).sum(),
+            worker_ttft_p90_s: Distribution::of((0..workers).map(p90_of).collect()),
             ttft_error: errors.map(|errors| errors.mean),
             ttft_error_p99: errors.map(|errors| errors.p99),
-            regret_s: (!regrets.is_empty()).then(|| regrets.iter().sum::<f64>() / regrets.len() as f64),
-            served_rps: served().count() as f64 / figures.span_s.max(1e-9),
+            regret_s: known(|outcome| outcome.regret_s).map(|regrets| regrets.mean),
+            served_rps: served.len() as f64 / span_s.max(1e-9),
         }
     }
 

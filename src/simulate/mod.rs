@@ -36,7 +36,7 @@ mod tier_store;
 pub mod verdict;
 pub mod workload;
 
-pub use figures::{Distribution, Figures, Outcome, Slo};
+pub use figures::{Distribution, Outcome, Slo};
 pub use kv_tuned::{KV_TUNED, TunedWeights, tuned_weights};
 pub use peer_rules::TermWeights;
 pub use policies::{NAMES, SimulatedPolicy, TRIED_TERMS};

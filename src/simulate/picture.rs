@@ -32,7 +32,7 @@ const MARGIN: (f64, f64, f64, f64) = (30.0, 12.0, 34.0, 46.0);
 const COLUMNS: usize = 2;
 const LEGEND_COLUMNS: usize = 4;
 const LEGEND_LINE: f64 = 18.0;
-/// Hues of the other policies' lines, which are told apart by dashes too.
+/// Colours of the other policies' lines. Dashes tell the lines apart too.
 const HUES: [u16; 6] = [210, 150, 30, 280, 340, 90];
 const DASHES: [&str; 3] = ["", "6 3", "2 3"];
 

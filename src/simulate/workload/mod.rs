@@ -6,6 +6,7 @@ pub mod generators;
 pub mod lengths;
 mod lines;
 pub mod mooncake;
+#[cfg(test)]
 mod summary;
 
 use std::fmt;
@@ -16,7 +17,8 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use draws::Lognormal;
-pub use summary::{Distribution, Summary};
+#[cfg(test)]
+use summary::Summary;
 
 /// Tokens of a prompt, at most. Readers refuse longer ones; generators end the session.
 pub const PROMPT_TOKENS_MAX: u32 = 1 << 22;
@@ -169,8 +171,8 @@ impl Workload {
 
     /// Figures of the workload. `block_size` is the tokens of a block of the infinite cache that they assume; 0 counts
     /// as 1. Takes about 16 bytes of memory per different block, so a million long prompts need a coarse block.
-    #[must_use]
-    pub fn summary(&self, block_size: u32) -> Summary {
+    #[cfg(test)]
+    fn summary(&self, block_size: u32) -> Summary {
         Summary::of(self, block_size.max(1))
     }
 }

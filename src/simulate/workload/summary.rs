@@ -8,31 +8,31 @@ use super::{Span, Turn, Workload};
 
 /// Figures of a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Summary {
+pub(super) struct Summary {
     /// Requests of all sessions.
-    pub requests: usize,
+    pub(super) requests: usize,
     /// Sessions.
-    pub sessions: usize,
+    pub(super) sessions: usize,
     /// Tokens of a prompt.
-    pub prompt_tokens: Distribution,
+    pub(super) prompt_tokens: Distribution,
     /// Tokens of an output.
-    pub output_tokens: Distribution,
+    pub(super) output_tokens: Distribution,
     /// Seconds between the start of the first session and that of the last.
-    pub span_s: f64,
+    pub(super) span_s: f64,
     /// The share, from 0 to 1, of prompt tokens that are in whole blocks of earlier prompts or outputs, sessions taken
     /// one after another: what one infinite cache would hold.
-    pub reusable_share: f64,
+    pub(super) reusable_share: f64,
 }
 
 /// Mean and percentiles of a count of tokens; 0 without requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Distribution {
+pub(super) struct Distribution {
     /// The mean.
-    pub mean: f64,
+    pub(super) mean: f64,
     /// The median.
-    pub p50: u32,
+    pub(super) p50: u32,
     /// The 99th percentile.
-    pub p99: u32,
+    pub(super) p99: u32,
 }
 
 impl Distribution {

@@ -65,19 +65,20 @@ use worker_sources::WorkerSources;
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
+    let (cpus, core_count) = processors(config);
+    // Before the runtime, which panics where it has too few.
+    let descriptors = descriptors_for(config, core_count)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
         Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
     })?;
-    let ended = runtime.block_on(control(config, read_again));
+    let ended = runtime.block_on(control(config, read_again, (&cpus, core_count, descriptors)));
     // Do not wait for threads that wait for a file system or an engine: they may never return.
     runtime.shutdown_background();
     ended
 }
 
-async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
-    let started = Instant::now();
-    let (cpus, core_count) = processors(config);
-    let descriptors = descriptors_for(config, core_count)?;
+async fn control(config: &Config, read_again: ReadConfig<'_>, machine: (&[CoreId], usize, Descriptors)) -> Result<()> {
+    let ((cpus, core_count, descriptors), started) = (machine, Instant::now());
     let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
@@ -97,7 +98,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&load_reports), tables.clock())?);
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
     let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
-    let cores = start_cores(config, (io_backend, &cpus), (&tables, &lanes), &core_metrics[..core_count])?;
+    let cores = start_cores(config, (io_backend, cpus), (&tables, &lanes), &core_metrics[..core_count])?;
     let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
     let counted = (&snapshots.stats, load_reports);
     let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted));
@@ -336,6 +337,8 @@ impl Signals {
                 Error::new(Kind::System, "cannot listen for signals", "see the cause").caused_by(cause)
             })
         };
+        // A write beyond the limit on a file's size then fails, as on a full disk, and does not end the daemon.
+        drop(listen(SignalKind::from_raw(libc::SIGXFSZ))?);
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,

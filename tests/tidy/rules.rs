@@ -23,6 +23,7 @@ const LAYERS: &[&[&str]] = &[
         "framed_file",
         "owned_directory",
         "log_quota",
+        "log_writer",
         "trust",
         "finding",
         "metrics",

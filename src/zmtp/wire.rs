@@ -1,7 +1,8 @@
 //! One connection: a stream that never blocks, the decoder of received bytes, and the queue of bytes to send.
 //!
 //! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one
-//! gets a block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
+//! gets a block of its own, which doubles as its bytes arrive, while all large messages of the thread together have room. A
+//! connection between two messages holds no memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
 use super::codec::{Decoder, Item, Refusal};
-use crate::limits::ZMQ_READ_BYTES;
+use crate::limits::{ZMQ_MESSAGE_BYTES_FREE, ZMQ_MESSAGES_BYTES_MAX, ZMQ_READ_BYTES};
 
 /// The most pieces that one system call sends.
 const WRITE_PIECES: usize = 16;
@@ -27,6 +28,33 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     /// Blocks whose messages may still be in use. One without other holders is used for a read again.
     static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
+}
+
+thread_local! {
+    /// Bytes that large messages of this thread's connections may still take.
+    static ROOM: Cell<usize> = const { Cell::new(ZMQ_MESSAGES_BYTES_MAX) };
+}
+
+/// The room that a message takes while it is received. It is given back when this is dropped.
+#[derive(Debug, Default)]
+struct Room(usize);
+
+impl Room {
+    /// Takes what a block of `bytes` needs beyond [`ZMQ_MESSAGE_BYTES_FREE`].
+    fn grow_to(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let more = bytes.saturating_sub(ZMQ_MESSAGE_BYTES_FREE).saturating_sub(self.0);
+        let left = ROOM.get().checked_sub(more).ok_or(Refusal::NoRoom(bytes))?;
+        ROOM.set(left);
+        self.0 += more;
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // A connection stays on its thread. At the end of the thread there is nothing to give back to.
+        let _ = ROOM.try_with(|room| room.set(room.get() + self.0));
+    }
 }
 
 /// Makes a block readable, and remembers it unless it is a large message's own.
@@ -127,6 +155,7 @@ pub(super) struct Wire {
     input: Bytes,
     /// The block being received into: the same beginning, and more bytes after it, up to `needed_bytes`.
     filling: Vec<u8>,
+    room: Room,
     needed_bytes: usize,
     outgoing: VecDeque<Bytes>,
     outgoing_bytes: usize,
@@ -143,6 +172,7 @@ impl Wire {
             decoder,
             input: Bytes::new(),
             filling: Vec::new(),
+            room: Room::default(),
             needed_bytes: 0,
             outgoing: VecDeque::new(),
             outgoing_bytes: 0,
@@ -197,6 +227,7 @@ impl Wire {
             }
             if self.filling.len() >= self.needed_bytes {
                 self.input = seal(std::mem::take(&mut self.filling));
+                self.room = Room::default();
             }
         }
     }
@@ -220,7 +251,9 @@ impl Wire {
         if self.filling.capacity() == held {
             // Doubles what has arrived: a length alone takes no memory.
             let missing = self.needed_bytes.saturating_sub(held);
-            self.filling.reserve_exact(missing.min(held).max(ZMQ_READ_BYTES));
+            let more = missing.min(held).max(ZMQ_READ_BYTES);
+            self.room.grow_to(held + more)?;
+            self.filling.reserve_exact(more);
         }
         loop {
             match rustix::io::read(&self.stream, rustix::buffer::spare_capacity(&mut self.filling)) {
@@ -289,5 +322,29 @@ impl Wire {
             bytes -= front.len();
             self.outgoing.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
+
+    #[test]
+    fn large_messages_share_their_room_and_small_ones_need_none() {
+        let mut large: Vec<Room> = Vec::new();
+        let refused = loop {
+            let mut room = Room::default();
+            match room.grow_to(ZMQ_MESSAGE_BYTES_MAX) {
+                Ok(()) => large.push(room),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert!(refused.is_bound() && large.len() >= ZMQ_MESSAGES_BYTES_MAX / ZMQ_MESSAGE_BYTES_MAX);
+        let mut small = Room::default();
+        assert_eq!(small.grow_to(ZMQ_MESSAGE_BYTES_FREE), Ok(()));
+        assert_eq!(large[0].grow_to(ZMQ_MESSAGE_BYTES_MAX), Ok(()), "it has this room");
+        large.clear();
+        assert_eq!(ROOM.get(), ZMQ_MESSAGES_BYTES_MAX, "all of it is given back");
     }
 }

@@ -107,6 +107,13 @@ pub(crate) const RESTART_PAUSE_FIRST: Duration = Duration::from_millis(100);
 pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// A daemon that ran this long counts as healthy: the next pause is the first one again.
 pub(crate) const RUN_HEALTHY_MIN: Duration = Duration::from_secs(60);
+/// How many times an engine may name another model or block size within [`SPACE_CHANGES_WINDOW`] before it is left out of
+/// the daemon's plan. Each time may start the daemon again.
+pub(crate) const SPACE_CHANGES_MAX: usize = 3;
+/// See [`SPACE_CHANGES_MAX`].
+pub(crate) const SPACE_CHANGES_WINDOW: Duration = Duration::from_secs(3600);
+/// How often the daemon's plan is made again although nothing is heard: an engine that was left out may be steady again.
+pub(crate) const PLAN_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a stopped daemon may drain before it is killed: longer than its own `drain_ms_max`, 5 s, and its last
 /// snapshot.
 pub(crate) const DAEMON_STOP_MAX: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
 //! `kvrouted serve` as a child of the gateway, for users who start no daemon of their own.
 //!
 //! ```text
-//!  engines' facts ─▶ plan (spaces, workers, what does not fit) ─▶ files (kvrouted.toml)
-//!                                                                     │
+//!  engines' facts ─▶ steadiness ─▶ plan (spaces, workers, what does not fit) ─▶ files (kvrouted.toml)
+//!                                                                                    │
 //!  DaemonProcess ── orders ──▶ supervisor (one thread) ── starts ─────▶ kvrouted ── log ──▶ log_lines
 //! ```
 //!
@@ -18,6 +18,7 @@ mod files;
 mod log_lines;
 mod plan;
 mod program;
+mod steadiness;
 mod supervisor;
 #[cfg(test)]
 mod tests;
@@ -27,10 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use self::files::Folder;
 use self::plan::{FleetPlan, PlannedEngine};
+use self::steadiness::Steadiness;
 use self::supervisor::{Order, Supervisor};
 use crate::engines::EngineSet;
 
@@ -120,6 +123,7 @@ pub struct DaemonProcess {
     orders: watch::Sender<Order>,
     states: watch::Receiver<DaemonState>,
     restarts: Arc<AtomicU64>,
+    steadiness: Mutex<Steadiness>,
 }
 
 impl DaemonProcess {
@@ -129,7 +133,9 @@ impl DaemonProcess {
     /// # Errors
     /// There is no program, no folder or no thread.
     pub fn start(options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
-        Self::start_planned(options, plan_of(engines))
+        let mut steadiness = Steadiness::default();
+        let plan = plan_of(engines, &mut steadiness);
+        Ok(Self { steadiness: Mutex::new(steadiness), ..Self::start_planned(options, plan)? })
     }
 
     fn start_planned(options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
@@ -148,7 +154,7 @@ impl DaemonProcess {
             restarts: Arc::clone(&restarts),
         };
         supervisor.start()?;
-        Ok(Self { folder, orders, states, restarts })
+        Ok(Self { folder, orders, states, restarts, steadiness: Mutex::default() })
     }
 
     /// The child's socket.
@@ -157,9 +163,10 @@ impl DaemonProcess {
         self.folder.socket()
     }
 
-    /// Passes on what the engines say now. Call it after their facts changed.
+    /// Passes on what the engines say now. Call it after their facts changed, and now and then.
     pub fn update(&self, engines: &EngineSet) {
-        self.update_planned(plan_of(engines));
+        let plan = plan_of(engines, &mut self.steadiness.lock());
+        self.update_planned(plan);
     }
 
     fn update_planned(&self, plan: FleetPlan) {
@@ -220,7 +227,7 @@ impl DaemonProcess {
     }
 }
 
-fn plan_of(engines: &EngineSet) -> FleetPlan {
+fn plan_of(engines: &EngineSet, steadiness: &mut Steadiness) -> FleetPlan {
     let planned = engines.iter().map(|engine| PlannedEngine {
         worker: engine.worker(),
         role: engine.config().role,
@@ -228,5 +235,8 @@ fn plan_of(engines: &EngineSet) -> FleetPlan {
         name: engine.base().authority().map(ToString::to_string).unwrap_or_default(),
         facts: engine.facts(),
     });
-    FleetPlan::of(planned)
+    let (planned, unsteady) = steadiness.of(planned.collect(), Instant::now());
+    let mut plan = FleetPlan::of(&planned);
+    plan.problems.extend(unsteady);
+    plan
 }

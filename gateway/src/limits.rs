@@ -146,11 +146,21 @@ pub(crate) const EPP_BODY_PIECE_BYTES_MAX: usize = 62_000;
 pub(crate) const EPP_MESSAGE_OVERHEAD_BYTES_MAX: usize = 1 << 20;
 /// The largest request body, unless configured. 200,000 tokens of text are about 1 MB; the rest is room for images.
 pub(crate) const EPP_BODY_BYTES_MAX: usize = 32 << 20;
-/// Bytes of request bodies that all streams together withhold until their decisions.
+/// Bytes of requests that all streams together withhold until their decisions, unless configured.
 pub(crate) const EPP_BODIES_BYTES_MAX: usize = 1 << 30;
+/// The highest configurable number of those bytes.
+pub(crate) const EPP_BODIES_BYTES_CEILING: usize = 64 << 30;
 /// Streams at once: one for each request that Envoy has under way, answers included.
 pub(crate) const EPP_STREAMS_MAX: usize = 40_000;
-/// How long a caller may take for the next piece of its body, unless configured.
+/// Bytes of messages that each stream may hold beside that bound, so that answers under way pass while it is reached. Most
+/// pieces of a body are shorter.
+pub(crate) const EPP_STREAM_BYTES_FREE: usize = 64 << 10;
+/// How long a stream may be open before its first message, at least.
+pub(crate) const EPP_OPENING_MIN: Duration = Duration::from_secs(1);
+/// How long a stream may stay open after its last answer, at least.
+pub(crate) const EPP_REST_MIN: Duration = Duration::from_secs(10);
+/// How long a caller may take for the next piece of its body, unless configured; also how long a stream may be open before
+/// its first message.
 pub(crate) const EPP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a decision may take, unless configured: a slow renderer (3 s), and time for the daemon.
 pub(crate) const EPP_DECISION_TIMEOUT: Duration = Duration::from_secs(5);

@@ -47,7 +47,7 @@ pub(super) struct Output {
     pub(super) block_size: u32,
     pub(super) expected_tokens: u32,
     pub(super) tokens: u32,
-    pub(super) blocks: u64,
+    pub(super) blocks: u32,
     /// The weight of its output blocks, and of the prompt blocks that it runs alone, in parts of a block. It falls
     /// towards the expected end.
     pub(super) weight: u64,
@@ -64,7 +64,8 @@ impl Output {
         self.tokens = tokens;
         if self.block_size > 0 {
             let size = u64::from(self.block_size);
-            self.blocks = (prompt_tokens + u64::from(tokens)).div_ceil(size) - prompt_tokens.div_ceil(size);
+            // No more than the tokens.
+            self.blocks = ((prompt_tokens + u64::from(tokens)).div_ceil(size) - prompt_tokens.div_ceil(size)) as u32;
         }
         let left = u64::from(self.expected_tokens.saturating_sub(tokens));
         self.weight = (BLOCK_PARTS * left).checked_div(u64::from(self.expected_tokens)).unwrap_or(BLOCK_PARTS);
@@ -95,6 +96,8 @@ pub(super) struct Booking {
     pub(super) held: HeldBlocks,
     pub(super) output: Output,
     pub(super) prefilling: bool,
+    /// When the first token was reported, as [`recent_ms`](super::recent_work::recent_ms); 0 while prefilling.
+    pub(super) first_token_ms: u32,
     /// Whether the name is that of the prefill half of a request.
     pub(super) is_prefill_half: bool,
     pub(super) booked_at_ns: u64,
@@ -109,7 +112,7 @@ impl Booking {
             HeldBlocks::Alone(blocks) => blocks,
             HeldBlocks::Shared(_) => 0,
         };
-        (alone + self.output.blocks) * self.output.weight
+        (alone + self.output.blocks as u64) * self.output.weight
     }
 }
 

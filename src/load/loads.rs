@@ -9,6 +9,7 @@ use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
 use super::prefill::{PrefillFigures, PrefillId, PrefillModel};
 use super::prefill_laws::PrefillClass;
+use super::recent_work::recent_ms;
 use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
@@ -337,14 +338,17 @@ impl Loads {
             held: placed.held,
             output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
+            first_token_ms: 0,
             is_prefill_half: request_id.ends_with(PREFILL_BOOKING_SUFFIX),
             booked_at_ns: now_ns,
         };
         let (slot, generation) = ledger.keep(booking, prompt_blocks);
         let handle = ledger.handle(session, slot, generation);
+        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
         let prefill = ledger.prefills.load_of(worker);
         self.cells.change(worker, |record| {
             record.prefill = prefill;
+            record.recent.add_prefill(work_ns, now_ns);
             record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
@@ -395,8 +399,19 @@ impl Loads {
         }
     }
 
-    /// Ends the booking in `slot` and subtracts its load.
+    /// Ends the booking in `slot`, whose request may still run, and subtracts its load.
     pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, now_ns: u64) {
+        self.end_after(ledger, slot, None, now_ns);
+    }
+
+    /// As [`Loads::end`], for a request that its gateway reported as ended: learns how long it decoded.
+    fn end_decoded(&self, ledger: &mut Ledger, slot: u32, now_ns: u64) {
+        let booking = ledger.bookings.get(slot).filter(|booking| !booking.prefilling);
+        let decode_s = booking.map(|booking| recent_ms(now_ns).wrapping_sub(booking.first_token_ms) as f32 * 1e-3);
+        self.end_after(ledger, slot, decode_s, now_ns);
+    }
+
+    fn end_after(&self, ledger: &mut Ledger, slot: u32, decode_s: Option<f32>, now_ns: u64) {
         let Some(booking) = ledger.end(slot) else { return };
         let mut freed_parts = booking.own_parts();
         if let HeldBlocks::Shared(node) = booking.held {
@@ -410,6 +425,9 @@ impl Loads {
             record.prefill = prefill;
             record.decode_parts -= freed_parts;
             record.requests -= 1;
+            if let Some(decode_s) = decode_s {
+                record.recent.end_decode(decode_s);
+            }
         });
     }
 }
@@ -448,6 +466,7 @@ impl Loads {
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
+                booking.first_token_ms = recent_ms(now_ns);
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 if let Some(prefill) = prefill {
                     ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
@@ -476,7 +495,7 @@ impl Loads {
         let mut ledger = self.ledger.lock();
         match ledger.find(session, booking) {
             Ok(slot) => {
-                self.end(&mut ledger, slot, now_ns);
+                self.end_decoded(&mut ledger, slot, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -493,7 +512,7 @@ impl Loads {
         }
         let outcome = match ledger.find(session, BookingRef::Request { request_id, attempt }) {
             Ok(slot) => {
-                self.end(&mut ledger, slot, now_ns);
+                self.end_decoded(&mut ledger, slot, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -587,6 +606,7 @@ impl Loads {
             ledger.prefills.end(from, prefill, now_ns);
         }
         let prefill = if begins { ledger.begin_prefill(to, prompt_tokens, now_ns) } else { None };
+        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
         if let HeldBlocks::Shared(node) = held {
@@ -608,6 +628,7 @@ impl Loads {
             self.cells.change(worker, |record| {
                 record.prefill = prefill;
                 if is_there {
+                    record.recent.add_prefill(work_ns, now_ns);
                     record.decode_parts += came_parts;
                     record.requests += 1;
                 } else {

@@ -18,6 +18,7 @@ mod load_cells;
 mod loads;
 mod prefill;
 mod prefill_laws;
+mod recent_work;
 mod reporters;
 mod session;
 #[cfg(test)]
@@ -31,5 +32,6 @@ pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
 pub use prefill_laws::PrefillClass;
+pub use recent_work::{RecentWork, recent_ms};
 pub use reporters::{BackOff, BeyondShare, Reporter};
 pub use session::SessionId;

@@ -319,6 +319,11 @@ impl Prefills {
         self.figures.remove(&worker);
     }
 
+    /// The predicted time of a prefill in progress, nanoseconds.
+    pub(super) fn work_ns(&self, id: PrefillId) -> u64 {
+        self.places.get(id.0 as usize).map_or(0, |slot| slot.work_ns)
+    }
+
     /// What a worker's prefills add to its load.
     pub(super) fn load_of(&self, worker: WorkerIndex) -> PrefillLoad {
         PrefillLoad { backlog: self.backlog(worker), work: self.work(worker), law: self.laws.law_of(worker) }

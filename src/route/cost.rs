@@ -4,6 +4,7 @@ use super::observation::{PlainFacts, WorkerFacts};
 use super::policy::{CostModel, Policy};
 use super::request_facts::RequestFacts;
 use crate::ids::TierBlocks;
+use crate::load::{RecentWork, recent_ms};
 use crate::protocol::{CostTerms, Mode, PoolRole};
 use crate::trust::TrustLevel;
 
@@ -18,21 +19,39 @@ pub struct PoolFacts {
     pub round_robin_first: u32,
     /// Requests in flight per unit of weight, on GPUs and on CPUs.
     pub pool_loads: [f64; 2],
+    /// What a second of prefill costs the requests that come later, seconds: `ρ / (1 − ρ)`, the wait in a queue with
+    /// the load `ρ`, which is the share of their time that all workers spent on prefills lately.
+    pub later_wait: f64,
+    /// The mean time from a request's first token to its end, seconds.
+    pub decode_s: f64,
 }
 
 impl PoolFacts {
-    /// The facts of these workers that the policy's costs depend on.
+    /// The facts of these workers that the policy's costs depend on. `recent` is that of each of them, without the rest
+    /// of its row: mode `latency` reads no more.
     #[must_use]
     pub fn of(
         policy: &Policy,
-        round_robin_counter: u64,
+        request: &RequestFacts,
         running: impl ExactSizeIterator<Item = WorkerFacts> + Clone,
+        recent: impl Iterator<Item = RecentWork>,
     ) -> Self {
         let mut pool = Self { count: running.len() as u32, ..Self::default() };
-        pool.round_robin_first = round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
+        pool.round_robin_first = request.round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
         if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
             let tokens = running.clone().map(|worker| worker.load.prefill_tokens);
             pool.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
+        }
+        if policy.mode.cost_model() == CostModel::Seconds && pool.count > 0 {
+            let now_ms = recent_ms(request.now_ns);
+            let mut sums = [0.0_f64; 2];
+            for recent in recent {
+                sums[0] += recent.prefill_share_at(now_ms);
+                sums[1] += f64::from(recent.decode_s);
+            }
+            let [share, decode_s] = sums.map(|sum| sum / f64::from(pool.count));
+            let load = share.min(LOAD_MAX);
+            (pool.later_wait, pool.decode_s) = (load / (1.0 - load), decode_s);
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
@@ -48,6 +67,9 @@ impl PoolFacts {
     }
 }
 
+/// The load from which on a queue's wait grows no more: there a small error of the load would decide.
+const LOAD_MAX: f64 = 0.8;
+
 /// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
 ///
 /// The formula of `kv` is that of Dynamo 1.6.1 (`scheduling/selector/reference.rs` there), with every tier counted
@@ -57,7 +79,7 @@ impl PoolFacts {
 #[must_use]
 #[inline(always)]
 pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool: &PoolFacts, place: u32) -> CostTerms {
-    let terms = seconds(policy, request, worker, blocks(policy, request, worker, pool.prefill_tokens_min));
+    let terms = seconds(policy, request, worker, pool, blocks(policy, request, worker, pool.prefill_tokens_min));
     let cost = match policy.mode.cost_model() {
         CostModel::Blocks => terms.cost,
         CostModel::UncachedTimesInFlight => {
@@ -83,7 +105,12 @@ pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
 }
 
 /// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
-pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
+pub(super) fn plain_costs(
+    policy: &Policy,
+    request: &RequestFacts,
+    plain: (PlainFacts<'_>, &PoolFacts),
+    costs: &mut Vec<f64>,
+) {
     // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that
     // they switch off, and compute several costs at once.
     let policy = Policy {
@@ -107,12 +134,16 @@ pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainF
 }
 
 #[inline(always)]
-fn fill_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
-    let pool = PoolFacts::default();
+fn fill_costs(
+    policy: &Policy,
+    request: &RequestFacts,
+    (plain, pool): (PlainFacts<'_>, &PoolFacts),
+    costs: &mut Vec<f64>,
+) {
     costs.clear();
     costs.resize(plain.len(), 0.0);
     for (to, facts) in costs.iter_mut().zip(plain.iter()) {
-        *to = cost(policy, request, &facts, &pool, 0).cost;
+        *to = cost(policy, request, &facts, pool, 0).cost;
     }
 }
 
@@ -169,7 +200,13 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
 
 /// Adds the terms in seconds: what the worker has to do before the first token, and whom that delays.
 #[inline(always)]
-fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms: CostTerms) -> CostTerms {
+fn seconds(
+    policy: &Policy,
+    request: &RequestFacts,
+    worker: &WorkerFacts,
+    pool: &PoolFacts,
+    terms: CostTerms,
+) -> CostTerms {
     let is_believed = worker.trust.level >= policy.credit_trust_min;
     let overlap = if is_believed { worker.overlap } else { TierBlocks::default() };
     let (host, below) = (exact(overlap.host), exact(overlap.disk) + exact(overlap.external));
@@ -191,6 +228,10 @@ fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms:
         prefill_s,
         fetch_s: fetched_tokens * law.token_s,
         delay_s: policy.delay_weight * prefill_s * worker.load.requests as f64,
+        later_delay_s: policy.later_delay_weight * prefill_s * pool.later_wait,
+        output_delay_s: policy.output_delay_weight
+            * pool.decode_s
+            * worker.load.recent.prefill_share_at(recent_ms(request.now_ns)),
         ..terms
     }
 }
@@ -198,7 +239,8 @@ fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms:
 /// The cost in seconds.
 #[inline(always)]
 fn in_seconds(request: &RequestFacts, terms: &CostTerms) -> f64 {
-    let sum = terms.queue_s + terms.prefill_s + terms.fetch_s + terms.delay_s;
+    let ttft_s = terms.queue_s + terms.prefill_s + terms.fetch_s;
+    let sum = ttft_s + terms.delay_s + terms.later_delay_s + terms.output_delay_s;
     if applies_preferences(request) { sum * terms.taint_factor } else { sum }
 }
 
@@ -442,7 +484,9 @@ mod tests {
         ];
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
-            let pool = PoolFacts::of(&policy, 4, workers.iter().copied());
+            let counted = RequestFacts { round_robin_counter: 4, ..request_facts() };
+            let recent = workers.iter().map(|facts| facts.load.recent);
+            let pool = PoolFacts::of(&policy, &counted, workers.iter().copied(), recent);
             let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);
             [0, 1, 2].map(|place| terms(place).cost)

@@ -236,7 +236,8 @@ impl<'a> Pricing<'a> {
         let affinity = AffinityEffect::of(policy, observation, decision);
         affinity.apply(observation, decision);
         let eligible = decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
-        let pool = PoolFacts::of(policy, observation.request.round_robin_counter, eligible);
+        let recent = decision.eligible_rows.iter().map(|row| observation.workers.recent(*row as usize));
+        let pool = PoolFacts::of(policy, &observation.request, eligible, recent);
         Self { policy, affinity, pool }
     }
 
@@ -261,7 +262,7 @@ impl<'a> Pricing<'a> {
 
     /// Computes the costs of all workers, several at once, and keeps those of the eligible ones.
     fn price_columns(&self, plain: PlainFacts<'_>, request: &RequestFacts, decision: &mut Decision) {
-        plain_costs(self.policy, request, plain, &mut decision.costs);
+        plain_costs(self.policy, request, (plain, &self.pool), &mut decision.costs);
         if decision.eligible_rows.len() < decision.costs.len() {
             // Rows ascend, so that no cost is overwritten before it is moved.
             for (place, row) in decision.eligible_rows.iter().enumerate() {

@@ -24,6 +24,10 @@ pub struct Policy {
     pub prefill_load_scale: f64,
     /// Mode `latency`: the weight of a second by which a prefill delays another request of its worker.
     pub delay_weight: f64,
+    /// Mode `latency`: the weight of a second by which a prefill delays requests that come later.
+    pub later_delay_weight: f64,
+    /// Mode `latency`: the weight of a second by which a worker's prefills delay this request's output.
+    pub output_delay_weight: f64,
     /// Cost of a request in flight, in blocks.
     pub active_request_weight: f64,
     /// Weight of a block in host memory, 0 to 1.
@@ -102,6 +106,8 @@ impl Default for Policy {
             credit_decay: 0.0,
             prefill_load_scale: 1.0,
             delay_weight: 0.2,
+            later_delay_weight: 1.0,
+            output_delay_weight: 1.0,
             active_request_weight: 0.0,
             host_hit_weight: 0.75,
             disk_hit_weight: 0.25,
@@ -130,6 +136,8 @@ impl Policy {
         "credit_decay": credit_decay;
         "prefill_load_scale": prefill_load_scale;
         "delay_weight": delay_weight;
+        "later_delay_weight": later_delay_weight;
+        "output_delay_weight": output_delay_weight;
         "active_request_weight": active_request_weight;
         "host_hit_weight": host_hit_weight;
         "disk_hit_weight": disk_hit_weight;

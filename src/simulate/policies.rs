@@ -36,7 +36,7 @@ pub const TRIED_TERMS: &str = "tried-terms";
 pub struct SimulatedPolicy {
     /// One of [`NAMES`].
     pub name: &'static str,
-    /// Of `tried-terms`; of `latency` the delay alone.
+    /// Of `tried-terms`; of `latency` the delays alone.
     pub weights: TermWeights,
 }
 
@@ -57,7 +57,8 @@ impl SimulatedPolicy {
         };
         let mut weights = TermWeights::default();
         for setting in settings.split(';').filter(|setting| !setting.is_empty()) {
-            let known = if name == "latency" { &["delay"][..] } else { &TermWeights::NAMES[..] };
+            let known =
+                if name == "latency" { &["delay", "later_delay", "output_delay"][..] } else { &TermWeights::NAMES[..] };
             let parsed = setting.split_once('=').and_then(|(weight, value)| Some((weight, value.parse().ok()?)));
             let is_set = name == "latency" || name == "tried-terms";
             match parsed.filter(|(weight, value): &(&str, f64)| known.contains(weight) && value.is_finite()) {
@@ -77,8 +78,14 @@ pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<D
     let peak_tokens_per_s = times.peak_tokens_per_s();
     let rule: Box<dyn Rule> = match policy.name {
         "latency" => {
-            let delay_weight = policy.weights.delay;
-            let policy = Policy { mode: Mode::Latency, delay_weight, ..Policy::default() };
+            let TermWeights { delay, later_delay, output_delay, .. } = policy.weights;
+            let policy = Policy {
+                mode: Mode::Latency,
+                delay_weight: delay,
+                later_delay_weight: later_delay,
+                output_delay_weight: output_delay,
+                ..Policy::default()
+            };
             return Some(Decider::Product(Box::new(policy)));
         }
         "tried-terms" => Box::new(rules::TriedTerms::new(policy.weights, times)),

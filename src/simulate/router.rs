@@ -69,6 +69,7 @@ fn chosen_by<'a>(
             requests: facts.load.requests,
             kv_tokens: facts.load.decode_blocks * u64::from(block_size),
             capacity_tokens: facts.capacity_blocks * u64::from(block_size),
+            recent: facts.load.recent,
             booked: &booked[facts.index.0 as usize],
         }
     };

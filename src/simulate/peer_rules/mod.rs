@@ -18,6 +18,7 @@ use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::engine_law::EngineLaw;
+use crate::load::RecentWork;
 use crate::simulate::prompt_blocks::Block;
 
 pub(super) use dual_map::DualMap;
@@ -67,6 +68,8 @@ pub(super) struct Candidate<'a> {
     pub(super) kv_tokens: u64,
     /// Tokens that its KV memory holds.
     pub(super) capacity_tokens: u64,
+    /// What it was given lately.
+    pub(super) recent: RecentWork,
     /// Its prefills one by one.
     pub(super) booked: &'a Booked,
 }

@@ -111,6 +111,10 @@ mod tests {
 
     /// 400 prompts of 30 conversations on 4 workers, faster than these can keep up with for a while.
     fn run(name: &str) -> Option<Vec<Outcome>> {
+        run_reporting(name, true)
+    }
+
+    fn run_reporting(name: &str, reports_first_tokens: bool) -> Option<Vec<Outcome>> {
         let turn = |at: u64| Turn {
             think_s: 0.0,
             prompt: vec![
@@ -131,8 +135,7 @@ mod tests {
             sequences_max: 64,
             tiers: Vec::new(),
         };
-        let settings =
-            Settings { engines: vec![engine; 4], event_lag_s: 0.005, changes: Vec::new(), prior_factor: None, seed: 3 };
+        let settings = Settings { prior_factor: None, reports_first_tokens, ..Settings::of(vec![engine; 4], 3) };
         simulate(&workload, &settings, &SimulatedPolicy::parse(name).ok()?)
     }
 
@@ -158,6 +161,15 @@ mod tests {
         for wrong in ["kv_tuned", "latency:decode=1", "lpwl:delay=1", "tried-terms:decode", "tried-terms:decode=NaN"] {
             assert!(SimulatedPolicy::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_gateway_that_only_books_and_frees_is_served_no_worse_than_by_kv() {
+        // Nothing is learnt, and the engines are not those that the daemon guesses.
+        let [ours, kv] = ["latency", "kv"].map(|name| run_reporting(name, false).unwrap());
+        let mean = |outcomes: &[Outcome], of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / 400.0;
+        assert!(mean(&ours, Outcome::ttft_s) < 1.05 * mean(&kv, Outcome::ttft_s));
+        assert!(mean(&ours, Outcome::e2e_s) < 1.05 * mean(&kv, Outcome::e2e_s));
     }
 
     #[test]

@@ -7,10 +7,7 @@ use std::sync::atomic::AtomicU64;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::engine::KvEvent;
 use super::peer_rules::{Booked, Candidate, Question, Rule};
-use super::prompt_blocks::Block;
-use super::spec::EngineSpec;
 use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord, WorkerState};
 use crate::hash;
 use crate::ids::{
@@ -21,6 +18,7 @@ use crate::load::{BookingHandle, BookingRef, Demand, Loads, LoadsConfig, PromptB
 use crate::route::{
     AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, WorkerFacts, decide, demand,
 };
+use crate::simulated_engine::{Block, EngineSpec, KvEvent};
 
 /// Who decides.
 pub(super) enum Decider {
@@ -245,7 +243,7 @@ impl Router {
         self.writer.begin_batch(slot);
         for event in events {
             match event {
-                KvEvent::Stored { tier, blocks, from, to } => {
+                KvEvent::Stored { tier, blocks, from, to, .. } => {
                     let parent = from.checked_sub(1).map(|at| EngineHash(blocks[at as usize].chain));
                     let stored = &blocks[*from as usize..*to as usize];
                     self.hashes.clear();

@@ -135,7 +135,7 @@ impl Router {
         let loads = Loads::new(workers.len(), LoadsConfig { age_ms_max: u64::MAX / 2, ..LoadsConfig::default() });
         for (record, spec) in workers.iter().zip(specs) {
             let prior = prior_factor.map(|factor| spec.law.prefill.slowed(factor));
-            loads.set_prefill_class(record.index, &spec.class, prior);
+            loads.set_prefill_class(record.index, record.worker, &spec.class, prior);
         }
         let session = loads.open_session(None, 0).expect("the first session of a table");
         Self {
@@ -217,6 +217,7 @@ impl Router {
 
     pub(super) fn first_token(&mut self, id: u64, sent: &Sent, now_ns: u64) {
         self.loads.prefill_complete(self.session, BookingRef::Handle(sent.handle), 0, now_ns);
+        self.loads.publish_laws(0, usize::MAX);
         self.end_prefill(id, sent.worker, now_ns);
     }
 

@@ -4,7 +4,6 @@ use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
-use crate::engine_law::PrefillLaw;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
@@ -198,10 +197,8 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         ..cores(&[(Core::Bookings, bookings)])
     };
     let mispredicted = |error_mean| {
-        let law = PrefillLaw::default();
-        let (predicted_s, observed_s, predictions) = (1.0, 1.0, TTFT_PREDICTIONS_MIN);
-        let name = "c".to_owned();
-        let class = PrefillClass { name, law, samples: 20, predictions, error_mean, predicted_s, observed_s };
+        let (name, predictions) = ("c".to_owned(), TTFT_PREDICTIONS_MIN);
+        let class = PrefillClass { name, predictions, error_mean, ..PrefillClass::default() };
         Facts { prefill_classes: vec![class], ..Facts::default() }
     };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };

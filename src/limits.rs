@@ -351,6 +351,10 @@ pub const BACK_OFF_DOUBLINGS_MAX: u32 = 30;
 pub const REPORT_MS_CEILING: u64 = 3_600_000;
 /// Prefills of a class of workers from which its law counts as known, if no preset was given.
 pub const PREFILL_SAMPLES_MIN: u64 = 4;
+/// Bookings freed recently from which on missing first tokens are a finding.
+pub const FIRST_TOKENS_RECENT_MIN: u64 = 100;
+/// First tokens are missing if they were reported of fewer than one in this many freed bookings.
+pub const FIRST_TOKENS_SHARE: u64 = 10;
 /// Predicted times to the first token after which their mean error can be a finding.
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.

@@ -321,6 +321,7 @@ mod tests {
         let statistics = Statistics {
             fleet: Arc::new(Fleet::new(FleetTable::default())),
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),
+            policies: Arc::default(),
             views: Arc::default(),
             predictions: PredictionAccess::default(),
             recording: DecisionRecording::default(),

@@ -234,7 +234,7 @@ fn ended_by_itself(what: &str) -> Error {
     )
 }
 
-/// Logs that the daemon serves, and a warning if it has no workers.
+/// Logs that the daemon serves, and warnings if it has no workers, or fields without effect.
 fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
@@ -246,6 +246,7 @@ fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize)
             "no workers: every decision will be empty; add workers with --worker, [[worker]] or `kvrouted worker add`"
         );
     }
+    reload::note_weights_without_effect(config);
 }
 
 /// The seed of a thread's random choices: the configured seed plus the thread's number, or a random one.

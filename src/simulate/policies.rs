@@ -5,7 +5,7 @@ use super::kv_tuned::KV_TUNED;
 use super::peer_rules::{self as rules, PrefillTimes, Rule, TermWeights};
 use super::router::Decider;
 use super::run::Settings;
-use crate::route::{Mode, Policy};
+use crate::route::Policy;
 
 /// The names of all policies, ours first.
 pub const NAMES: [&str; 17] = [
@@ -78,11 +78,10 @@ pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<D
     let rule: Box<dyn Rule> = match policy.name {
         "latency" => {
             let delay_weight = policy.weights.delay;
-            let policy = Policy { mode: Mode::Latency, delay_weight, ..Policy::default() };
-            return Some(Decider::Product(Box::new(policy)));
+            return Some(Decider::Product(Box::new(Policy { delay_weight, ..Policy::default() })));
         }
         "tried-terms" => Box::new(rules::TriedTerms::new(policy.weights, times)),
-        "kv" => return Some(Decider::Product(Box::default())),
+        "kv" => return Some(Decider::Product(Box::new(Policy::kv()))),
         "kv-tuned" => return Some(Decider::Product(Box::new(KV_TUNED.policy()))),
         "two-tier" => Box::new(rules::TwoTier),
         "lpwl" => Box::new(rules::Lpwl::default()),

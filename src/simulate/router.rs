@@ -166,7 +166,7 @@ impl Router {
         whole.iter().for_each(|block| self.bytes.extend_from_slice(&block.local.to_le_bytes()));
         let prompt = Prompt::LocalHashes { hashes: &self.bytes, scheme: self.scheme, token_count: prompt_tokens };
         let request = RouteRequest { candidates_max: 1, ..RouteRequest::new(SpaceId(0), prompt) };
-        let fallback = Policy::default();
+        let fallback = Policy::kv();
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,

@@ -201,6 +201,10 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         let class = PrefillClass { name, predictions, error_mean, ..PrefillClass::default() };
         Facts { prefill_classes: vec![class], ..Facts::default() }
     };
+    let freed = |reported| Facts {
+        decides_by_latency: true,
+        ..cores(&[(Core::BookingsFreed, FIRST_TOKENS_RECENT_MIN), (Core::PrefillsReported, reported)])
+    };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
     Some(match symptom {
@@ -214,6 +218,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         }
         Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
         Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
+        Symptom::FirstTokensMissing => (freed(9), freed(10)),
         Symptom::TtftMispredicted => (mispredicted(0.31), mispredicted(0.3)),
         Symptom::OpenFilesLow => (open(900), open(899)),
         Symptom::RestartPending => {

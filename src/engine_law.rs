@@ -19,6 +19,18 @@ pub struct PrefillLaw {
 }
 
 impl PrefillLaw {
+    /// The law with these constants, seconds, in the order of the fields.
+    #[must_use]
+    pub const fn of([base_s, token_s, attention_s]: [f64; 3]) -> Self {
+        Self { base_s, token_s, attention_s }
+    }
+
+    /// Its constants, in the order of the fields.
+    #[must_use]
+    pub const fn constants(&self) -> [f64; 3] {
+        [self.base_s, self.token_s, self.attention_s]
+    }
+
     /// Seconds to compute `uncached` tokens behind `cached` ones.
     #[must_use]
     #[inline(always)]
@@ -64,9 +76,8 @@ pub struct EngineLaw {
 impl EngineLaw {
     /// The law with these constants, in seconds and in the order of the fields.
     #[must_use]
-    pub const fn of([base_s, token_s, attention_s]: [f64; 3], [step_s, request_s, kv_token_s]: [f64; 3]) -> Self {
-        let prefill = PrefillLaw { base_s, token_s, attention_s };
-        Self { prefill, decode: DecodeLaw { step_s, request_s, kv_token_s } }
+    pub const fn of(prefill: [f64; 3], [step_s, request_s, kv_token_s]: [f64; 3]) -> Self {
+        Self { prefill: PrefillLaw::of(prefill), decode: DecodeLaw { step_s, request_s, kv_token_s } }
     }
 
     /// Seconds of a step that computes `new_tokens` of prompts, in which new tokens attend to `attention` pairs of a new

@@ -116,6 +116,8 @@ reasons! {
     PredictionsDropped = "predictions_dropped", Harm::Warning, "workers without events seem to hold less than they do", "give the daemon more processors, or remove `approximate = true` from the busiest [[space]]";
     /// Bookings end by their age instead of being freed by their gateway.
     BookingsLeak = "bookings_leak", Harm::Warning, "workers look busier than they are until those bookings end", "free each booking when its request ends, however it ends; if requests take longer, raise booking.age_s_max";
+    /// Mode latency decides, and gateways free bookings without reporting first tokens.
+    FirstTokensMissing = "first_tokens_missing", Harm::Warning, "a prompt counts as work of its worker until its booking ends, and the daemon learns no prefill times", "report prefill_complete at the first token of each request, also of one that is not streamed";
     /// Times to the first token differ from the predicted ones.
     TtftMispredicted = "ttft_mispredicted", Harm::Warning, "mode latency weighs workers by wrong times", "report prefill_complete at the first token of each request; give workers of different speed an `engine_class` of their own in [[worker]]; without either, use mode kv";
     /// Snapshots could not be written.

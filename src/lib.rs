@@ -110,3 +110,5 @@ pub mod policy_search;
 pub mod relay;
 #[cfg(feature = "simulate")]
 pub mod simulate;
+#[cfg(feature = "daemon")]
+pub mod simulated_engine;

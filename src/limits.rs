@@ -349,16 +349,20 @@ pub const ACTIVE_READ_TRIES_MAX: usize = 16;
 pub const BACK_OFF_DOUBLINGS_MAX: u32 = 30;
 /// Longest configurable back-off, and age of a reported load, milliseconds.
 pub const REPORT_MS_CEILING: u64 = 3_600_000;
-/// Prefills of a worker measured before the learnt model estimates the next.
-pub const PREFILL_SAMPLES_MIN: u32 = 4;
-/// Weight of a worker's last prefill in the learnt averages, 0 to 1.
-pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
+/// Prefills of a class of workers from which its law counts as known, if no preset was given.
+pub const PREFILL_SAMPLES_MIN: u64 = 4;
+/// Bookings freed recently from which on missing first tokens are a finding.
+pub const FIRST_TOKENS_RECENT_MIN: u64 = 100;
+/// First tokens are missing if they were reported of fewer than one in this many freed bookings.
+pub const FIRST_TOKENS_SHARE: u64 = 10;
 /// Predicted times to the first token after which their mean error can be a finding.
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.
 pub const TTFT_ERROR_MAX: f64 = 0.3;
 /// The longest predicted time of one prefill, nanoseconds: an hour. The sum over all bookings is below 2^64.
 pub const PREFILL_WORK_NS_MAX: u64 = 3_600_000_000_000;
+/// Largest file of learnt prefill times. That of twice as many classes and workers as there can be is smaller.
+pub const LAWS_FILE_BYTES_MAX: usize = 4 << 20;
 /// Classes of workers whose prefill times are learnt apart.
 pub const PREFILL_CLASSES_MAX: usize = 256;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
@@ -393,6 +397,10 @@ pub const QUEUE_WAIT_MS_CEILING: u64 = 3_600_000;
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often expired bookings are looked for, milliseconds.
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
+/// How often the daemon publishes the prefill laws that reports have changed, milliseconds.
+pub const LAWS_PUBLISH_EVERY_MS: u64 = 100;
+/// Places of workers that a new law is given to before the lock of the bookings is released for others.
+pub const LAWS_PUBLISHED_PER_LOCK_MAX: usize = 64;
 /// Bookings dropped for their age before the lock is released for others.
 pub const BOOKINGS_EXPIRED_PER_LOCK_MAX: usize = 256;
 /// How often the daemon looks for findings, milliseconds.

@@ -317,7 +317,7 @@ mod tests {
 
     /// Decisions that ignore caches, although one worker holds most of each prompt.
     fn records() -> (Vec<DecisionRecord>, Policy) {
-        let policy = Policy { device_credit: 0.0, ..Policy::default() };
+        let policy = Policy { device_credit: 0.0, ..Policy::kv() };
         let mut decision = Decision::default();
         let record = |at: u32| {
             let request =

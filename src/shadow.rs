@@ -234,7 +234,7 @@ mod tests {
         let mut comparison = PolicyComparison::default();
         let (mut seen, before) = (observation(), observation());
         let mut compare = |policy: &Policy, chosen| comparison.compare(policy, &mut seen, 1, chosen);
-        let kv = Policy::default();
+        let kv = Policy::kv();
         // 10 + 5 blocks minus 8 of credit are 7; 10 minus 2 are 8.
         assert_eq!(compare(&kv, Some(WorkerIndex(0))), PolicyDifference::Same);
         assert_eq!(compare(&kv, Some(WorkerIndex(1))), PolicyDifference::Other { overlap_blocks: 6, cost_regret: 1.0 });
@@ -251,23 +251,23 @@ mod tests {
     fn an_ineligible_worker_has_no_cost() {
         let mut seen = observation();
         seen.workers.update(1, |facts| facts.state = WorkerState::Draining);
-        let difference = PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
+        let difference = PolicyComparison::default().compare(&Policy::kv(), &mut seen, 1, Some(WorkerIndex(1)));
         assert_eq!(difference, PolicyDifference::Excluded { overlap_blocks: 6 });
         (0..seen.workers.len()).for_each(|row| seen.workers.update(row, |facts| facts.allowed = false));
-        assert_eq!(PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, None), PolicyDifference::Same);
+        assert_eq!(PolicyComparison::default().compare(&Policy::kv(), &mut seen, 1, None), PolicyDifference::Same);
     }
 
     #[test]
     fn a_choice_counts_the_tokens_to_compute() {
         let mut seen = observation();
-        let pick = PolicyComparison::default().pick(&Policy::default(), &mut seen, 1).expect("an eligible worker");
+        let pick = PolicyComparison::default().pick(&Policy::kv(), &mut seen, 1).expect("an eligible worker");
         assert_eq!((pick.index, pick.overlap_blocks, pick.prefill_tokens, pick.busy), (WorkerIndex(0), 8, 32, (80, 0)));
     }
 
     #[test]
     fn a_round_robin_shadow_policy_takes_one_worker_after_the_other() {
         let (mut seen, mut comparison) = (observation(), PolicyComparison::default());
-        let policy = Policy { mode: Mode::RoundRobin, ..Policy::default() };
+        let policy = Policy { mode: Mode::RoundRobin, ..Policy::kv() };
         let picks =
             [1, 2, 3, 4].map(|seed| comparison.pick(&policy, &mut seen, seed).expect("an eligible worker").index.0);
         assert_eq!(picks, [0, 1, 2, 0]);

@@ -69,6 +69,10 @@ pub struct ServeArgs {
     /// [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub http_port: Option<String>,
+    /// How workers are chosen in every space without a mode of its own: latency, kv (as Dynamo does) or another of
+    /// docs/policy.md [default: latency]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
     /// Keep snapshots of the workers in this folder [default: no snapshots]
     #[arg(long, value_name = "PATH")]
     pub snapshot_dir: Option<String>,
@@ -152,6 +156,7 @@ impl ServeArgs {
             ("--metrics-port", "metrics", "port", &self.metrics_port),
             ("--http-port", "http", "port", &self.http_port),
             ("--snapshot-dir", "snapshot", "dir", &self.snapshot_dir),
+            ("--mode", "policy", "mode", &self.mode),
             ("--seed", "policy", "seed", &self.seed),
             ("--sandbox", "sandbox", "mode", &self.sandbox),
             ("--log-level", "log", "level", &self.log_level),

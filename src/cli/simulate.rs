@@ -98,6 +98,9 @@ pub struct SimulateArgs {
     /// The delay of KV events, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5.0)]
     pub event_lag_ms: f64,
+    /// Gateways only book and free: they never report first tokens
+    #[arg(long)]
+    pub no_first_tokens: bool,
     /// Run the suite: every policy on every workload, with the verdict
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "quick", conflicts_with_all = ["trace", "rate", "load"])]
     pub suite: Option<SuiteForm>,
@@ -277,8 +280,8 @@ impl SimulateArgs {
     fn compare(&self) -> Result<String, Failure> {
         let workload = self.workload()?;
         let engines = vec![self.engine()?; usize::from(self.workers)];
-        let event_lag_s = self.event_lag_ms / 1e3;
-        let settings = Settings { engines, event_lag_s, changes: Vec::new(), prior_factor: Some(1.0), seed: 1 };
+        let (event_lag_s, reports_first_tokens) = (self.event_lag_ms / 1e3, !self.no_first_tokens);
+        let settings = Settings { event_lag_s, reports_first_tokens, ..Settings::of(engines, 1) };
         let comparison =
             Comparison { args: self, workload, settings, policies: self.chosen(), bar: progress(u64::MAX, self.json) };
         comparison.run()

@@ -316,7 +316,7 @@ pub enum PrefillModelName {
     Off,
     /// By the configured figures.
     Fixed,
-    /// By each worker's earlier prefills.
+    /// By the law that is learnt for the worker.
     Learnt,
 }
 

@@ -38,7 +38,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::ingest::{self, LoadListener};
-use crate::limits::{BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
+use crate::limits::{
+    BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, LAWS_PUBLISH_EVERY_MS,
+    LAWS_PUBLISHED_PER_LOCK_MAX, QUEUE_RECHECK_MS,
+};
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::sandbox::{self, ThreadKind};
@@ -94,7 +97,8 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let (mut signals, listeners, snapshots) = open(config).await?;
     let Listeners { routing, admin, admissions, scrapes, http } = listeners;
-    let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
+    let made = startup::prepare(config, now_unix_ms)?;
+    let Startup { fleet, loads, indexes, views, records, places, plans } = made.joined(config, &snapshots, now_unix_ms);
     let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
     let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
     let policies = reload::policies(config, 1);
@@ -102,7 +106,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
     let lanes = Arc::new(lanes(config, descriptors, &tables.users));
     let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), &fleet.load().spaces)?;
     let ingest_threads = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
-    let keeper = snapshots.keep(config, &fleet, &ingest_threads)?;
+    let keeper = snapshots.keep(config, &fleet, &ingest_threads, &tables)?;
     let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&load_reports), tables.clock())?);
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
@@ -118,8 +122,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
     let metrics = start_metrics(scrapes, shown)?;
     let mut http = Http::start(config, http, (&tables, core_count), (&stats, metrics.pages()), &ingest_threads)?;
     let others = OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
-    let admin = AdminServer::new(admin, Rc::new(service), Arc::clone(&counters))?
-        .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
+    let admin = admin_server(config, admin, service, &admissions, &counters)?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = acceptor(routing, &handles, (&admissions, &tables), descriptors, &counters)?;
     sandbox::enter(ThreadKind::Control);
@@ -142,7 +145,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
             () = acceptor.run() => Err("the acceptor"),
             () = admin.run() => Err("administration"),
             () = http.change_workers(&desired) => Err("administration by HTTP"),
-            () = expire(&tables, &counters) => Err("expiry"),
+            () = tend_bookings(&tables, &counters) => Err("the care of bookings"),
             () = tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, || tables.fleet.load().version) => Err("the queue"),
             () = doctor::watch(&doctor, &desired) => Err("diagnosis"),
             ended = worker_sources::run(sources) => Err(ended),
@@ -155,6 +158,18 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
     end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
     tracing::info!(up_ms = tables.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+/// Serves administration to the users that may administer.
+fn admin_server(
+    config: &Config,
+    socket: BoundSocket,
+    service: Administration,
+    admissions: &Admissions,
+    counters: &Arc<CounterSet<DaemonCounter>>,
+) -> Result<AdminServer> {
+    let server = AdminServer::new(socket, Rc::new(service), Arc::clone(counters))?;
+    Ok(server.admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms))
 }
 
 /// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
@@ -219,7 +234,7 @@ fn ended_by_itself(what: &str) -> Error {
     )
 }
 
-/// Logs that the daemon serves, and a warning if it has no workers.
+/// Logs that the daemon serves, and warnings if it has no workers, or fields without effect.
 fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
@@ -231,6 +246,7 @@ fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize)
             "no workers: every decision will be empty; add workers with --worker, [[worker]] or `kvrouted worker add`"
         );
     }
+    reload::note_weights_without_effect(config);
 }
 
 /// The seed of a thread's random choices: the configured seed plus the thread's number, or a random one.
@@ -373,6 +389,11 @@ async fn first_of(terminate: &mut Signal, interrupt: &mut Signal) -> &'static st
     }
 }
 
+/// Expires bookings, and publishes what is learnt from them, each at its own pace.
+async fn tend_bookings(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
+    tokio::join!(expire(tables, counters), publish_laws(tables));
+}
+
 /// Expires bookings that are too old or whose session has gone, every second, a bounded number at a time.
 async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
     let mut every = tokio::time::interval(Duration::from_millis(BOOKINGS_EXPIRY_EVERY_MS));
@@ -390,6 +411,20 @@ async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Gives workers the laws of their prefills as reports change them, a bounded number at a time.
+async fn publish_laws(tables: &RequestTables) {
+    let mut every = tokio::time::interval(Duration::from_millis(LAWS_PUBLISH_EVERY_MS));
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let mut next = tables.loads.publish_laws(0, LAWS_PUBLISHED_PER_LOCK_MAX);
+        while let Some(from) = next {
+            tokio::task::yield_now().await;
+            next = tables.loads.publish_laws(from, LAWS_PUBLISHED_PER_LOCK_MAX);
         }
     }
 }

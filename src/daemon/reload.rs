@@ -1,6 +1,7 @@
 //! SIGHUP: the daemon reads its configuration again and takes over the fields that can change while it runs.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -12,7 +13,7 @@ use crate::discovery::Source;
 use crate::error;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::DecisionRecording;
-use crate::route::PolicyTable;
+use crate::route::{Policy, PolicyTable};
 use crate::serve::Admissions;
 
 /// Reads the configuration that the daemon was started with once more.
@@ -26,6 +27,17 @@ pub(super) fn named(config: &Config) -> NamedWorkers {
 /// The policies that a configuration names.
 pub(super) fn policies(config: &Config, version: u64) -> PolicyTable {
     PolicyTable::new(version, &config.policy.weights, &config.policy.spaces)
+}
+
+/// Logs weights that are configured and have no effect, because the mode does not use them.
+pub(super) fn note_weights_without_effect(config: &Config) {
+    let policies = std::iter::once(&config.policy.weights).chain(&config.policy.spaces);
+    let fields: BTreeSet<&str> = policies.flat_map(Policy::weights_without_effect).collect();
+    if !fields.is_empty() {
+        let fields = fields.into_iter().collect::<Vec<_>>().join(" ");
+        let remedy = "set mode = \"kv\" in [policy] to use them, or remove them";
+        tracing::warn!(fields, remedy, "mode latency does not use these fields of the policy");
+    }
 }
 
 /// The parts of the daemon that a reload changes.
@@ -52,11 +64,12 @@ impl Reloaded<'_> {
     /// keeps the policies that it began with.
     fn replace_policies(&self, next: &Config) {
         let before = self.policies.load();
-        let next = policies(next, before.version() + 1);
-        if !next.equals_but_for_version(&before) {
-            tracing::info!(version = next.version(), "the policies are replaced");
+        let table = policies(next, before.version() + 1);
+        if !table.equals_but_for_version(&before) {
+            tracing::info!(version = table.version(), "the policies are replaced");
             self.counters.bump(DaemonCounter::PoliciesReplaced);
-            self.policies.store(Arc::new(next));
+            self.policies.store(Arc::new(table));
+            note_weights_without_effect(next);
         }
     }
 }

@@ -7,14 +7,14 @@ use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
 use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
-use super::prefill::{PrefillFigures, PrefillId, PrefillModel};
-use super::prefill_laws::PrefillClass;
+use super::prefill::{PrefillFigures, PrefillModel};
+use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
 use super::recent_work::recent_ms;
 use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
-use crate::ids::{LocalHash, SpaceId, WorkerIndex};
+use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 
@@ -204,18 +204,55 @@ impl Loads {
     }
 
     /// Puts an admitted worker into a class, whose workers share the law of their prefills' time. The first worker of a
-    /// class gives its prior.
-    pub fn set_prefill_class(&self, worker: WorkerIndex, name: &str, prior: Option<PrefillLaw>) {
+    /// class gives its prior. Returns what a new class has from an earlier run.
+    pub fn set_prefill_class(
+        &self,
+        index: WorkerIndex,
+        worker: Worker,
+        name: &str,
+        prior: Option<PrefillLaw>,
+    ) -> Option<LawRestored> {
         let mut ledger = self.ledger.lock();
-        ledger.prefills.laws.set_class(worker, name, prior);
-        let prefill = ledger.prefills.load_of(worker);
-        self.cells.change(worker, |record| record.prefill = prefill);
+        let restored = ledger.prefills.laws.set_class(index, worker, name, prior);
+        let prefill = ledger.prefills.load_of(index);
+        self.cells.change(index, |record| record.prefill = prefill);
+        restored
     }
 
     /// What is known of each class of workers.
     #[must_use]
     pub fn prefill_classes(&self) -> Vec<PrefillClass> {
         self.ledger.lock().prefills.laws.classes().cloned().collect()
+    }
+
+    /// Takes what an earlier run learnt of the workers, for those that join a class from now on. Returns the names of
+    /// classes whose constants are beyond the bounds of learning: these are left out.
+    pub fn restore_laws(&self, learnt: &LearntLaws, now_unix_ms: u64) -> Vec<String> {
+        self.ledger.lock().prefills.laws.restore(learnt, now_unix_ms)
+    }
+
+    /// What is learnt so far, for the next run, and what an earlier one knew of workers that have not joined for at most
+    /// `keep_ms`.
+    #[must_use]
+    pub fn learnt_laws(&self, now_ns: u64, now_unix_ms: u64, keep_ms: u64) -> LearntLaws {
+        self.ledger.lock().prefills.laws.save(now_ns, now_unix_ms, keep_ms)
+    }
+
+    /// Publishes laws that have changed, and gives them to their workers among `places_max` places from `from`, 0 at
+    /// first. Returns where to continue; `None` = done, or no law has changed.
+    ///
+    /// Reports only change the estimates, so that no report pays for the other workers of its class.
+    pub fn publish_laws(&self, from: usize, places_max: usize) -> Option<usize> {
+        let mut ledger = self.ledger.lock();
+        if from == 0 && !ledger.prefills.laws.publish() {
+            return None;
+        }
+        let to = from.saturating_add(places_max);
+        for index in ledger.prefills.laws.with_new_law(from..to) {
+            let prefill = ledger.prefills.load_of(index);
+            self.cells.change(index, |record| record.prefill = prefill);
+        }
+        (to < ledger.prefills.laws.places()).then_some(to)
     }
 
     /// Whether a worker can be booked.
@@ -470,7 +507,6 @@ impl Loads {
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 if let Some(prefill) = prefill {
                     ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
-                    self.learn_law(&mut ledger, worker, prefill, now_ns);
                     ledger.prefills.end(worker, prefill, now_ns);
                 }
                 let prefill = ledger.prefills.load_of(worker);
@@ -478,15 +514,6 @@ impl Loads {
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
-        }
-    }
-
-    /// Learns from a prefill that was reported done, and tells idle workers of the same class.
-    fn learn_law(&self, ledger: &mut Ledger, worker: WorkerIndex, prefill: PrefillId, now_ns: u64) {
-        let Some(class) = ledger.prefills.learn_law(worker, prefill, now_ns) else { return };
-        for member in ledger.prefills.laws.members_of(class).iter().filter(|member| **member != worker) {
-            let prefill = ledger.prefills.load_of(*member);
-            self.cells.change(*member, |record| record.prefill = prefill);
         }
     }
 

@@ -244,6 +244,9 @@ impl<S: Service> RequestHandler<S> {
         let worker = self.worker_to_free(session, booking);
         let outcome = self.service.prefill_complete(session, booking, prefill_us)?;
         self.count_outcome(outcome);
+        if outcome == BookingOutcome::Applied {
+            self.counters.bump(CoreCounter::PrefillsReported);
+        }
         self.on_room(worker);
         Ok(outcome)
     }

@@ -82,6 +82,8 @@ pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool:
     let terms = seconds(policy, request, worker, pool, blocks(policy, request, worker, pool.prefill_tokens_min));
     let cost = match policy.mode.cost_model() {
         CostModel::Blocks => terms.cost,
+        // Without a prefill, as in the decode half of a pair, there are no seconds to weigh.
+        CostModel::Seconds if !policy.track_prefill_tokens => terms.cost,
         CostModel::UncachedTimesInFlight => {
             (request.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
         }
@@ -122,7 +124,9 @@ pub(super) fn plain_costs(
     };
     let request = RequestFacts { prefers_taints: false, shared_blocks: 0, ..*request };
     match (policy.mode.cost_model(), policy.track_prefill_tokens) {
-        (CostModel::Seconds, _) => fill_costs(&Policy { mode: Mode::Latency, ..policy }, &request, plain, costs),
+        (CostModel::Seconds, true) => {
+            fill_costs(&Policy { mode: Mode::Latency, track_prefill_tokens: true, ..policy }, &request, plain, costs)
+        }
         (_, track_prefill_tokens) => {
             let policy = Policy { mode: Mode::Kv, ..policy };
             match track_prefill_tokens {
@@ -358,7 +362,7 @@ mod tests {
 
     #[test]
     fn an_idle_worker_without_blocks_costs_prefill_and_decode() {
-        let terms = cost(&Policy::default(), &request_facts(), &held(0, 0, 0, 0), 0);
+        let terms = cost(&Policy::kv(), &request_facts(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole blocks to decode.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
     }
@@ -387,7 +391,7 @@ mod tests {
 
     #[test]
     fn every_tier_is_credited_at_its_weight() {
-        let terms = cost(&Policy::default(), &request_facts(), &held(2, 2, 1, 1), 0);
+        let terms = cost(&Policy::kv(), &request_facts(), &held(2, 2, 1, 1), 0);
         assert_eq!(terms.effective_overlap, 2.0 + 1.5 + 0.5);
         assert_eq!(terms.cached_tokens, 64.0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.disk_credit), (2.0, 1.5, 0.5));
@@ -397,7 +401,7 @@ mod tests {
     #[test]
     fn load_adds_its_prefill_and_decode_blocks() {
         let load = Load { prefill_tokens: 320, decode_blocks: 5, requests: 3, ..Load::default() };
-        let policy = Policy { active_request_weight: 0.5, ..Policy::default() };
+        let policy = Policy { active_request_weight: 0.5, ..Policy::kv() };
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(6, 0, 0, 0) }, 0);
         assert_eq!(terms.prefill, 20.0 + 6.25 - 6.0);
         assert_eq!(terms.decode, 11.0);
@@ -407,19 +411,19 @@ mod tests {
     #[test]
     fn active_blocks_are_not_added_again() {
         let terms =
-            cost(&Policy::default(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+            cost(&Policy::kv(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!((terms.additional_decode_blocks, terms.cost), (2.0, 8.25));
     }
 
     #[test]
     fn the_prefill_term_is_never_negative() {
-        let policy = Policy { device_credit: 3.0, ..Policy::default() };
+        let policy = Policy { device_credit: 3.0, ..Policy::kv() };
         assert_eq!(cost(&policy, &request_facts(), &held(6, 0, 0, 0), 0).prefill, 0.0);
     }
 
     #[test]
     fn a_backlog_above_the_minimum_reduces_the_credit() {
-        let policy = Policy { credit_decay: 1.0, ..Policy::default() };
+        let policy = Policy { credit_decay: 1.0, ..Policy::kv() };
         let load = Load { prefill_tokens: 100 + 7 * 16, ..Load::default() };
         // The excess is 7 blocks, as many as the request has: this halves the credit.
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(4, 0, 0, 0) }, 100);
@@ -428,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_decode_pool_credits_the_decode_term() {
-        let policy = Policy { track_prefill_tokens: false, ..Policy::default() };
+        let policy = Policy { track_prefill_tokens: false, ..Policy::kv() };
         let decode = RequestFacts { role: PoolRole::Decode, ..request_facts() };
         let terms = cost(&policy, &decode, &held(3, 0, 0, 0), 0);
         assert_eq!((terms.prefill, terms.cost), (0.0, 3.0));
@@ -437,7 +441,7 @@ mod tests {
 
     #[test]
     fn shared_blocks_are_credited_and_distrusted_overlap_is_not() {
-        let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::default() };
+        let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::kv() };
         let shared = RequestFacts { shared_blocks: 5, ..request_facts() };
         let trusted = |level| Trust { level, ..Trust::default() };
         let holds = WorkerFacts { shared_blocks: 2, ..held(3, 1, 0, 0) };
@@ -450,21 +454,21 @@ mod tests {
 
     #[test]
     fn labels_and_weights_are_factors() {
-        let policy = Policy { capability: true, ..Policy::default() };
+        let policy = Policy { capability: true, ..Policy::kv() };
         let worker = WorkerFacts { weight: 4.0, taint_weight: 1e9, ..held(0, 0, 0, 0) };
         assert_eq!(cost(&policy, &request_facts(), &worker, 0).cost, 12.25 / 4.0);
         let prefers = RequestFacts { prefers_taints: true, ..request_facts() };
-        let terms = cost(&Policy::default(), &prefers, &worker, 0);
+        let terms = cost(&Policy::kv(), &prefers, &worker, 0);
         assert!((terms.taint_factor - (-1.0_f64).exp()).abs() < 1e-15, "at most by e: {terms:?}");
         assert_eq!(terms.cost, 12.25 * terms.taint_factor);
         let pinned = RequestFacts { pin: Some(Worker::new(1, 0)), ..prefers };
-        assert_eq!(cost(&Policy::default(), &pinned, &worker, 0).taint_factor, 1.0);
+        assert_eq!(cost(&Policy::kv(), &pinned, &worker, 0).taint_factor, 1.0);
         assert_eq!(libm::exp(-libm::tanh(0.5)).to_bits(), 0x3fe4_2889_d332_40c2, "the same on every machine");
     }
 
     #[test]
     fn without_reuse_a_prompt_shares_nothing() {
-        let policy = Policy { assume_kv_reuse: false, ..Policy::default() };
+        let policy = Policy { assume_kv_reuse: false, ..Policy::kv() };
         let terms = cost(&policy, &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!(terms.additional_decode_blocks, 6.0);
     }
@@ -497,5 +501,14 @@ mod tests {
         assert_eq!(costs(Mode::Random), [0.0; 3]);
         assert_eq!(costs(Mode::DeviceAwareWeighted), [1.5, 1.5, 2.0]);
         assert_eq!(costs(Mode::Lmetric), [100.0, 36.0 * 4.0, 200.0]);
+    }
+
+    #[test]
+    fn without_a_prefill_the_mode_of_seconds_counts_blocks() {
+        let decodes = Policy { track_prefill_tokens: false, ..Policy::default() };
+        let load = Load { decode_blocks: 5, requests: 3, ..Load::default() };
+        let busy = WorkerFacts { load, ..held(6, 0, 0, 0) };
+        assert_eq!(cost(&decodes, &request_facts(), &busy, 0).cost, 11.0);
+        assert!(cost(&Policy::default(), &request_facts(), &busy, 0).cost < 1.0, "seconds");
     }
 }

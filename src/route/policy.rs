@@ -8,8 +8,8 @@ use crate::protocol::{Mode, Overrides};
 use crate::queue::Discipline;
 use crate::trust::TrustLevel;
 
-/// How a space chooses its workers. The defaults are those of the router of Dynamo 1.6.1, so that its users get the
-/// same decisions.
+/// How a space chooses its workers. The weights of `kv` are by default those of the router of Dynamo 1.6.1; see
+/// [`Policy::kv`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
     /// Counts changes of the daemon's policies; part of every reply.
@@ -101,7 +101,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             version: 1,
-            mode: Mode::Kv,
+            mode: Mode::Latency,
             device_credit: 1.0,
             credit_decay: 0.0,
             prefill_load_scale: 1.0,
@@ -158,6 +158,30 @@ impl Policy {
         "affinity_load_max": affinity.load_max;
     };
 
+    /// The rule and the weights of the router of Dynamo 1.6.1, so that its users get the same decisions.
+    #[must_use]
+    pub fn kv() -> Self {
+        Self { mode: Mode::Kv, ..Self::default() }
+    }
+
+    /// Weights that were changed although mode `latency` does not use them, by their names in the configuration.
+    #[must_use]
+    pub fn weights_without_effect(&self) -> Vec<&'static str> {
+        let usual = Self::default();
+        let weights = [
+            ("device_credit", self.device_credit == usual.device_credit),
+            ("credit_decay", self.credit_decay == usual.credit_decay),
+            ("prefill_load_scale", self.prefill_load_scale == usual.prefill_load_scale),
+            ("active_request_weight", self.active_request_weight == usual.active_request_weight),
+            ("shared_multiplier", self.shared_multiplier == usual.shared_multiplier),
+            ("track_active_blocks", self.track_active_blocks == usual.track_active_blocks),
+            ("assume_kv_reuse", self.assume_kv_reuse == usual.assume_kv_reuse),
+            ("capability", self.capability == usual.capability),
+        ];
+        let changed = weights.into_iter().filter(|(_, is_usual)| !is_usual && self.mode == Mode::Latency);
+        changed.map(|(name, _)| name).collect()
+    }
+
     /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
     pub fn under(&self, overrides: &Overrides) -> Self {
@@ -206,6 +230,12 @@ impl PolicyTable {
     pub fn equals_but_for_version(&self, other: &Self) -> bool {
         let this = Self::new(other.version(), &self.fallback, &self.spaces);
         this == *other
+    }
+
+    /// Whether a mode decides in any space, before overrides.
+    #[must_use]
+    pub fn has_mode(&self, mode: Mode) -> bool {
+        self.spaces.iter().any(|policy| policy.mode == mode)
     }
 
     /// Counts changes, from 1.
@@ -311,6 +341,14 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_another_mode_are_named() {
+        let changed = Policy { credit_decay: 0.5, capability: true, delay_weight: 1.0, ..Policy::default() };
+        assert_eq!(changed.weights_without_effect(), ["credit_decay", "capability"]);
+        assert!(Policy { mode: Mode::Kv, ..changed }.weights_without_effect().is_empty());
+        assert!(Policy::default().weights_without_effect().is_empty());
+    }
+
+    #[test]
     fn a_table_has_one_version_and_a_policy_for_each_space() {
         let table = PolicyTable::new(
             7,
@@ -327,6 +365,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|id| decayed.of(SpaceId(id)).credit_decay), [0.5; 3]);
         assert_eq!(decayed.of(SpaceId(1)).device_credit, 3.0);
         assert!(!later.equals_but_for_version(&PolicyTable::new(8, &table.fallback, &[])));
+        assert!(table.has_mode(Mode::Latency) && !table.has_mode(Mode::Kv));
     }
 
     #[test]

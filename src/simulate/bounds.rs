@@ -17,8 +17,8 @@ use super::peer_rules::{Candidate, Question, Rule};
 use super::policies::SimulatedPolicy;
 use super::router::Decider;
 use super::run::{FleetChange, FleetChangeKind, Run, Settings};
-use super::spec::EngineSpec;
 use super::workload::Workload;
+use crate::simulated_engine::EngineSpec;
 
 /// The name of the pooled bound in tables.
 pub const POOLED: &str = "pooled (bound)";

@@ -22,7 +22,7 @@ impl TunedWeights {
     /// The product's default policy with these weights.
     pub(super) fn policy(self) -> Policy {
         let Self { device_credit, prefill_load_scale, active_request_weight } = self;
-        Policy { device_credit, prefill_load_scale, active_request_weight, ..Policy::default() }
+        Policy { device_credit, prefill_load_scale, active_request_weight, ..Policy::kv() }
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
     fn the_grid_begins_with_the_default_and_has_the_tuned_weights() {
         let all: Vec<TunedWeights> = grid().collect();
         assert_eq!(all.len(), 120);
-        assert_eq!(all.first().map(|weights| weights.policy()), Some(Policy::default()));
+        assert_eq!(all.first().map(|weights| weights.policy()), Some(Policy::kv()));
         assert!(all.contains(&KV_TUNED));
     }
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::figures::{Distribution, Outcome, Slo};
-use super::spec::EngineSpec;
 use super::statistics::median;
+use crate::simulated_engine::EngineSpec;
 
 /// The figures of a run, or the medians of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -15,10 +15,8 @@
 pub mod bounds;
 pub mod capacity;
 pub mod cells;
-mod engine;
 pub mod experiment;
 mod figures;
-mod kv_pool;
 mod kv_tuned;
 pub mod measure;
 mod peer_rules;
@@ -28,20 +26,18 @@ mod prompt_blocks;
 pub mod report;
 mod router;
 mod run;
-mod spec;
 pub mod statistics;
 pub mod suite;
 pub mod suite_workloads;
-mod tier_store;
 pub mod verdict;
 pub mod workload;
 
+pub use crate::simulated_engine::{EngineSpec, TierSpec};
 pub use figures::{Distribution, Outcome, Slo};
 pub use kv_tuned::{KV_TUNED, TunedWeights, tuned_weights};
 pub use peer_rules::TermWeights;
 pub use policies::{NAMES, SimulatedPolicy, TRIED_TERMS};
 pub use run::{FleetChange, FleetChangeKind, Settings};
-pub use spec::{EngineSpec, TierSpec};
 
 /// Runs `workload` on a fleet under a policy. Returns one outcome for each request that arrived, in the order of their
 /// arrival; `None` if the fleet has no engine.
@@ -67,7 +63,6 @@ mod tests {
             sequences_max: 256,
             tiers: Vec::new(),
         };
-        let engines = vec![engine; workers];
-        Settings { engines, event_lag_s: 0.005, changes: Vec::new(), prior_factor: Some(1.0), seed: 1 }
+        Settings::of(vec![engine; workers], 1)
     }
 }

@@ -5,7 +5,7 @@ use super::kv_tuned::KV_TUNED;
 use super::peer_rules::{self as rules, PrefillTimes, Rule, TermWeights};
 use super::router::Decider;
 use super::run::Settings;
-use crate::route::{Mode, Policy};
+use crate::route::Policy;
 
 /// The names of all policies, ours first.
 pub const NAMES: [&str; 17] = [
@@ -80,7 +80,6 @@ pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<D
         "latency" => {
             let TermWeights { delay, later_delay, output_delay, .. } = policy.weights;
             let policy = Policy {
-                mode: Mode::Latency,
                 delay_weight: delay,
                 later_delay_weight: later_delay,
                 output_delay_weight: output_delay,
@@ -89,7 +88,7 @@ pub(super) fn decider(policy: &SimulatedPolicy, settings: &Settings) -> Option<D
             return Some(Decider::Product(Box::new(policy)));
         }
         "tried-terms" => Box::new(rules::TriedTerms::new(policy.weights, times)),
-        "kv" => return Some(Decider::Product(Box::default())),
+        "kv" => return Some(Decider::Product(Box::new(Policy::kv()))),
         "kv-tuned" => return Some(Decider::Product(Box::new(KV_TUNED.policy()))),
         "two-tier" => Box::new(rules::TwoTier),
         "lpwl" => Box::new(rules::Lpwl::default()),
@@ -118,6 +117,10 @@ mod tests {
 
     /// 400 prompts of 30 conversations on 4 workers, faster than these can keep up with for a while.
     fn run(name: &str) -> Option<Vec<Outcome>> {
+        run_reporting(name, true)
+    }
+
+    fn run_reporting(name: &str, reports_first_tokens: bool) -> Option<Vec<Outcome>> {
         let turn = |at: u64| Turn {
             think_s: 0.0,
             prompt: vec![
@@ -138,8 +141,7 @@ mod tests {
             sequences_max: 64,
             tiers: Vec::new(),
         };
-        let settings =
-            Settings { engines: vec![engine; 4], event_lag_s: 0.005, changes: Vec::new(), prior_factor: None, seed: 3 };
+        let settings = Settings { prior_factor: None, reports_first_tokens, ..Settings::of(vec![engine; 4], 3) };
         simulate(&workload, &settings, &SimulatedPolicy::parse(name).ok()?)
     }
 
@@ -165,6 +167,15 @@ mod tests {
         for wrong in ["kv_tuned", "latency:decode=1", "lpwl:delay=1", "tried-terms:decode", "tried-terms:decode=NaN"] {
             assert!(SimulatedPolicy::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_gateway_that_only_books_and_frees_is_served_no_worse_than_by_kv() {
+        // Nothing is learnt, and the engines are not those that the daemon guesses.
+        let [ours, kv] = ["latency", "kv"].map(|name| run_reporting(name, false).unwrap());
+        let mean = |outcomes: &[Outcome], of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / 400.0;
+        assert!(mean(&ours, Outcome::ttft_s) < 1.05 * mean(&kv, Outcome::ttft_s));
+        assert!(mean(&ours, Outcome::e2e_s) < 1.05 * mean(&kv, Outcome::e2e_s));
     }
 
     #[test]

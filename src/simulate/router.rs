@@ -7,10 +7,7 @@ use std::sync::atomic::AtomicU64;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::engine::KvEvent;
 use super::peer_rules::{Booked, Candidate, Question, Rule};
-use super::prompt_blocks::Block;
-use super::spec::EngineSpec;
 use crate::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord, WorkerState};
 use crate::hash;
 use crate::ids::{
@@ -21,6 +18,7 @@ use crate::load::{BookingHandle, BookingRef, Demand, Loads, LoadsConfig, PromptB
 use crate::route::{
     AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, WorkerFacts, decide, demand,
 };
+use crate::simulated_engine::{Block, EngineSpec, KvEvent};
 
 /// Who decides.
 pub(super) enum Decider {
@@ -138,7 +136,7 @@ impl Router {
         let loads = Loads::new(workers.len(), LoadsConfig { age_ms_max: u64::MAX / 2, ..LoadsConfig::default() });
         for (record, spec) in workers.iter().zip(specs) {
             let prior = prior_factor.map(|factor| spec.law.prefill.slowed(factor));
-            loads.set_prefill_class(record.index, &spec.class, prior);
+            loads.set_prefill_class(record.index, record.worker, &spec.class, prior);
         }
         let session = loads.open_session(None, 0).expect("the first session of a table");
         Self {
@@ -169,7 +167,7 @@ impl Router {
         whole.iter().for_each(|block| self.bytes.extend_from_slice(&block.local.to_le_bytes()));
         let prompt = Prompt::LocalHashes { hashes: &self.bytes, scheme: self.scheme, token_count: prompt_tokens };
         let request = RouteRequest { candidates_max: 1, ..RouteRequest::new(SpaceId(0), prompt) };
-        let fallback = Policy::default();
+        let fallback = Policy::kv();
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,
@@ -220,6 +218,7 @@ impl Router {
 
     pub(super) fn first_token(&mut self, id: u64, sent: &Sent, now_ns: u64) {
         self.loads.prefill_complete(self.session, BookingRef::Handle(sent.handle), 0, now_ns);
+        self.loads.publish_laws(0, usize::MAX);
         self.end_prefill(id, sent.worker, now_ns);
     }
 
@@ -246,7 +245,7 @@ impl Router {
         self.writer.begin_batch(slot);
         for event in events {
             match event {
-                KvEvent::Stored { tier, blocks, from, to } => {
+                KvEvent::Stored { tier, blocks, from, to, .. } => {
                     let parent = from.checked_sub(1).map(|at| EngineHash(blocks[at as usize].chain));
                     let stored = &blocks[*from as usize..*to as usize];
                     self.hashes.clear();

@@ -4,12 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use super::engine::{Engine, EngineRequest, KvEvent, Progress, RequestId};
 use super::figures::Outcome;
-use super::prompt_blocks::{Block, blocks_of};
+use super::prompt_blocks::blocks_of;
 use super::router::{Decider, Router, Sent};
-use super::spec::EngineSpec;
 use super::workload::{Arrivals, Workload};
+use crate::simulated_engine::{Block, Engine, EngineRequest, EngineSpec, KvEvent, Progress, RequestId};
 
 /// Of how many decisions one is sampled for its regret: enough for a mean, and too few to be felt in the run's time.
 const REGRET_EVERY: u32 = 64;
@@ -50,8 +49,19 @@ pub struct Settings {
     pub changes: Vec<FleetChange>,
     /// The engines' true constants times this are what the router begins with; `None` = it knows nothing of them.
     pub prior_factor: Option<f64>,
+    /// Whether gateways report first tokens. Otherwise they only book and free.
+    pub reports_first_tokens: bool,
     /// The seed of all chance.
     pub seed: u64,
+}
+
+impl Settings {
+    /// A fleet that nothing happens to. The router knows its constants, and events reach it after 5 ms.
+    #[must_use]
+    pub fn of(engines: Vec<EngineSpec>, seed: u64) -> Self {
+        let (event_lag_s, changes, prior_factor) = (0.005, Vec::new(), Some(1.0));
+        Self { engines, event_lag_s, changes, prior_factor, reports_first_tokens: true, seed }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -292,7 +302,7 @@ impl<'a> Run<'a> {
                 Progress::FirstToken(id) => {
                     let request = &mut self.requests[id.0 as usize];
                     request.outcome.first_ns = self.now_ns;
-                    if let Some(sent) = &request.sent {
+                    if let Some(sent) = request.sent.as_ref().filter(|_| self.settings.reports_first_tokens) {
                         self.router.first_token(u64::from(id.0), sent, self.now_ns);
                     }
                 }
@@ -384,7 +394,7 @@ mod tests {
             sequences_max: 64,
             tiers: Vec::new(),
         };
-        Settings { engines: vec![engine; workers], event_lag_s: 0.0, changes: Vec::new(), prior_factor: None, seed: 1 }
+        Settings { event_lag_s: 0.0, prior_factor: None, ..Settings::of(vec![engine; workers], 1) }
     }
 
     /// A conversation: each prompt is all that was said before, and 200 tokens more.

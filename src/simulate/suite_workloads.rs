@@ -7,11 +7,11 @@ use std::path::Path;
 use flate2::bufread::GzDecoder;
 
 use super::run::Settings;
-use super::spec::EngineSpec;
 use super::workload::agent_sessions::{self, Starts};
 use super::workload::generators::{Chat, Retrieval};
 use super::workload::{Workload, mooncake};
 use crate::engine_law::engine_preset;
+use crate::simulated_engine::EngineSpec;
 
 /// The grain of the conversation trace's times, seconds.
 const CONVERSATION_GRAIN_S: f64 = 3.0;
@@ -109,7 +109,7 @@ impl Case {
             tiers: Vec::new(),
         };
         let engines = vec![engine; self.workers];
-        Some(Settings { engines, event_lag_s: 0.005, changes: Vec::new(), prior_factor: Some(1.0), seed })
+        Some(Settings::of(engines, seed))
     }
 }
 

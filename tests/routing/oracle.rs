@@ -213,7 +213,9 @@ mod reference {
                 let cached = cached_tokens(policy, facts);
                 (observation.request.prompt_tokens as f64 - cached).max(0.0) * (requests + 1.0)
             }
-            Mode::Latency => latency(policy, observation, running, facts),
+            Mode::Latency if policy.track_prefill_tokens => latency(policy, observation, running, facts),
+            // The decode half of a pair.
+            Mode::Latency => kv(policy, observation, running, facts),
             Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct => kv(policy, observation, running, facts),
         }
     }

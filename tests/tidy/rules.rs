@@ -35,7 +35,7 @@ const LAYERS: &[&[&str]] = &[
         "sync",
         "zmtp",
     ],
-    &["hash"],
+    &["hash", "simulated_engine"],
     &["protocol"],
     &["columns"],
     &["fleet", "load", "index", "event", "queue", "lane"],

@@ -156,8 +156,8 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
                     c.prefill_model = [PrefillModelName::Off, PrefillModelName::Fixed, PrefillModelName::Learnt][at];
                 },
             },
-            "Whether a worker's prefill backlog shrinks with time. fixed: by the figures below; learnt: by the worker's own recent\n\
-             prefills; off: only by reports.",
+            "Mode kv, queues and thresholds: whether a worker's prefill backlog, in tokens, shrinks with time. fixed: by the figures\n\
+             below; learnt: by what mode latency learns of the worker; off: only by reports.",
         ),
         restart!(
             booking.prefill_base_us,
@@ -186,7 +186,7 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
 pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
     name: "snapshot",
     repeated: false,
-    doc: "Each worker's blocks in a file, so that a restart does not lose them. Only workers with a replay endpoint use snapshots.",
+    doc: "Learnt prefill times, and the blocks of workers with a replay endpoint, in files, so that a restart does not lose them.",
     fields: &[
         restart!(
             snapshot.dir,
@@ -200,14 +200,14 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
             "seconds",
             Value("60"),
             Integer { min: 1, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.every_s = v },
-            "The time between two rounds of snapshots. A stopping daemon takes one more. Only changed workers are written.",
+            "The time between two rounds of snapshots. A stopping daemon takes one more. Only changes are written.",
         ),
         restart!(
             snapshot.keep_s,
             "seconds",
             Value("86400"),
             Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
-            "The snapshot of a worker that no longer exists is removed at this age.",
+            "The snapshot of a worker that no longer exists, and what was learnt of it, is removed at this age.",
         ),
     ],
 };

@@ -20,6 +20,8 @@ pub(super) struct Facts {
     pub(super) daemon: Counts<DaemonCounter>,
     /// Recent counts of snapshots.
     pub(super) snapshots: Counts<SnapshotCounter>,
+    /// Whether mode `latency` decides in any space.
+    pub(super) decides_by_latency: bool,
     /// What is known of the prefill times of each class of workers.
     pub(super) prefill_classes: Vec<PrefillClass>,
     /// Open files and their limit; `None` = unknown.

@@ -8,8 +8,9 @@ use crate::fleet::WorkerState;
 use crate::ids::{Scheme, Window};
 use crate::limits::{
     BOOKINGS_LEAKED_RECENT_MIN, CLOCK_STEP_MS_MIN, CONTENDED_RECENT_MIN, DISCONNECTS_RECENT_MIN, DUPLICATES_RECENT_MIN,
-    EVENTS_OFF_DECISIONS_MIN, EVENTS_OFF_MS_MIN, FOREIGN_BLOCKS_HELD_MIN, FOREIGN_REPEATS_MIN, HELD_MESSAGES_MAX,
-    RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN, RESTARTS_RECENT_MIN, TTFT_ERROR_MAX, TTFT_PREDICTIONS_MIN,
+    EVENTS_OFF_DECISIONS_MIN, EVENTS_OFF_MS_MIN, FIRST_TOKENS_RECENT_MIN, FIRST_TOKENS_SHARE, FOREIGN_BLOCKS_HELD_MIN,
+    FOREIGN_REPEATS_MIN, HELD_MESSAGES_MAX, RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN,
+    RESTARTS_RECENT_MIN, TTFT_ERROR_MAX, TTFT_PREDICTIONS_MIN,
 };
 use crate::load::PrefillClass;
 use crate::metrics::{
@@ -27,6 +28,7 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(process(facts));
     symptoms.extend(sandbox(&facts.sandbox));
     symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
+    symptoms.extend(first_tokens_missing(facts));
     symptoms.extend(naming(facts));
     let pending = FoundSymptom::new(Cause::Symptom(Symptom::RestartPending), None).saying(facts.pending.join(", "));
     symptoms.extend((!facts.pending.is_empty()).then_some(pending));
@@ -85,6 +87,14 @@ fn mispredicted(class: &PrefillClass) -> Option<FoundSymptom> {
     let percent = (100.0 * class.error_mean).round() as u64;
     let symptom = || FoundSymptom::new(Cause::Symptom(Symptom::TtftMispredicted), None);
     is_off.then(|| symptom().saying(format!("class {:?}", class.name)).counted("ttft_error_percent", percent))
+}
+
+/// Gateways free bookings and report hardly any first token, which mode latency learns from.
+fn first_tokens_missing(facts: &Facts) -> Option<FoundSymptom> {
+    let (freed, reported) = (facts.cores.get(Core::BookingsFreed), facts.cores.get(Core::PrefillsReported));
+    let is_missing = freed >= FIRST_TOKENS_RECENT_MIN && reported * FIRST_TOKENS_SHARE < freed;
+    let found = || about_daemon(Cause::Symptom(Symptom::FirstTokensMissing), Core::BookingsFreed.name(), freed);
+    (facts.decides_by_latency && is_missing).then(|| found().saying(format!("of {reported} recent bookings they came")))
 }
 
 fn about_daemon(cause: Cause, counter: &'static str, count: u64) -> FoundSymptom {

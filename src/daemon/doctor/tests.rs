@@ -4,7 +4,6 @@ use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
-use crate::engine_law::PrefillLaw;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
@@ -198,11 +197,13 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         ..cores(&[(Core::Bookings, bookings)])
     };
     let mispredicted = |error_mean| {
-        let law = PrefillLaw::default();
-        let (predicted_s, observed_s, predictions) = (1.0, 1.0, TTFT_PREDICTIONS_MIN);
-        let name = "c".to_owned();
-        let class = PrefillClass { name, law, samples: 20, predictions, error_mean, predicted_s, observed_s };
+        let (name, predictions) = ("c".to_owned(), TTFT_PREDICTIONS_MIN);
+        let class = PrefillClass { name, predictions, error_mean, ..PrefillClass::default() };
         Facts { prefill_classes: vec![class], ..Facts::default() }
+    };
+    let freed = |reported| Facts {
+        decides_by_latency: true,
+        ..cores(&[(Core::BookingsFreed, FIRST_TOKENS_RECENT_MIN), (Core::PrefillsReported, reported)])
     };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
@@ -217,6 +218,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         }
         Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
         Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
+        Symptom::FirstTokensMissing => (freed(9), freed(10)),
         Symptom::TtftMispredicted => (mispredicted(0.31), mispredicted(0.3)),
         Symptom::OpenFilesLow => (open(900), open(899)),
         Symptom::RestartPending => {

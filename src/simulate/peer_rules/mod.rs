@@ -19,7 +19,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::engine_law::EngineLaw;
 use crate::load::RecentWork;
-use crate::simulate::prompt_blocks::Block;
+use crate::simulated_engine::Block;
 
 pub(super) use dual_map::DualMap;
 pub(super) use llm_d::{LlmD, LlmDLegacy};

@@ -91,7 +91,8 @@ impl Fleet {
                     assert!(cached * 2 > prompt, "turn {turn} of {name}: {cached} of {prompt} tokens were cached");
                 }
                 messages.push(json!({"role": "assistant", "content": answer.text}));
-                let held = (prompt + answer.completion_tokens().expect("usage")) / 16;
+                // An engine does not compute the last token of its output.
+                let held = (prompt + answer.completion_tokens().expect("usage") - 1) / 16;
                 let body = json!({"messages": messages, "add_generation_prompt": false});
                 let tokens = Caller::of(&self.engines.faces[0].url()).post("/tokenize", &body).await;
                 let tokens: Vec<u32> = serde_json::from_value(tokens.body["tokens"].clone()).expect("tokens");

@@ -44,7 +44,9 @@ impl Fleet {
 
     /// Starts the gateway where the proxy looks for it.
     pub(crate) async fn start_gateway(&mut self) {
-        let tables = format!("pick.address = \"{}\"\npick.log_address = \"{}\"\n", self.pick, self.log);
+        // Costs of this mode do not depend on the time that simulated engines and a busy machine take.
+        let mode = "daemon.mode = \"kv\"\n";
+        let tables = format!("{mode}pick.address = \"{}\"\npick.log_address = \"{}\"\n", self.pick, self.log);
         let (kvrouted, urls) = (self.kvrouted.clone(), self.engines.urls());
         let starting = tokio::task::spawn_blocking(move || {
             let mut gateway = Gateway::start_with(&kvrouted, &tables, &urls, &[]);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvrouted::client;
 use kvrouted::sandbox::Mode;
 
 use super::raw::{
@@ -95,6 +96,9 @@ impl Checker {
     }
 }
 
+/// How the daemon that the gateway runs may choose workers; the first is the default.
+const DAEMON_MODES: [client::Mode; 2] = [client::Mode::Latency, client::Mode::Kv];
+
 /// Checks everything.
 pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem>> {
     let mut checker = Checker(Vec::new());
@@ -119,6 +123,8 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
     let modes = Mode::ALL.map(|mode| (mode.name(), mode));
     let sandbox = flags.sandbox.as_deref().or(raw.sandbox.mode.as_deref());
     let sandbox = checker.choice("sandbox.mode", sandbox, &modes);
+    let modes = DAEMON_MODES.map(|mode| (mode.name(), mode));
+    let daemon_mode = checker.choice("daemon.mode", raw.daemon.mode.as_deref(), &modes);
     let (questions, tokens) = (questions(&mut checker, &raw.daemon), tokens(&mut checker, raw.tokens));
     // A flag for one of the two replaces both fields of the file.
     let (socket, daemon_program) = match (&flags.socket, &flags.program) {
@@ -135,6 +141,7 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         socket,
         daemon_program,
         daemon_metrics_port: raw.daemon.metrics_port.unwrap_or(0),
+        daemon_mode,
         questions,
         tokens,
         engines,

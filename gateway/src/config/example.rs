@@ -29,6 +29,8 @@ address = "127.0.0.1:9464"
 # program = "/usr/bin/kvrouted"
 # The port of that daemon's own metrics on the loopback interface; 0 = off.
 metrics_port = 0
+# How that daemon chooses workers. latency: fewest seconds until the first token. kv: Dynamo's rule, fewest blocks.
+mode = "latency"
 # The namespace of the spaces. Default: the only one of each model.
 # namespace = "team-a"
 # How long one question may take, the wait in the daemon's queue included. After it the gateway chooses by itself.

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvrouted::client;
 use kvrouted::sandbox::Mode;
 
 pub use check::EngineEntry;
@@ -63,6 +64,8 @@ pub struct Config {
     pub daemon_program: Option<PathBuf>,
     /// The loopback port of the metrics of the daemon that the gateway runs; 0 = none.
     pub daemon_metrics_port: u16,
+    /// How the daemon that the gateway runs chooses workers.
+    pub daemon_mode: client::Mode,
     /// How the daemon is asked.
     pub questions: Questions,
     /// Where the tokens of prompts come from.

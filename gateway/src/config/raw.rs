@@ -73,6 +73,8 @@ pub struct RawDaemon {
     pub program: Option<PathBuf>,
     /// The loopback port of that daemon's metrics.
     pub metrics_port: Option<u16>,
+    /// How that daemon chooses workers.
+    pub mode: Option<String>,
     /// The namespace of the spaces.
     pub namespace: Option<String>,
     /// How long a question may take.

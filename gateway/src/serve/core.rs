@@ -57,6 +57,7 @@ impl CoreOptions {
             None => Daemon::Child(DaemonOptions {
                 program: config.daemon_program.clone(),
                 metrics_port: config.daemon_metrics_port,
+                mode: config.daemon_mode,
                 log_level: config.log_level.clone(),
                 request_max: config.deadlines.total,
                 report_mode_passes: config.forward.report_mode == ReportMode::Pass,

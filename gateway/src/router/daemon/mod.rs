@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvrouted::client;
 use kvrouted::sandbox::Mode;
 use tokio::sync::watch;
 
@@ -74,6 +75,8 @@ pub struct DaemonOptions {
     pub program: Option<PathBuf>,
     /// The port of its Prometheus page on the loopback interface; 0 = none.
     pub metrics_port: u16,
+    /// How it chooses workers.
+    pub mode: client::Mode,
     /// The least severe level that it logs.
     pub log_level: String,
     /// How long a request may take. The daemon drops bookings that are older.
@@ -90,6 +93,7 @@ impl Default for DaemonOptions {
         Self {
             program: None,
             metrics_port: 0,
+            mode: client::Mode::Latency,
             log_level: "info".to_owned(),
             request_max: Duration::from_secs(600),
             report_mode_passes: true,

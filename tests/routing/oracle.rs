@@ -218,8 +218,9 @@ mod reference {
         }
     }
 
-    /// Seconds: of the prefills before this one, of this one, of fetching, and what it costs the others.
-    fn latency(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> f64 {
+    /// Seconds until the first token: of the prefills before this one, of this one, and of fetching. With those of this
+    /// prefill alone.
+    fn first_token(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> (f64, f64) {
         let request = &observation.request;
         let (tokens, load) = (request.prompt_tokens as f64, &facts.load);
         let [device, host, disk, external] = blocks(policy, facts);
@@ -233,7 +234,14 @@ mod reference {
         let queue = load.work.queued_ns.saturating_sub(running) as f64 / 1e9;
         let saved = host * policy.host_hit_weight + (disk + external) * policy.disk_hit_weight;
         let fetch = (host + disk + external - saved) * 16.0 * load.law.token_s;
-        let cost = queue + prefill + fetch + policy.delay_weight * load.requests as f64 * prefill;
+        (queue + prefill + fetch, prefill)
+    }
+
+    /// The seconds until the first token, and what this prefill costs the others.
+    fn latency(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> f64 {
+        let request = &observation.request;
+        let (first_token, prefill) = first_token(policy, observation, facts);
+        let cost = first_token + policy.delay_weight * facts.load.requests as f64 * prefill;
         if request.prefers_taints && request.pin.is_none() {
             return cost * (-facts.taint_weight.tanh()).exp();
         }
@@ -337,6 +345,16 @@ mod reference {
                 let idlest = places.clone().filter(lowest).map(requests).min();
                 places.filter(lowest).filter(|place| Some(requests(*place)) == idlest).collect()
             }
+            Mode::Latency if policy.near_cost_s > 0.0 => {
+                let promise = |place: usize| {
+                    let facts = observation.workers.row(running[place]);
+                    first_token(policy, observation, &facts).0
+                };
+                let latest = places.clone().filter(lowest).map(promise).fold(f64::NEG_INFINITY, f64::max);
+                let at_most = |a: f64, b: f64| a <= b || super::near(a, b);
+                let (cost, promised) = (low + policy.near_cost_s, latest + policy.near_cost_s / 16.0);
+                places.filter(|place| at_most(costs[*place], cost) && at_most(promise(*place), promised)).collect()
+            }
             _ => places.filter(lowest).collect(),
         }
     }
@@ -386,6 +404,8 @@ mod invent {
                 prefill_load_scale: weights.2,
                 active_request_weight: weights.3,
                 delay_weight: weights.3,
+                near_cost_s: weights.1,
+                router_id: weights.0.to_bits(),
                 host_hit_weight: weights.4,
                 disk_hit_weight: weights.5,
                 shared_multiplier: weights.6,

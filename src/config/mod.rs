@@ -36,6 +36,8 @@ pub use example::example_fleet;
 pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
 pub use load::{Flags, Setting, load, parse};
 pub(crate) use load::{policy_with, socket_default};
+#[cfg(feature = "simulate")]
+pub(crate) use problem::nearest;
 pub use problem::{Location, Problem, Problems};
 pub(crate) use values::HostRule;
 pub use worker_files::{FileFormat, parse_workers};

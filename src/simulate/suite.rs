@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use super::bounds::POOLED;
 use super::capacity::Search;
 use super::cells::{Cells, Found};
-use super::experiment::{self, OURS, in_parallel, peers};
+use super::experiment::{self, OURS, in_parallel, peers, silent};
 use super::figures::Slo;
 use super::measure::Measured;
 use super::picture::{Curve, Panel, Section};
@@ -335,7 +335,7 @@ impl Suite<'_> {
             },
             Kind::Run { load, condition, .. } => {
                 condition.apply(&mut settings);
-                let measured = experiment::measure(&workload, *load, &settings, &self.slo, job.policy);
+                let measured = experiment::measure(&workload, *load, &settings, &self.slo, job.policy, &silent);
                 measured.map_or(none, |measured| Found::Run(Box::new(measured)))
             }
         }

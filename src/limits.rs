@@ -106,6 +106,15 @@ pub const ALLOW_LIST_MAX: usize = WORKERS_MAX;
 /// Workers in one page of a workers or status reply.
 pub const WORKERS_PAGE_MAX: usize = 256;
 
+/// Engines of a simulated fleet.
+pub const SIMULATED_ENGINES_MAX: usize = 1024;
+/// Routers of a simulated fleet. Each has bookings of its own.
+pub const SIMULATED_ROUTERS_MAX: usize = 64;
+/// Tokens of one KV memory or store of a simulated engine.
+pub const SIMULATED_KV_TOKENS_MAX: u64 = 1 << 40;
+/// Tokens of one step of a simulated engine.
+pub const SIMULATED_STEP_TOKENS_MAX: u64 = 1 << 24;
+
 /// Tokens per block.
 pub const BLOCK_SIZE_TOKENS_MAX: u32 = 1 << 16;
 /// Block size assumed by a decision by load alone while the space's scheme is unknown.

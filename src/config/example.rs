@@ -34,6 +34,24 @@ pub fn example() -> String {
     text
 }
 
+#[cfg(feature = "simulate")]
+const FLEET_HEAD: &str = "\
+# A simulated fleet: every field, with its default, for kvrouted simulate --fleet FILE.
+";
+
+/// A file that describes a simulated fleet, as [`example`] is one of a configuration.
+#[cfg(feature = "simulate")]
+#[must_use]
+pub fn example_fleet() -> String {
+    let mut text = String::from(FLEET_HEAD);
+    section(&mut text, &fields::FLEET);
+    section(&mut text, &fields::ROUTERS);
+    section(&mut text, &fields::POOLS);
+    section(&mut text, &fields::ENGINES);
+    section(&mut text, &fields::CHANGE);
+    text
+}
+
 /// A default or example value in TOML.
 pub(super) fn render<T>(field: &Field<T>, value: &str) -> String {
     match field.kind {

@@ -147,7 +147,7 @@ pub(super) fn set<T>(
             let outcome = field.kind.set_text(&mut entry.value, text);
             entry.note(field, location, outcome, problems);
         }
-        None => problems.push(document::unknown_field(section, &entry.path, name, location)),
+        None => problems.push(document::unknown_field(&document::sections(), section, &entry.path, name, location)),
     }
 }
 

@@ -9,6 +9,8 @@ mod document;
 mod example;
 mod field;
 mod fields;
+#[cfg(feature = "simulate")]
+mod fleet_file;
 mod load;
 mod problem;
 mod reload;
@@ -28,8 +30,14 @@ use crate::sandbox::Mode;
 
 pub(crate) use check::of_rank;
 pub use example::example;
+#[cfg(feature = "simulate")]
+pub use example::example_fleet;
+#[cfg(feature = "simulate")]
+pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
 pub use load::{Flags, Setting, load, parse};
 pub(crate) use load::{policy_with, socket_default};
+#[cfg(feature = "simulate")]
+pub(crate) use problem::nearest;
 pub use problem::{Location, Problem, Problems};
 pub(crate) use values::HostRule;
 pub use worker_files::{FileFormat, parse_workers};

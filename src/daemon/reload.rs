@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arc_swap::ArcSwap;
+use rand::RngExt;
 use tokio::signal::unix::Signal;
 
 use super::desired_fleet::DesiredFleet;
@@ -24,9 +25,14 @@ pub(super) fn named(config: &Config) -> NamedWorkers {
     NamedWorkers { workers: config.workers.clone(), servers: config.servers.clone() }
 }
 
-/// The policies that a configuration names.
+/// The policies that a configuration names. This daemon's own order of workers follows from the configured seed, or from
+/// a number that is drawn once and stays when the file is read again.
 pub(super) fn policies(config: &Config, version: u64) -> PolicyTable {
-    PolicyTable::new(version, &config.policy.weights, &config.policy.spaces)
+    static DRAWN_ID: LazyLock<u64> = LazyLock::new(|| rand::rng().random());
+    let router_id = if config.policy.seed == 0 { *DRAWN_ID } else { config.policy.seed };
+    let own = |policy: &Policy| Policy { router_id, ..*policy };
+    let spaces: Vec<Policy> = config.policy.spaces.iter().map(own).collect();
+    PolicyTable::new(version, &own(&config.policy.weights), &spaces)
 }
 
 /// Logs weights that are configured and have no effect, because the mode does not use them.

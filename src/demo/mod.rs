@@ -350,7 +350,7 @@ mod tests {
 
     use super::engine::{block_names, spec};
     use super::*;
-    use crate::simulated_engine::{Block, Engine, EngineRequest, KvEvent, RequestId};
+    use crate::simulated_engine::{Block, Engine, EngineRequest, KvEvent, Part, RequestId};
 
     /// An engine that runs one request after another, and the blocks that its events say it holds.
     struct SerialEngine {
@@ -414,6 +414,7 @@ mod tests {
                 blocks: names.iter().map(|name| Block { local: *name, chain: *name }).collect(),
                 prompt_tokens: prompt_tokens as u32,
                 output_tokens: (tokens.len() - prompt_tokens) as u32,
+                part: Part::Whole,
             });
         }
         assert!(engines.iter().any(|engine| engine.evicted > 0), "everything fits: there is nothing to show");

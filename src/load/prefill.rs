@@ -277,7 +277,7 @@ impl Prefills {
 
     /// The predicted time of a prefill in progress, nanoseconds.
     pub(super) fn work_ns(&self, id: PrefillId) -> u64 {
-        self.places.get(id.0 as usize).map_or(0, |slot| slot.work_ns)
+        self.places.get(id.0 as usize).map_or(0, |slot| slot.prefill.work_ns)
     }
 
     /// What a worker's prefills add to its load.

@@ -8,7 +8,7 @@ use super::policy::Policy;
 use super::read_observation::{self, ObservationBuffers, View, observe};
 use super::request_facts::RequestFacts;
 use super::rules::{apply_rules, no_worker_kind};
-use super::select::{Draws, choose};
+use super::select::{Draws, PlaceFacts, choose};
 use super::space_cache::SpaceCache;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
@@ -281,11 +281,18 @@ impl<'a> Pricing<'a> {
     fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
         decision.seed = draws.seed();
         decision.eligible = decision.eligible_rows.len() as u32;
-        let pick = self.policy.mode.pick(self.policy.temperature);
-        let requests = |place: usize| observation.workers.requests(decision.eligible_rows[place] as usize) as f64;
+        let rows = &decision.eligible_rows;
+        let places = PlaceFacts {
+            requests: |place: usize| observation.workers.requests(rows[place] as usize) as f64,
+            promise: |place: usize| {
+                let facts = observation.workers.row(rows[place] as usize);
+                let terms = self.terms(&observation.request, place as u32, rows[place], &facts);
+                (facts.worker, terms.queue_s + terms.prefill_s + terms.fetch_s)
+            },
+        };
         let listed = observation.request.candidates_max as usize;
-        let drawing = &mut draws.begin();
-        decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.selected);
+        let (pick, drawing) = (self.policy.pick(), &mut draws.begin());
+        decision.ties = choose(&decision.costs, places, listed, pick, drawing, &mut decision.selected);
     }
 
     /// Lists the selected workers with all their facts and terms.

@@ -28,6 +28,11 @@ pub struct Policy {
     pub later_delay_weight: f64,
     /// Mode `latency`: the weight of a second by which a worker's prefills delay this request's output.
     pub output_delay_weight: f64,
+    /// Mode `latency`: costs within this many seconds of the lowest count as equal, if the first token comes about as
+    /// early. Among them the router's own order of workers decides. 0 = the lowest cost wins.
+    pub near_cost_s: f64,
+    /// A number of this router's own among those of the same workers. Its order of workers follows from it.
+    pub router_id: u64,
     /// Cost of a request in flight, in blocks.
     pub active_request_weight: f64,
     /// Weight of a block in host memory, 0 to 1.
@@ -108,6 +113,8 @@ impl Default for Policy {
             delay_weight: 0.2,
             later_delay_weight: 1.0,
             output_delay_weight: 1.0,
+            near_cost_s: 0.0,
+            router_id: 0,
             active_request_weight: 0.0,
             host_hit_weight: 0.75,
             disk_hit_weight: 0.25,
@@ -138,6 +145,8 @@ impl Policy {
         "delay_weight": delay_weight;
         "later_delay_weight": later_delay_weight;
         "output_delay_weight": output_delay_weight;
+        "near_cost_s": near_cost_s;
+        "router_id": router_id;
         "active_request_weight": active_request_weight;
         "host_hit_weight": host_hit_weight;
         "disk_hit_weight": disk_hit_weight;
@@ -270,15 +279,19 @@ impl Mode {
             Self::Latency => CostModel::Seconds,
         }
     }
+}
 
-    /// How the mode picks a worker by cost, at this temperature.
-    pub(super) fn pick(self, temperature: f64) -> Pick {
-        match self {
-            Self::PowerOfTwo => Pick::BetterOfTwo,
-            Self::DeviceAwareWeighted => Pick::LowestThenIdlest,
-            Self::Kv | Self::LoadAware | Self::Approximate | Self::Lmetric | Self::Latency if temperature > 0.0 => {
+impl Policy {
+    /// How a worker is picked by cost.
+    pub(super) fn pick(&self) -> Pick {
+        let Self { temperature, near_cost_s, router_id, .. } = *self;
+        match self.mode {
+            Mode::PowerOfTwo => Pick::BetterOfTwo,
+            Mode::DeviceAwareWeighted => Pick::LowestThenIdlest,
+            Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Lmetric | Mode::Latency if temperature > 0.0 => {
                 Pick::Sampled { temperature }
             }
+            Mode::Latency if near_cost_s > 0.0 => Pick::OwnOrder { near_cost_s, router_id },
             _ => Pick::Lowest,
         }
     }
@@ -317,6 +330,13 @@ pub(super) enum Pick {
     },
     /// The lower of two random costs, of equals the first.
     BetterOfTwo,
+    /// Of the costs that are nearly the lowest, that of the worker which is first in the order of the router.
+    OwnOrder {
+        /// Seconds above the lowest cost; above 0.
+        near_cost_s: f64,
+        /// The order follows from it.
+        router_id: u64,
+    },
 }
 
 #[cfg(test)]

@@ -98,18 +98,8 @@ impl Case {
     /// The fleet, with the engines' true constants known at the start.
     #[must_use]
     pub fn settings(&self, seed: u64) -> Option<Settings> {
-        let preset = engine_preset(self.engine)?;
-        let engine = EngineSpec {
-            class: preset.name.into(),
-            law: preset.law,
-            kv_tokens: preset.kv_tokens,
-            block_size: self.block_size,
-            step_tokens_max: 8192,
-            sequences_max: 256,
-            tiers: Vec::new(),
-        };
-        let engines = vec![engine; self.workers];
-        Some(Settings::of(engines, seed))
+        let engine = EngineSpec::of(engine_preset(self.engine)?, self.block_size);
+        Some(Settings::of(vec![engine; self.workers], seed))
     }
 }
 

@@ -1,6 +1,7 @@
 //! One simulated engine: continuous batching with chunked prefill, in the order of vLLM's scheduler (first come, first
 //! served; decodes first; preemption of the youngest, which is computed again).
 
+mod hand_over;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,19 @@ pub struct EngineRequest {
     pub prompt_tokens: u32,
     /// Tokens of its output, at least 1.
     pub output_tokens: u32,
+    /// What of it runs here.
+    pub part: Part,
+}
+
+/// The part of a request that an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Up to the first token. The blocks stay until [`Engine::forget`].
+    Prefill,
+    /// From the first token on. The KV of the prompt comes from another engine.
+    Decode,
 }
 
 /// What an engine has to say after a step.
@@ -43,6 +57,8 @@ pub enum Progress {
     },
     /// The prompt is computed.
     FirstToken(RequestId),
+    /// The KV of a prompt has come from the engine that computed it.
+    Received(RequestId),
     /// The output is complete.
     Finished(RequestId),
     /// The request lost its place and waits again, for lack of KV memory.
@@ -85,12 +101,16 @@ pub enum KvEvent {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Waiting,
-    /// Blocks of lower tiers are on their way until this time.
+    /// Blocks of lower tiers or of another engine are on their way until this time.
     Fetching {
         until_ns: u64,
         fetched: u32,
     },
+    /// The KV of the prompt has come, and the batch has no place yet.
+    Received,
     Prefilling,
+    /// The first token has come, and another engine fetches the KV.
+    HandingOver,
     /// Since this decode step, with this many tokens in the KV memory then.
     Decoding {
         since_step: u64,
@@ -127,6 +147,8 @@ pub struct Engine {
     unused_slots: Vec<u32>,
     waiting: VecDeque<u32>,
     fetching: Vec<u32>,
+    /// Until when the link to other engines is busy.
+    link_busy_ns: u64,
     prefilling: Vec<u32>,
     /// Decoding requests by the decode step after which they end. An entry whose admission is not that of its slot is
     /// of a request that was preempted.
@@ -163,6 +185,7 @@ impl Engine {
             unused_slots: Vec::new(),
             waiting: VecDeque::new(),
             fetching: Vec::new(),
+            link_busy_ns: 0,
             prefilling: Vec::new(),
             decoding: BinaryHeap::new(),
             decoding_count: 0,
@@ -236,7 +259,7 @@ impl Engine {
     pub fn begin_step(&mut self, now_ns: u64, progress: &mut Vec<Progress>) -> Option<f64> {
         self.chunks.clear();
         (self.has_grown, self.has_preempted) = (false, false);
-        self.land_fetched(now_ns);
+        self.land_fetched(now_ns, progress);
         self.grow_decoding(progress);
         let mut budget = self.spec.step_tokens_max.saturating_sub(self.decoding_count);
         self.continue_prefills(&mut budget, progress);
@@ -299,7 +322,9 @@ impl Engine {
     pub fn prefill_ahead_s(&self, blocks: &[Block], prompt_tokens: u32) -> f64 {
         let step = f64::from(self.spec.step_tokens_max);
         let law = &self.spec.law;
-        let ahead = self.waiting.iter().chain(&self.fetching).chain(&self.prefilling).map(|slot| {
+        let prompts = self.waiting.iter().chain(&self.fetching).chain(&self.prefilling);
+        let prompts = prompts.filter(|slot| self.at(**slot).request.part != Part::Decode);
+        let ahead = prompts.map(|slot| {
             let running = self.at(*slot);
             let computed = match running.phase {
                 Phase::Waiting => self.device_hits(*slot).len() as u32 * self.spec.block_size,
@@ -367,7 +392,10 @@ impl Engine {
     fn admit(&mut self, now_ns: u64, budget: &mut u32, progress: &mut Vec<Progress>) {
         while *budget > 0 && self.prefilling.len() as u32 + self.decoding_count < self.spec.sequences_max {
             let Some(&slot) = self.waiting.front() else { return };
-            if self.begins_fetch(slot, now_ns) {
+            if self.at(slot).request.part == Part::Decode && !self.begins_receiving(slot, now_ns) {
+                return;
+            }
+            if self.at(slot).request.part == Part::Decode || self.begins_fetch(slot, now_ns) {
                 self.waiting.pop_front();
                 continue;
             }
@@ -401,10 +429,11 @@ impl Engine {
         }
     }
 
-    /// The leading blocks of a request that the device holds. The last token is always computed.
+    /// The leading blocks of a request that the device holds. The last token is always computed, here or elsewhere.
     fn device_hits(&self, slot: u32) -> Vec<CachedBlock> {
         let running = self.at(slot);
-        let usable = ((running.target - 1) / self.spec.block_size) as usize;
+        let computed_elsewhere = running.request.part == Part::Decode;
+        let usable = ((running.target - u32::from(!computed_elsewhere)) / self.spec.block_size) as usize;
         let blocks = running.request.blocks.iter().take(usable);
         blocks.map_while(|block| self.pool.find(block.chain)).collect()
     }
@@ -440,23 +469,30 @@ impl Engine {
         true
     }
 
-    /// Blocks whose fetch has ended are cached; their requests go to the head of the queue.
-    fn land_fetched(&mut self, now_ns: u64) {
+    /// Blocks whose fetch has ended are cached; their requests go to the head of the queue, or begin to decode.
+    fn land_fetched(&mut self, now_ns: u64, progress: &mut Vec<Progress>) {
         let mut at = 0;
         while at < self.fetching.len() {
             let slot = self.fetching[at];
-            let Phase::Fetching { until_ns, fetched } = self.at(slot).phase else { break };
-            if until_ns > now_ns {
+            let running = self.at(slot);
+            let lands = match running.phase {
+                Phase::Fetching { until_ns, .. } if until_ns > now_ns => false,
+                _ if running.request.part == Part::Decode => self.land_received(slot, progress),
+                Phase::Fetching { fetched, .. } => {
+                    self.offer(slot, running.offered + fetched);
+                    // The blocks are cached now: what admission does is the same as for every other prompt.
+                    self.release(slot);
+                    self.at_mut(slot).phase = Phase::Waiting;
+                    self.waiting.push_front(slot);
+                    true
+                }
+                _ => true,
+            };
+            if lands {
+                self.fetching.remove(at);
+            } else {
                 at += 1;
-                continue;
             }
-            self.fetching.remove(at);
-            let end = self.at(slot).offered + fetched;
-            self.offer(slot, end);
-            // The blocks are cached now: what admission does is the same as for every other prompt.
-            self.release(slot);
-            self.at_mut(slot).phase = Phase::Waiting;
-            self.waiting.push_front(slot);
         }
     }
 
@@ -500,8 +536,15 @@ impl Engine {
         let running = self.at_mut(slot);
         let (id, is_first) = (running.request.id, running.generated == 0);
         running.generated += 1;
+        let only_prefills = running.request.part == Part::Prefill;
+        if only_prefills {
+            running.phase = Phase::HandingOver;
+        }
         if is_first {
             progress.push(Progress::FirstToken(id));
+        }
+        if only_prefills {
+            return;
         }
         if self.at(slot).generated >= self.at(slot).request.output_tokens {
             self.finish(slot, progress);

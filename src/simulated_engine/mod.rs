@@ -6,8 +6,8 @@ mod kv_pool;
 mod spec;
 mod tier_store;
 
-pub use engine::{Engine, EngineRequest, KvEvent, Progress, RequestId};
-pub use spec::{EngineSpec, TierSpec};
+pub use engine::{Engine, EngineRequest, KvEvent, Part, Progress, RequestId};
+pub use spec::{EngineSpec, SEQUENCES_MAX, STEP_TOKENS_MAX, TierSpec};
 
 /// One whole block of a request's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

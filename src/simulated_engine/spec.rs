@@ -1,7 +1,8 @@
 //! What a simulated engine is.
 
-use crate::engine_law::EngineLaw;
+use crate::engine_law::{EngineLaw, EnginePreset};
 use crate::ids::Tier;
+use crate::protocol::PoolRole;
 
 /// A store below an engine's device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +20,8 @@ pub struct TierSpec {
 pub struct EngineSpec {
     /// Engines of one class are alike; constants are learnt for each class.
     pub class: String,
+    /// The part of requests that it runs.
+    pub role: PoolRole,
     /// The time of a step.
     pub law: EngineLaw,
     /// Tokens that the KV memory holds.
@@ -31,4 +34,30 @@ pub struct EngineSpec {
     pub sequences_max: u32,
     /// Stores below the device, from the fastest to the slowest.
     pub tiers: Vec<TierSpec>,
+    /// Of an engine that decodes for others: seconds to receive the KV of one token from the engine that computed it. Its
+    /// link carries one request after the other.
+    pub receive_token_s: f64,
+}
+
+/// Tokens of a step, unless an engine's description has another number.
+pub const STEP_TOKENS_MAX: u32 = 8192;
+/// Requests of a batch, unless an engine's description has another number.
+pub const SEQUENCES_MAX: u32 = 256;
+
+impl EngineSpec {
+    /// An engine of a preset that runs whole requests, without lower tiers.
+    #[must_use]
+    pub fn of(preset: &EnginePreset, block_size: u32) -> Self {
+        Self {
+            class: preset.name.into(),
+            role: PoolRole::Both,
+            law: preset.law,
+            kv_tokens: preset.kv_tokens,
+            block_size,
+            step_tokens_max: STEP_TOKENS_MAX,
+            sequences_max: SEQUENCES_MAX,
+            tiers: Vec::new(),
+            receive_token_s: 0.0,
+        }
+    }
 }

@@ -73,6 +73,15 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "Mode latency: what a second by which a worker's other prefills delay this request's output costs. 0: output is not predicted.",
         ),
         live(
+            "near_cost_s",
+            "seconds",
+            Value("0.0"),
+            Number { min: 0.0, max: 3600.0, set: |c, v| c.weights.near_cost_s = v },
+            "Mode latency: costs up to this much above the lowest count as equal, if the first token comes about as early. Among such\n\
+             workers each daemon has an order of its own, which follows from its seed. For several daemons that route to the same\n\
+             workers and do not know of each other's last bookings: give each a seed of its own, or 0. 0.0: the lowest cost wins.",
+        ),
+        live(
             "active_request_weight",
             "blocks",
             Value("0.0"),

@@ -24,7 +24,7 @@ use super::processes;
 use super::run_records::monotonic_ns;
 use crate::engine_law::{ENGINE_PRESETS, EnginePreset};
 use crate::error::{Error, Kind};
-use crate::simulated_engine::{Block, Engine, EngineRequest, EngineSpec, KvEvent, Progress, RequestId};
+use crate::simulated_engine::{Block, Engine, EngineRequest, EngineSpec, KvEvent, Part, Progress, RequestId};
 
 /// Seconds of an engine's time in a second of the demo.
 pub(crate) const TIME_FACTOR: u16 = 8;
@@ -33,15 +33,8 @@ pub(crate) const PRESET: EnginePreset = ENGINE_PRESETS[3];
 
 /// An engine with this capacity.
 pub(crate) fn spec(capacity_blocks: usize) -> EngineSpec {
-    EngineSpec {
-        class: PRESET.name.to_owned(),
-        law: PRESET.law,
-        kv_tokens: (capacity_blocks * BLOCK_TOKENS) as u64,
-        block_size: BLOCK_TOKENS as u32,
-        step_tokens_max: 8192,
-        sequences_max: 256,
-        tiers: Vec::new(),
-    }
+    let kv_tokens = (capacity_blocks * BLOCK_TOKENS) as u64;
+    EngineSpec { kv_tokens, ..EngineSpec::of(&PRESET, BLOCK_TOKENS as u32) }
 }
 
 /// Runs an engine until standard input ends. The first line on standard output is its ZeroMQ endpoint.
@@ -242,7 +235,7 @@ impl RealTimeEngine {
             return Err(impossible("for a request that is larger than the cache"));
         }
         let blocks = sequence.chain.iter().map(|name| Block { local: *name, chain: *name }).collect();
-        self.engine.push(EngineRequest { id: sequence.id, blocks, prompt_tokens, output_tokens });
+        self.engine.push(EngineRequest { id: sequence.id, blocks, prompt_tokens, output_tokens, part: Part::Whole });
         self.sequences.insert(sequence.id, sequence);
         Ok(())
     }
@@ -306,7 +299,8 @@ impl RealTimeEngine {
                     self.sequences.remove(&id);
                     self.reply(FromEngine::Done { id: id.0, at_ns })?;
                 }
-                Progress::Preempted(_) => {}
+                // No request runs in two parts here.
+                Progress::Preempted(_) | Progress::Received(_) => {}
             }
         }
         Ok(())

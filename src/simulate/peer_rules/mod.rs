@@ -24,7 +24,7 @@ use crate::simulated_engine::Block;
 pub(super) use dual_map::DualMap;
 pub(super) use llm_d::{LlmD, LlmDLegacy};
 pub(super) use load_only::{LeastLoaded, RoundRobin, VllmDp};
-pub(super) use mooncake::Mooncake;
+pub(super) use mooncake::{Mooncake, MooncakeDecode};
 pub(super) use preble::Preble;
 pub(super) use prefill_work::{Lmetric, Lpwl};
 pub(super) use thresholds::{Aibrix, Smg, TwoTier};

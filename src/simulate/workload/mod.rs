@@ -2,6 +2,7 @@
 
 pub mod agent_sessions;
 mod draws;
+pub mod generated;
 pub mod generators;
 pub mod lengths;
 mod lines;

@@ -6,46 +6,40 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
-use crate::engine_law::EngineLaw;
+use crate::engine_law::{EngineLaw, EnginePreset};
 use crate::simulated_engine::TierSpec;
 
 /// 1 s a step with new tokens, 10 ms a new token; 0.5 s a step without.
-fn spec(kv_tokens: u64, step_tokens_max: u32) -> EngineSpec {
-    EngineSpec {
-        class: "test".into(),
-        law: EngineLaw::of([1.0, 0.01, 0.0], [0.5, 0.0, 0.0]),
-        kv_tokens,
-        block_size: 4,
-        step_tokens_max,
-        sequences_max: 8,
-        tiers: Vec::new(),
-    }
+pub(super) fn spec(kv_tokens: u64, step_tokens_max: u32) -> EngineSpec {
+    let law = EngineLaw::of([1.0, 0.01, 0.0], [0.5, 0.0, 0.0]);
+    let preset = EnginePreset { name: "test", law, kv_tokens, kv_token_bytes: 1000 };
+    EngineSpec { step_tokens_max, sequences_max: 8, ..EngineSpec::of(&preset, 4) }
 }
 
 /// A request whose first `shared` blocks are those of content 7, and the others its own.
-fn request(id: u32, shared: u64, prompt_tokens: u32, output_tokens: u32) -> EngineRequest {
+pub(super) fn request(id: u32, shared: u64, prompt_tokens: u32, output_tokens: u32) -> EngineRequest {
     let count = u64::from((prompt_tokens + output_tokens - 1) / 4);
     let own = |at: u64| if at < shared { 7_000 + at } else { 1_000_000 * u64::from(id + 1) + at };
     let blocks = (0..count).map(|at| Block { local: own(at), chain: own(at) }).collect();
-    EngineRequest { id: RequestId(id), blocks, prompt_tokens, output_tokens }
+    EngineRequest { id: RequestId(id), blocks, prompt_tokens, output_tokens, part: Part::Whole }
 }
 
 /// An engine with its own clock, and what it said so far.
-struct Bench {
-    engine: Engine,
-    now_s: f64,
-    told: Vec<(f64, Progress)>,
+pub(super) struct Bench {
+    pub(super) engine: Engine,
+    pub(super) now_s: f64,
+    pub(super) told: Vec<(f64, Progress)>,
 }
 
 impl Bench {
-    fn new(spec: EngineSpec) -> Self {
+    pub(super) fn new(spec: EngineSpec) -> Self {
         Self { engine: Engine::new(spec), now_s: 0.0, told: Vec::new() }
     }
 
     /// Runs one step. `false`: there is nothing to do.
-    fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let mut progress = Vec::new();
-        let now_ns = (self.now_s * 1e9) as u64;
+        let now_ns = (self.now_s * 1e9).round() as u64;
         let step_s = self.engine.begin_step(now_ns, &mut progress);
         match (step_s, self.engine.next_fetched_ns()) {
             (Some(step_s), _) => {
@@ -59,12 +53,12 @@ impl Bench {
         true
     }
 
-    fn run(&mut self) -> &[(f64, Progress)] {
+    pub(super) fn run(&mut self) -> &[(f64, Progress)] {
         while self.step() {}
         &self.told
     }
 
-    fn at(&self, what: Progress) -> Option<f64> {
+    pub(super) fn at(&self, what: Progress) -> Option<f64> {
         self.told.iter().find(|(_, told)| *told == what).map(|(at_s, _)| *at_s)
     }
 }

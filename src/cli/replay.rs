@@ -76,7 +76,7 @@ pub(super) fn decisions(
         let ending = loop {
             match reader.next(&mut record) {
                 JournalEntry::Decision { .. } => each(&mut record)?,
-                JournalEntry::Gap { .. } => {}
+                JournalEntry::Gap { .. } | JournalEntry::Ended(_) | JournalEntry::EndsLost { .. } => {}
                 JournalEntry::End(ending) => break ending,
             }
         };

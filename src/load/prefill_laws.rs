@@ -227,10 +227,23 @@ impl PrefillLaws {
         Some((member, class))
     }
 
+    fn member(&self, worker: WorkerIndex) -> Option<Member> {
+        self.members.get(worker.place()).copied().flatten().filter(|member| member.worker == worker)
+    }
+
+    /// The place of a worker's class among all; 0 for a worker of no class.
+    pub(super) fn class_of(&self, worker: WorkerIndex) -> u32 {
+        self.member(worker).map_or(0, |member| member.class as u32)
+    }
+
+    /// The names of all classes, those without workers among them.
+    pub(super) fn class_names(&self) -> impl Iterator<Item = &str> {
+        self.classes.iter().map(|class| class.told.name.as_str())
+    }
+
     /// The law of a worker.
     pub(super) fn law_of(&self, worker: WorkerIndex) -> PrefillLaw {
-        let member = self.members.get(worker.place()).copied().flatten().filter(|member| member.worker == worker);
-        member.map_or_else(PrefillLaw::default, |member| {
+        self.member(worker).map_or_else(PrefillLaw::default, |member| {
             self.classes[member.class].estimate.law().slowed(libm::exp(member.log_slowness))
         })
     }

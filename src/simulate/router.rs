@@ -85,6 +85,7 @@ fn chosen_by<'a>(
         blocks: PromptBlocks::Shared(locals),
         block_size,
         expected_output_tokens: 0,
+        is_recorded: false,
     };
     let worker = WorkerIndex(chosen.worker as u32);
     Some(Choice { worker, held_tokens: chosen.held_tokens, demand, predicted_ttft_s: rule.predicted_ttft_s() })

@@ -34,6 +34,8 @@ fn read(data: &[u8]) {
                 said.push((core, format!("{record:?}")));
             }
             JournalEntry::Gap { core, lost } => encoder.gap(core, lost, &mut bytes),
+            JournalEntry::Ended(ended) => encoder.ended(&ended, &mut bytes),
+            JournalEntry::EndsLost { lost } => encoder.ends_lost(lost, &mut bytes),
             JournalEntry::End(Ending::Torn { at, bytes } | Ending::Damaged { at, bytes }) => {
                 assert_eq!((at + bytes) as usize, data.len(), "all that is not used is told");
                 break;
@@ -46,7 +48,7 @@ fn read(data: &[u8]) {
     for (core, said) in said {
         let entry = loop {
             match reader.next(&mut record) {
-                JournalEntry::Gap { .. } => {}
+                JournalEntry::Gap { .. } | JournalEntry::Ended(_) | JournalEntry::EndsLost { .. } => {}
                 entry => break entry,
             }
         };

@@ -122,6 +122,12 @@ reasons! {
     SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk with free space and writable by the daemon; the log has the cause";
     /// The daemon has few open files left.
     OpenFilesLow = "open_files_low", Harm::Warning, "it will refuse gateways and publishers", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
+    /// The sandbox refused system calls of the daemon.
+    SandboxRefused = "sandbox_refused", Harm::Severe, "what needs those calls fails; or an attacker tries them", "if the log shows no attack, report the call and the thread with the versions of kernel and C library; until then set `mode` in [sandbox] to \"report\" and restart the daemon";
+    /// A part of the sandbox is not in force.
+    SandboxPartial = "sandbox_partial", Harm::Warning, "an attacker who can run code in the daemon may do more", "find the missing part in the log of the start; use a kernel that has it, or let the container permit it";
+    /// A file that the sandbox permits was replaced.
+    SandboxFileReplaced = "sandbox_file_replaced", Harm::Warning, "the daemon can no longer read the file", "restart the daemon; a file in a folder of its own can be replaced at any time";
     /// The host's clock was set while the daemon ran.
     ClockStepped = "clock_stepped", Harm::Note, "times before and after cannot be compared; decisions and bookings use another clock", "nothing to do; make sure that the clock is slewed, not set (chronyc tracking)";
     /// Changes of the configuration wait for the next start.

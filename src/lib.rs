@@ -35,6 +35,10 @@ pub mod wire;
 // A gateway's side.
 pub mod client;
 
+// What a process may do.
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
+
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
 mod columns;

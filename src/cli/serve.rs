@@ -81,6 +81,9 @@ pub struct ServeArgs {
     /// A file of workers, or a folder of such files, which the daemon watches while it runs
     #[arg(long, value_name = "PATH")]
     pub discovery: Option<String>,
+    /// What the daemon gives up once it has started: off, report, on or required [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -113,6 +116,7 @@ impl ServeArgs {
         let mut config = config::load(self.config.as_deref(), &self.flags())
             .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
         config.snapshot.fresh = self.fresh;
+        config.sandbox.file.clone_from(&self.config);
         if self.check {
             Admissions::resolve(&config)?;
             let unusable = unusable_files(&config);
@@ -149,6 +153,7 @@ impl ServeArgs {
             ("--http-port", "http", "port", &self.http_port),
             ("--snapshot-dir", "snapshot", "dir", &self.snapshot_dir),
             ("--seed", "policy", "seed", &self.seed),
+            ("--sandbox", "sandbox", "mode", &self.sandbox),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),
             ("--discovery", "discovery", "path", &self.discovery),

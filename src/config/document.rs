@@ -10,7 +10,7 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
-    PolicyConfig, RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    PolicyConfig, RelayConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -110,6 +110,7 @@ pub(super) struct Draft {
     pub(super) metrics: TableDraft<MetricsConfig>,
     pub(super) http: TableDraft<HttpConfig>,
     pub(super) log: TableDraft<LogConfig>,
+    pub(super) sandbox: TableDraft<SandboxConfig>,
     pub(super) ingest: TableDraft<IngestConfig>,
     pub(super) booking: TableDraft<BookingConfig>,
     pub(super) snapshot: TableDraft<SnapshotConfig>,
@@ -140,6 +141,7 @@ impl Draft {
             metrics: preset(&fields::METRICS),
             http: preset(&fields::HTTP),
             log: preset(&fields::LOG),
+            sandbox: preset(&fields::SANDBOX),
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
             snapshot: preset(&fields::SNAPSHOT),
@@ -156,7 +158,7 @@ impl Draft {
 }
 
 /// The name and the fields of every table.
-fn sections() -> [(&'static str, Vec<&'static str>); 15] {
+fn sections() -> [(&'static str, Vec<&'static str>); 16] {
     fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
         (section.name, section.names().collect())
     }
@@ -166,6 +168,7 @@ fn sections() -> [(&'static str, Vec<&'static str>); 15] {
         of(&fields::METRICS),
         of(&fields::HTTP),
         of(&fields::LOG),
+        of(&fields::SANDBOX),
         of(&fields::INGEST),
         of(&fields::BOOKING),
         of(&fields::SNAPSHOT),
@@ -243,6 +246,7 @@ impl Reader<'_> {
                 "metrics" => self.single(&fields::METRICS, item, location, &mut draft.metrics),
                 "http" => self.single(&fields::HTTP, item, location, &mut draft.http),
                 "log" => self.single(&fields::LOG, item, location, &mut draft.log),
+                "sandbox" => self.single(&fields::SANDBOX, item, location, &mut draft.sandbox),
                 "ingest" => self.single(&fields::INGEST, item, location, &mut draft.ingest),
                 "booking" => self.single(&fields::BOOKING, item, location, &mut draft.booking),
                 "snapshot" => self.single(&fields::SNAPSHOT, item, location, &mut draft.snapshot),

@@ -27,7 +27,7 @@ mod serving;
 
 use super::field::{Field, Kind, Preset, Reload};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SHADOW, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SANDBOX, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};

@@ -23,8 +23,8 @@ use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::load::{PrefillFigures, PrefillModel};
-
 use crate::route::Policy;
+use crate::sandbox::Mode;
 
 pub(crate) use check::of_rank;
 pub use example::example;
@@ -48,6 +48,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// `[log]`.
     pub log: LogConfig,
+    /// `[sandbox]`.
+    pub sandbox: SandboxConfig,
     /// `[ingest]`.
     pub ingest: IngestConfig,
     /// `[booking]`.
@@ -255,6 +257,15 @@ pub struct LogConfig {
     pub level: &'static str,
     /// The format of log lines.
     pub format: LogFormat,
+}
+
+/// `[sandbox]`: what the process gives up once it has started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SandboxConfig {
+    /// How much it gives up.
+    pub mode: Mode,
+    /// The configuration file, which a running daemon reads again; `None` = there is none. Not a field of the file.
+    pub file: Option<PathBuf>,
 }
 
 /// `[ingest]`: how the daemon receives events.

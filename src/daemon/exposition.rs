@@ -47,7 +47,8 @@ impl Collector for Gatherer {
         self.queue(&mut encoder)?;
         self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
-        self.snapshots(&mut encoder)
+        self.snapshots(&mut encoder)?;
+        exposition::sandbox(&mut encoder)
     }
 }
 

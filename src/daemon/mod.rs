@@ -14,6 +14,7 @@ mod http;
 mod ingest_threads;
 mod predictor_thread;
 mod reload;
+mod sandboxed;
 mod snapshots;
 mod startup;
 mod statistics;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use core_affinity::CoreId;
 use rand::RngExt;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Config, WorkerConfig};
@@ -39,6 +41,7 @@ use crate::ingest::{self, LoadListener};
 use crate::limits::{BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
+use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, IoBackend, Lanes,
     MetricsPort, MetricsThread, PortThread, choose_io_backend,
@@ -65,26 +68,33 @@ use worker_sources::WorkerSources;
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
-        Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
-    })?;
-    let ended = runtime.block_on(control(config, read_again));
+    let runtime = runtime_of(Builder::new_current_thread().enable_all(), ThreadKind::Files)?;
+    // Threads that wait for engines have no other use: what they read comes from the network.
+    let asking = runtime_of(&mut Builder::new_current_thread(), ThreadKind::Asking)?;
+    let ended = runtime.block_on(control(config, read_again, asking.handle()));
     // Do not wait for threads that wait for a file system or an engine: they may never return.
+    asking.shutdown_background();
     runtime.shutdown_background();
     ended
 }
 
-async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
+/// A runtime on the control thread, with threads of this kind for calls that block.
+fn runtime_of(builder: &mut Builder, blocking: ThreadKind) -> Result<Runtime> {
+    builder
+        .on_thread_start(move || sandbox::enter(blocking))
+        .build()
+        .map_err(|cause| Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause))
+}
+
+async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -> Result<()> {
     let started = Instant::now();
     let (cpus, core_count) = processors(config);
     let descriptors = descriptors_for(config, core_count)?;
     let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let (mut signals, listeners, snapshots) = open(config).await?;
+    let Listeners { routing, admin, admissions, scrapes, http } = listeners;
     let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
-    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
-    let mut signals = Signals::listen()?;
-    let Listeners { routing, admin, admissions, scrapes, http } = Listeners::bind(config).await?;
-    let snapshots = Snapshots::open(config)?;
     let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
     let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
     let policies = reload::policies(config, 1);
@@ -112,10 +122,12 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
         .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = acceptor(routing, &handles, (&admissions, &tables), descriptors, &counters)?;
+    sandbox::enter(ThreadKind::Control);
     announce(config, io_backend, core_count, ingest_threads.len());
     let sources = WorkerSources {
         config,
         read_again,
+        asking,
         hangup: &mut signals.hangup,
         desired: &desired,
         reconciler,
@@ -143,6 +155,15 @@ async fn control(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
     end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
     tracing::info!(up_ms = tables.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+/// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
+async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots)> {
+    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
+    let signals = Signals::listen()?;
+    let opened = (signals, Listeners::bind(config).await?, Snapshots::open(config)?);
+    sandboxed::start(config)?;
+    Ok(opened)
 }
 
 /// Accepts connections for the serving threads, within the limits for users and descriptors.

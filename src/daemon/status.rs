@@ -9,6 +9,7 @@ use arc_swap::Guard;
 use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
 use super::ingest_threads::IngestThreads;
+use super::sandboxed;
 use super::snapshots::Snapshots;
 use super::statistics::Statistics;
 use crate::error::{Error, Kind, Result};
@@ -204,6 +205,7 @@ impl Administration {
             .chain(refused)
             .chain(named(&statistics.http))
             .chain(named(&statistics.pages))
+            .chain(sandboxed::figures())
             .collect()
     }
 }

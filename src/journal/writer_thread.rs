@@ -20,6 +20,7 @@ use crate::limits::{
 use crate::load::Loads;
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::owned_directory::{self, OwnedDirectory};
+use crate::sandbox::{self, ThreadKind};
 
 const SUFFIX: &str = ".kvrj";
 
@@ -313,6 +314,7 @@ impl WriterThread {
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
         let run = move || {
+            sandbox::enter(ThreadKind::Journal);
             // Acquire: pairs with the Release in `stop`.
             while !ended.load(Ordering::Acquire) {
                 if !writer.round() {

@@ -18,6 +18,7 @@ use crate::ids::{ShardId, Worker};
 use crate::ingest::{DumpBegin, DumpPart};
 use crate::limits::SNAPSHOT_BUFFER_BYTES;
 use crate::metrics::SnapshotCounter as C;
+use crate::sandbox::{self, ThreadKind};
 use crate::trust::{Trust, TrustReason};
 
 /// Asks the shard of a worker for a dump of it.
@@ -56,6 +57,7 @@ impl Keeper {
         let (stop, stopped) = channel::bounded(1);
         let (done, ended) = channel::bounded(1);
         let run = move || {
+            sandbox::enter(ThreadKind::Snapshots);
             Rounds { plan, stopped, deadline: None, files: BTreeMap::new() }.run();
             // Fails if no thread waits any more.
             let _ = done.send(());

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvrouted::sandbox::Mode;
+
 use super::raw::{
     RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawLocal, RawPick, RawRank,
     RawRetry, RawTokens,
@@ -114,6 +116,9 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
     if !levels.contains(&log_level.as_str()) {
         checker.problem("log.level", format!("`{log_level}` is no level; write one of {}", levels.join(", ")));
     }
+    let modes = Mode::ALL.map(|mode| (mode.name(), mode));
+    let sandbox = flags.sandbox.as_deref().or(raw.sandbox.mode.as_deref());
+    let sandbox = checker.choice("sandbox.mode", sandbox, &modes);
     let (questions, tokens) = (questions(&mut checker, &raw.daemon), tokens(&mut checker, raw.tokens));
     // A flag for one of the two replaces both fields of the file.
     let (socket, daemon_program) = match (&flags.socket, &flags.program) {
@@ -143,6 +148,7 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         caller_keys: raw.callers.keys_file,
         objectives: raw.objectives,
         pick,
+        sandbox,
         log_level,
     };
     if checker.0.is_empty() { Ok(config) } else { Err(checker.0) }

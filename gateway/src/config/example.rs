@@ -190,6 +190,13 @@ socket_mode = "660"
 # A pick whose end never comes is freed after this time.
 booking_ms_max = 600000
 
+# What the gateway, and the daemon that it runs, give up once they have started: privileges, files and system calls that
+# they do not need.
+[sandbox]
+# off: nothing. on: what the kernel can take. required: no start without all of it. report: nothing, but the kernel's audit
+# log names the system calls that `on` would refuse.
+mode = "off"
+
 [log]
 # off, error, warn, info, debug or trace.
 level = "info"

@@ -18,6 +18,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvrouted::sandbox::Mode;
+
 pub use check::EngineEntry;
 pub use example::example;
 pub use kubernetes::KubernetesConfig;
@@ -40,6 +42,8 @@ pub struct Flags {
     pub program: Option<PathBuf>,
     /// `--api-key-file`
     pub api_key_file: Option<PathBuf>,
+    /// `--sandbox`
+    pub sandbox: Option<String>,
     /// `--log-level`
     pub log_level: Option<String>,
     /// `--kubernetes-…`
@@ -85,6 +89,8 @@ pub struct Config {
     pub objectives: BTreeMap<String, i32>,
     /// The pick port.
     pub pick: PickPort,
+    /// How much the gateway, and the daemon that it runs, give up once they have started.
+    pub sandbox: Mode,
     /// The least severe level logged.
     pub log_level: String,
 }

@@ -37,6 +37,8 @@ pub struct RawConfig {
     pub objectives: BTreeMap<String, i32>,
     /// `[pick]`
     pub pick: RawPick,
+    /// `[sandbox]`
+    pub sandbox: RawSandbox,
     /// `[log]`
     pub log: RawLog,
 }
@@ -262,6 +264,14 @@ pub struct RawPick {
     pub log_address: Option<String>,
     /// How long a pick is booked.
     pub booking_ms_max: Option<u64>,
+}
+
+/// `[sandbox]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawSandbox {
+    /// How much the gateway and its daemon give up.
+    pub mode: Option<String>,
 }
 
 /// `[log]`

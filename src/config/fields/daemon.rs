@@ -1,5 +1,5 @@
-//! The tables about running the daemon and a relay: log, events, bookings, snapshots, journal, shadow policy, files of
-//! workers.
+//! The tables about running the daemon and a relay: log, sandbox, events, bookings, snapshots, journal, shadow policy,
+//! files of workers.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,10 @@ use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{
     BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, RelayConfig,
-    ShadowConfig, SnapshotConfig,
+    SandboxConfig, ShadowConfig, SnapshotConfig,
 };
 use crate::limits;
+use crate::sandbox::Mode;
 
 use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
 use Preset::{Absent, Value};
@@ -37,6 +38,20 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
             "text for people; json for one object in each line.",
         ),
     ],
+};
+
+pub(in crate::config) static SANDBOX: Section<SandboxConfig> = Section {
+    name: "sandbox",
+    repeated: false,
+    doc: "What the daemon or relay gives up once it has started: privileges, files and system calls that it does not need.",
+    fields: &[restart!(
+        sandbox.mode,
+        "",
+        Value("off"),
+        Choice { names: &Mode::NAMES, set: |c, at| c.mode = Mode::ALL[at] },
+        "off: nothing. on: what the kernel can take; the log names what it cannot. required: no start without all of it. report: nothing,\n\
+         but the kernel's audit log names the system calls that `on` would refuse.",
+    )],
 };
 
 pub(in crate::config) static INGEST: Section<IngestConfig> = Section {

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
 use super::desired_fleet::DesiredFleet;
+use super::sandboxed::SandboxCondition;
 use super::statistics::Statistics;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
@@ -145,6 +146,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         prefill_classes: statistics.loads.prefill_classes(),
         open_files: open_files(),
         clock_step_ms,
+        sandbox: SandboxCondition::now(),
         naming: Vec::new(),
         pending: Vec::new(),
     }

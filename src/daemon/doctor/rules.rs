@@ -1,5 +1,6 @@
 //! The rules of the diagnosis: pure functions from [`Facts`] to symptoms.
 
+use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::findings::{Cause, FoundSymptom};
 use crate::finding::{Harm, Symptom};
@@ -24,6 +25,7 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(facts.spaces.iter().flat_map(|space| foreign_hashes(space, &facts.workers)));
     symptoms.extend(decisions(facts));
     symptoms.extend(process(facts));
+    symptoms.extend(sandbox(&facts.sandbox));
     symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
     symptoms.extend(naming(facts));
     let pending = FoundSymptom::new(Cause::Symptom(Symptom::RestartPending), None).saying(facts.pending.join(", "));
@@ -166,6 +168,28 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
     if facts.clock_step_ms.unsigned_abs() >= CLOCK_STEP_MS_MIN {
         let by = format!("by {} ms", facts.clock_step_ms);
         symptoms.push(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying(by));
+    }
+    symptoms
+}
+
+/// Symptoms of the sandbox.
+fn sandbox(sandbox: &SandboxCondition) -> Vec<FoundSymptom> {
+    let Some(in_force) = &sandbox.in_force else { return Vec::new() };
+    let found = |symptom, detail: String| FoundSymptom::new(Cause::Symptom(symptom), None).saying(detail);
+    let mut symptoms = Vec::new();
+    if !sandbox.refused.is_empty() {
+        let calls: Vec<_> = sandbox.refused.iter().map(|of| format!("{} on {}", of.call, of.thread)).collect();
+        let times = sandbox.refused.iter().map(|of| of.times).sum();
+        symptoms.push(found(Symptom::SandboxRefused, calls.join(", ")).counted("sandbox_refused", times));
+    }
+    if !in_force.is_whole() || sandbox.threads_unconfined > 0 {
+        let parts: Vec<_> = in_force.figures().iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let threads = sandbox.threads_unconfined;
+        let found = found(Symptom::SandboxPartial, parts.join(", "));
+        symptoms.push(found.counted("sandbox_threads_unconfined", threads));
+    }
+    if !sandbox.files_replaced.is_empty() {
+        symptoms.push(found(Symptom::SandboxFileReplaced, sandbox.files_replaced.join(", ")));
     }
     symptoms
 }

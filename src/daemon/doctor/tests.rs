@@ -1,5 +1,6 @@
 //! The findings in given facts: one row for each symptom, and one for each reason.
 
+use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
@@ -12,6 +13,7 @@ use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
 };
+use crate::sandbox::{InForce, Mode, Refused};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use crate::wire::SourceStatus;
 
@@ -221,9 +223,29 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
             let pending = Facts { pending: vec!["journal.dir", "serve.cores"], ..Facts::default() };
             (pending, Facts::default())
         }
+        Symptom::SandboxRefused => {
+            let refused = Refused { thread: "ingest", call: "execve", times: 1 };
+            (confined(WHOLE, |sandbox| sandbox.refused.push(refused)), confined(WHOLE, |_| {}))
+        }
+        Symptom::SandboxPartial => (confined(InForce { landlock: 0, ..WHOLE }, |_| {}), confined(WHOLE, |_| {})),
+        Symptom::SandboxFileReplaced => {
+            let replaced = |sandbox: &mut SandboxCondition| sandbox.files_replaced.push("/etc/hosts".to_owned());
+            (confined(WHOLE, replaced), confined(WHOLE, |_| {}))
+        }
         Symptom::ClockStepped => (step(-(CLOCK_STEP_MS_MIN as i64)), step(CLOCK_STEP_MS_MIN as i64 - 1)),
         _ => return None,
     })
+}
+
+/// A sandbox without a fault.
+const WHOLE: InForce =
+    InForce { mode: Mode::On, no_new_privileges: true, capabilities_dropped: true, filters: true, landlock: 7 };
+
+/// A daemon in a sandbox.
+fn confined(in_force: InForce, change: impl FnOnce(&mut SandboxCondition)) -> Facts {
+    let mut sandbox = SandboxCondition { in_force: Some(in_force), ..SandboxCondition::default() };
+    change(&mut sandbox);
+    Facts { sandbox, ..Facts::default() }
 }
 
 /// Symptoms that only `kvrouted doctor` can see, from outside the daemon.

@@ -77,6 +77,7 @@ struct Configuration<'a> {
     serve: Serve<'a>,
     metrics: Metrics,
     log: Log<'a>,
+    sandbox: Sandbox,
     booking: Booking,
     snapshot: Snapshot,
     policy: Policy,
@@ -99,6 +100,11 @@ struct Metrics {
 struct Log<'a> {
     level: &'a str,
     format: &'static str,
+}
+
+#[derive(Serialize)]
+struct Sandbox {
+    mode: &'static str,
 }
 
 #[derive(Serialize)]
@@ -139,6 +145,7 @@ fn configuration(folder: &Path, socket: &Path, plan: &FleetPlan, options: &Daemo
         serve: Serve { socket, socket_mode: "0600" },
         metrics: Metrics { port: options.metrics_port },
         log: Log { level: &options.log_level, format: "json" },
+        sandbox: Sandbox { mode: options.sandbox.name() },
         booking: Booking { age_s_max: options.request_max.as_secs().clamp(1, 86_400), track_output_blocks: true },
         snapshot: Snapshot { dir: folder.join("snapshots") },
         policy: Policy { affinity: "soft" },

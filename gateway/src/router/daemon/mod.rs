@@ -18,6 +18,7 @@ mod files;
 mod log_lines;
 mod plan;
 mod program;
+mod starter;
 mod supervisor;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvrouted::sandbox::Mode;
 use tokio::sync::watch;
 
 use self::files::Folder;
@@ -35,6 +37,7 @@ use self::supervisor::{Order, Supervisor};
 use crate::engines::EngineSet;
 
 pub use self::program::find_program;
+pub use self::starter::DaemonStarter;
 
 /// Why there is no daemon.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,6 +81,8 @@ pub struct DaemonOptions {
     /// Whether a caller's body with `kv_cache_report_mode` reaches an engine. If the gateway refuses or strips the
     /// field, the daemon can count copies of blocks exactly.
     pub report_mode_passes: bool,
+    /// How much it gives up once it has started.
+    pub sandbox: Mode,
 }
 
 impl Default for DaemonOptions {
@@ -88,6 +93,7 @@ impl Default for DaemonOptions {
             log_level: "info".to_owned(),
             request_max: Duration::from_secs(600),
             report_mode_passes: true,
+            sandbox: Mode::Off,
         }
     }
 }
@@ -129,12 +135,20 @@ impl DaemonProcess {
     /// # Errors
     /// There is no program, no folder or no thread.
     pub fn start(options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
-        Self::start_planned(options, plan_of(engines))
+        Self::start_planned(DaemonStarter::new(options.sandbox)?, options, plan_of(engines))
     }
 
-    fn start_planned(options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
+    /// The same on a thread that was started before this process entered its sandbox.
+    ///
+    /// # Errors
+    /// There is no program.
+    pub fn start_on(starter: DaemonStarter, options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
+        Self::start_planned(starter, options, plan_of(engines))
+    }
+
+    fn start_planned(starter: DaemonStarter, options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
         let program = find_program(options.program.as_deref())?;
-        let folder = Arc::new(Folder::make()?);
+        let folder = starter.folder();
         plan.log_problems_beside(&FleetPlan::default());
         let (orders, ordered) = watch::channel(Order { plan: Arc::new(plan), is_stop: false });
         let (state, states) = watch::channel(DaemonState::NoModels);
@@ -147,7 +161,7 @@ impl DaemonProcess {
             state,
             restarts: Arc::clone(&restarts),
         };
-        supervisor.start()?;
+        starter.start(supervisor)?;
         Ok(Self { folder, orders, states, restarts })
     }
 

@@ -24,7 +24,10 @@ pub mod measure;
 mod peer_rules;
 pub mod picture;
 mod policies;
+pub mod policy_search;
+pub mod policy_trials;
 mod prompt_blocks;
+pub mod recorded;
 pub mod report;
 mod router;
 mod run;
@@ -49,6 +52,17 @@ pub use spec::{EngineSpec, TierSpec};
 pub fn simulate(workload: &workload::Workload, settings: &Settings, policy: &SimulatedPolicy) -> Option<Vec<Outcome>> {
     let decider = policies::decider(policy, settings)?;
     Some(run::Run::new(workload, settings, decider).finish())
+}
+
+/// The same under a policy of the product.
+#[must_use]
+pub fn simulate_under(
+    workload: &workload::Workload,
+    settings: &Settings,
+    policy: &crate::route::Policy,
+) -> Option<Vec<Outcome>> {
+    settings.engines.first()?;
+    Some(run::Run::new(workload, settings, router::Decider::Product(Box::new(*policy))).finish())
 }
 
 #[cfg(test)]

@@ -8,13 +8,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
+use super::simulated_load::{REQUESTS_MAX, read_journal};
 use crate::engine_law::{ENGINE_PRESET_NAMES, EngineLaw, engine_preset};
 use crate::simulate::bounds::{self, HINDSIGHT, POOLED};
 use crate::simulate::capacity::Search;
 use crate::simulate::cells::Cells;
 use crate::simulate::experiment::{self, OURS, in_parallel, is_closed, loaded, own_rps, peers};
 use crate::simulate::measure::Measured;
-use crate::simulate::picture::{self, Curve, Panel, Section};
+use crate::simulate::picture::{self, Section, panels};
+use crate::simulate::recorded::FittedFleet;
 use crate::simulate::report::{self, Row};
 use crate::simulate::suite::{self, LOAD_SHARES, Shape, Suite};
 use crate::simulate::suite_workloads::{Case, Traces, cases, open};
@@ -22,6 +24,8 @@ use crate::simulate::verdict::verdict;
 use crate::simulate::workload::{Arrivals, Workload, agent_sessions, lengths, mooncake};
 use crate::simulate::{EngineSpec, NAMES, Outcome, Settings, SimulatedPolicy, Slo, TRIED_TERMS};
 
+/// The name of the engines of a journal.
+const FITTED: &str = "fitted";
 /// Requests of the workload that hindsight searches: each try replays them all.
 const HINDSIGHT_REQUESTS: usize = 400;
 
@@ -34,6 +38,8 @@ pub enum Format {
     Sessions,
     /// Lines of a time, prompt tokens and output tokens.
     Csv,
+    /// The files of a daemon's journal.
+    Journal,
 }
 
 /// How much the suite runs.
@@ -48,7 +54,7 @@ pub enum SuiteForm {
 /// Runs a workload on a simulated fleet under several policies and compares what its requests felt.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimulateArgs {
-    /// The trace, plain or compressed with gzip; - reads standard input
+    /// The trace, plain or compressed with gzip; - reads standard input. A folder or a file of a journal
     #[arg(long, value_name = "FILE", required_unless_present = "suite")]
     pub trace: Option<PathBuf>,
     /// The form of the trace
@@ -58,7 +64,8 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: u16,
     /// What the engines are: a preset, or a JSON file with the keys base_ms, token_us, attention_ns, step_ms,
-    /// request_us, kv_token_ns and kv_tokens, and perhaps step_tokens_max and sequences_max
+    /// request_us, kv_token_ns and kv_tokens, and perhaps step_tokens_max and sequences_max; or fitted: the fleet of the
+    /// journal
     #[arg(long, value_name = "PRESET|FILE", default_value = "70b-tp4")]
     pub engine: String,
     /// Tokens that an engine's KV memory holds, instead of the preset's
@@ -118,7 +125,7 @@ pub struct SimulateArgs {
     pub threads: Option<u16>,
 }
 
-fn usage(message: impl Into<String>) -> Failure {
+pub(super) fn usage(message: impl Into<String>) -> Failure {
     Failure::new(Exit::Usage, message)
 }
 
@@ -191,67 +198,21 @@ impl SimulateArgs {
         self.threads.map_or_else(cores, usize::from)
     }
 
-    fn engine(&self) -> Result<EngineSpec, Failure> {
-        let engine = match engine_preset(&self.engine) {
-            Some(preset) => EngineSpec {
-                class: preset.name.into(),
-                law: preset.law,
-                kv_tokens: preset.kv_tokens,
-                block_size: self.block_size,
-                step_tokens_max: STEP_TOKENS_MAX,
-                sequences_max: SEQUENCES_MAX,
-                tiers: Vec::new(),
-            },
-            None => self.engine_of_file()?,
-        };
-        let kv_tokens = self.cache_tokens.unwrap_or(engine.kv_tokens);
-        if kv_tokens < u64::from(self.block_size) {
-            return Err(usage("the KV memory of an engine must hold at least one block"));
-        }
-        Ok(EngineSpec { kv_tokens, ..engine })
-    }
-
-    fn engine_of_file(&self) -> Result<EngineSpec, Failure> {
-        let text = std::fs::read_to_string(&self.engine).map_err(|error| {
-            let (engine, names) = (&self.engine, ENGINE_PRESET_NAMES.join(", "));
-            usage(format!("--engine {engine} is neither a preset ({names}) nor a file that can be read: {error}"))
-        })?;
-        let file: EngineFile =
-            serde_json::from_str(&text).map_err(|error| usage(format!("{}: {error}", self.engine)))?;
-        let prefill = [file.base_ms * 1e-3, file.token_us * 1e-6, file.attention_ns * 1e-9];
-        let decode = [file.step_ms * 1e-3, file.request_us * 1e-6, file.kv_token_ns * 1e-9];
-        let are_sane = prefill.iter().chain(&decode).all(|constant| (0.0..=1e3).contains(constant));
-        let (step_tokens_max, sequences_max) = (file.step_tokens_max, file.sequences_max);
-        if !are_sane || file.token_us <= 0.0 || file.step_ms <= 0.0 || step_tokens_max == 0 || sequences_max == 0 {
-            return Err(usage(format!(
-                "{}: constants must be from 0 to 1000 s; token_us, step_ms, step_tokens_max and sequences_max above 0",
-                self.engine
-            )));
-        }
-        Ok(EngineSpec {
-            class: self.engine.clone(),
-            law: EngineLaw::of(prefill, decode),
-            kv_tokens: file.kv_tokens,
-            block_size: self.block_size,
-            step_tokens_max,
-            sequences_max,
-            tiers: Vec::new(),
-        })
-    }
-
-    fn workload(&self) -> Result<Workload, Failure> {
+    /// The requests, the fleet of their journal, and remarks about it.
+    fn workload(&self) -> Result<(Workload, Option<FittedFleet>, Vec<String>), Failure> {
         let Some(path) = &self.trace else { return Err(usage("--trace is needed")) };
-        let lines = open(path).map_err(usage)?;
-        let live = agent_sessions::Starts::Live(self.live.unwrap_or(4 * usize::from(self.workers)));
-        let workload = match self.format {
-            Format::Mooncake => mooncake::read(lines),
-            Format::Sessions => agent_sessions::read(lines, 600.0, live),
-            Format::Csv => lengths::read(lines),
+        let (workload, fitted, remarks) = match self.format {
+            Format::Journal => {
+                let (load, mut remarks) = read_journal(std::slice::from_ref(path), None, REQUESTS_MAX as usize)?;
+                remarks.extend(load.remarks());
+                let fitted = FittedFleet::of(&load, load.simulated_block_size(self.block_size));
+                (load.workload(), Some(fitted), remarks)
+            }
+            format => {
+                let live = self.live.unwrap_or(4 * usize::from(self.workers));
+                (read_trace(path, format, live)?, None, Vec::new())
+            }
         };
-        let workload = workload.map_err(|error| usage(format!("{}, {error}", path.display())))?;
-        if workload.requests() == 0 {
-            return Err(usage(format!("{} has no requests", path.display())));
-        }
         if self.live.is_some() && !is_closed(&workload) {
             return Err(usage("--live is for traces of sessions; other traces have times of their own, and --rate"));
         }
@@ -260,7 +221,19 @@ impl SimulateArgs {
                 "--rate is for traces with times; sessions run in closed loop, and --live says how many",
             ));
         }
-        Ok(workload)
+        Ok((workload, fitted, remarks))
+    }
+
+    /// The fleet that the command line describes, or that was fitted to a journal.
+    fn fleet(&self, fitted: Option<&FittedFleet>) -> Result<Settings, Failure> {
+        let event_lag_s = self.event_lag_ms / 1e3;
+        if self.engine == FITTED {
+            let fitted = fitted.ok_or_else(|| usage("--engine fitted is for --format journal"))?;
+            return Ok(Settings { event_lag_s, ..fitted.settings() });
+        }
+        let engine = read_engine(&self.engine, self.block_size, self.cache_tokens)?;
+        let engines = vec![engine; usize::from(self.workers)];
+        Ok(Settings { engines, event_lag_s, changes: Vec::new(), prior_factor: Some(1.0), seed: 1 })
     }
 
     /// The workload of a seed.
@@ -269,19 +242,17 @@ impl SimulateArgs {
         match self.format {
             Format::Mooncake => mooncake::jitter(&mut of_seed, 3.0, seed),
             Format::Sessions | Format::Csv if seed > 1 => of_seed = of_seed.shuffled(seed),
-            Format::Sessions | Format::Csv => {}
+            Format::Journal if seed > 1 => of_seed = of_seed.jittered(seed),
+            Format::Sessions | Format::Csv | Format::Journal => {}
         }
         of_seed
     }
 
     fn compare(&self) -> Result<String, Failure> {
-        let workload = self.workload()?;
-        let engines = vec![self.engine()?; usize::from(self.workers)];
-        let event_lag_s = self.event_lag_ms / 1e3;
-        let settings = Settings { engines, event_lag_s, changes: Vec::new(), prior_factor: Some(1.0), seed: 1 };
-        let comparison =
-            Comparison { args: self, workload, settings, policies: self.chosen(), bar: progress(u64::MAX, self.json) };
-        comparison.run()
+        let (workload, fitted, remarks) = self.workload()?;
+        let settings = self.fleet(fitted.as_ref())?;
+        let (policies, bar) = (self.chosen(), progress(u64::MAX, self.json));
+        Comparison { args: self, workload, settings, remarks, policies, bar }.run()
     }
 
     /// The policies and bounds to run.
@@ -369,18 +340,81 @@ impl SimulateArgs {
     }
 }
 
+/// An engine that runs whole requests: a preset, or a file of constants.
+pub(super) fn read_engine(engine: &str, block_size: u32, cache_tokens: Option<u64>) -> Result<EngineSpec, Failure> {
+    let spec = match engine_preset(engine) {
+        Some(preset) => EngineSpec {
+            class: preset.name.into(),
+            law: preset.law,
+            kv_tokens: preset.kv_tokens,
+            block_size,
+            step_tokens_max: STEP_TOKENS_MAX,
+            sequences_max: SEQUENCES_MAX,
+            tiers: Vec::new(),
+        },
+        None => engine_of_file(engine, block_size)?,
+    };
+    let kv_tokens = cache_tokens.unwrap_or(spec.kv_tokens);
+    if kv_tokens < u64::from(block_size) {
+        return Err(usage("the KV memory of an engine must hold at least one block"));
+    }
+    Ok(EngineSpec { kv_tokens, ..spec })
+}
+
+fn engine_of_file(engine: &str, block_size: u32) -> Result<EngineSpec, Failure> {
+    let text = std::fs::read_to_string(engine).map_err(|error| {
+        let names = ENGINE_PRESET_NAMES.join(", ");
+        usage(format!("--engine {engine} is neither a preset ({names}) nor a file that can be read: {error}"))
+    })?;
+    let file: EngineFile = serde_json::from_str(&text).map_err(|error| usage(format!("{engine}: {error}")))?;
+    let prefill = [file.base_ms * 1e-3, file.token_us * 1e-6, file.attention_ns * 1e-9];
+    let decode = [file.step_ms * 1e-3, file.request_us * 1e-6, file.kv_token_ns * 1e-9];
+    let are_sane = prefill.iter().chain(&decode).all(|constant| (0.0..=1e3).contains(constant));
+    let (step_tokens_max, sequences_max) = (file.step_tokens_max, file.sequences_max);
+    if !are_sane || file.token_us <= 0.0 || file.step_ms <= 0.0 || step_tokens_max == 0 || sequences_max == 0 {
+        return Err(usage(format!(
+            "{engine}: constants must be from 0 to 1000 s; token_us, step_ms, step_tokens_max and sequences_max above 0"
+        )));
+    }
+    Ok(EngineSpec {
+        class: engine.into(),
+        law: EngineLaw::of(prefill, decode),
+        kv_tokens: file.kv_tokens,
+        block_size,
+        step_tokens_max,
+        sequences_max,
+        tiers: Vec::new(),
+    })
+}
+
+/// The requests of a trace, of which there is at least one. `live` sessions of a trace of sessions are live at a time.
+pub(super) fn read_trace(path: &Path, format: Format, live: usize) -> Result<Workload, Failure> {
+    let lines = open(path).map_err(usage)?;
+    let workload = match format {
+        Format::Mooncake => mooncake::read(lines),
+        Format::Sessions => agent_sessions::read(lines, 600.0, agent_sessions::Starts::Live(live)),
+        Format::Csv => lengths::read(lines),
+        Format::Journal => return Err(usage(format!("{} is no trace", path.display()))),
+    };
+    let workload = workload.map_err(|error| usage(format!("{}, {error}", path.display())))?;
+    if workload.requests() == 0 {
+        return Err(usage(format!("{} has no requests", path.display())));
+    }
+    Ok(workload)
+}
+
 /// What is written to a report's file: `svg` or `html`.
-fn kind_of(file: &Path) -> Option<&str> {
+pub(super) fn kind_of(file: &Path) -> Option<&str> {
     file.extension().and_then(|kind| kind.to_str()).filter(|kind| ["svg", "html"].contains(kind))
 }
 
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
+pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(file, text)
         .map_err(|error| Failure::new(Exit::Output, format!("cannot write {}: {error}", file.display())))
 }
 
 /// A progress bar on standard error, which indicatif hides where that is no terminal.
-fn progress(length: u64, is_hidden: bool) -> ProgressBar {
+pub(super) fn progress(length: u64, is_hidden: bool) -> ProgressBar {
     let bar = if is_hidden { ProgressBar::hidden() } else { ProgressBar::new(length) };
     match ProgressStyle::with_template("{msg} [{bar:32}] {pos}/{len} {eta}") {
         Ok(style) => bar.with_style(style),
@@ -404,6 +438,8 @@ struct Comparison<'a> {
     args: &'a SimulateArgs,
     workload: Workload,
     settings: Settings,
+    /// What a reader must know first.
+    remarks: Vec<String>,
     policies: Vec<&'a str>,
     bar: ProgressBar,
 }
@@ -444,10 +480,11 @@ impl Comparison<'_> {
         let head = format!(
             "{} requests, {} engines {}, {load:.3} {unit}\n",
             self.workload.requests(),
-            args.workers,
+            self.settings.engines.len(),
             args.engine
         );
-        Ok(head + &report::table(&rows) + "\n")
+        let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
+        Ok(remarks + &head + &report::table(&rows) + "\n")
     }
 
     fn own_load(&self) -> f64 {
@@ -462,8 +499,9 @@ impl Comparison<'_> {
         let engine = self.settings.engines.first();
         json!({
             "trace": args.trace,
+            "remarks": self.remarks,
             "requests": self.workload.requests(),
-            "workers": args.workers,
+            "workers": self.settings.engines.len(),
             "engine": args.engine,
             "kv_tokens": engine.map(|engine| engine.kv_tokens),
             "block_size": args.block_size,
@@ -567,27 +605,18 @@ impl Comparison<'_> {
             self.bar.inc(1);
             measured
         });
-        let panel = |title: &str, is_logarithmic: bool, of: fn(&Measured) -> f64| {
-            let curve = |(policy, runs): (&&str, &[Measured])| Curve {
-                policy: (*policy).into(),
-                points: loads.iter().copied().zip(runs.iter().map(of)).collect(),
-            };
-            let unit = if is_closed(&self.workload) { "live sessions" } else { "load, times the trace's own rate" };
-            let curves = self.policies.iter().zip(runs.chunks(loads.len())).map(curve).collect();
-            Panel { title: title.into(), load: unit.into(), is_logarithmic, curves }
+        let unit = if is_closed(&self.workload) { "live sessions" } else { "load, times the trace's own rate" };
+        let curve = |(policy, runs): (&&str, &[Measured])| {
+            ((*policy).to_owned(), loads.iter().copied().zip(runs.iter().cloned()).collect())
         };
+        let curves: Vec<_> = self.policies.iter().zip(runs.chunks(loads.len())).map(curve).collect();
         let section = Section {
-            title: format!("{} engines {}", self.args.workers, self.args.engine),
+            title: format!("{} engines {}", self.settings.engines.len(), self.args.engine),
             text: format!(
                 "the table is at load {load:.3}, medians over {} seeds; the curves are of seed 1",
                 self.args.seeds
             ),
-            panels: vec![
-                panel("mean TTFT, s", true, |run| run.ttft_s.mean),
-                panel("TPOT p99, ms", true, |run| run.tpot_s.p99 * 1e3),
-                panel("mean E2E, s", true, |run| run.e2e_s.mean),
-                panel("goodput, share that meets the SLO", false, |run| run.goodput),
-            ],
+            panels: panels(unit, &curves),
             rows: rows.to_vec(),
         };
         match kind_of(file) {
@@ -669,6 +698,7 @@ mod tests {
             (with("--policy lpwl,best"), "there is no policy \"best\""),
             (with("--rate 0"), "--rate must be above 0"),
             (with("--engine 9000b"), "neither a preset (8b-tp1"),
+            (with("--engine fitted"), "for --format journal"),
             (with("--report x.png"), ".svg or .html"),
             (with("--cache-tokens 3"), "at least one block"),
             (with("--live 4"), "--live is for traces of sessions"),

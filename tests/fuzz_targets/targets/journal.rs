@@ -29,7 +29,8 @@ fn read(data: &[u8]) {
         match reader.next(&mut record) {
             JournalEntry::Decision { core } => {
                 again.judge(&record);
-                comparison.pick(&Policy::default(), &mut record.observation, record.outcome.seed);
+                let chosen = record.outcome.chosen();
+                comparison.compare(&Policy::default(), &mut record.observation, record.outcome.seed, chosen);
                 encoder.decision(core, &record, &mut bytes);
                 said.push((core, format!("{record:?}")));
             }

@@ -105,8 +105,6 @@ pub mod demo;
 #[cfg(feature = "daemon")]
 pub mod discovery;
 #[cfg(feature = "daemon")]
-pub mod policy_search;
-#[cfg(feature = "daemon")]
 pub mod relay;
 #[cfg(feature = "simulate")]
 pub mod simulate;

@@ -512,6 +512,16 @@ pub const JOURNAL_RING_RECORDS_CEILING: u64 = 1 << 20;
 pub const JOURNAL_WAITING_WORKERS_MAX: usize = 1 << 17;
 /// Capacity, in workers, that a written buffer of the journal keeps.
 pub const JOURNAL_BUFFER_WORKERS_KEPT: usize = 512;
+/// Identities of one prompt's prefixes in the journal. Tokens beyond them have none.
+pub const JOURNAL_PREFIX_IDENTITIES_MAX: usize = 4096;
+/// Identities that weigh as much as one worker while a decision waits for the journal.
+pub const JOURNAL_IDENTITIES_PER_WORKER: usize = 32;
+/// Identities that the writer or a reader of a journal file remembers before it begins anew.
+pub const JOURNAL_KNOWN_IDENTITIES_MAX: usize = 1 << 18;
+/// Most configurable tokens for each identity.
+pub const JOURNAL_PREFIX_TOKENS_CEILING: u64 = 1 << 16;
+/// Ended requests of all threads that may wait for the journal, for each decision of one thread that may.
+pub const JOURNAL_ENDS_PER_RECORD: usize = 4;
 /// Smallest configurable size of a journal file, bytes.
 pub const JOURNAL_FILE_BYTES_MIN: u64 = 4 << 10;
 /// Largest configurable size of a journal file, bytes: readers load a file as a whole.

@@ -209,6 +209,8 @@ counters! {
     /// Once per daemon, counted by the journal's writer.
     JournalCounter {
         Records = "journal_records", "Decisions written to the journal.";
+        Ends = "journal_ends", "Ends of recorded requests written to the journal.";
+        EndsLost = "journal_ends_lost", "Ends of recorded requests left out of the journal because too many waited, or it could not be written.";
         Bytes = "journal_bytes", "Bytes written to the journal.";
         Files = "journal_files", "Journal files started.";
         FilesRemoved = "journal_files_removed", "Journal files removed because journal.files_max was reached.";

@@ -370,6 +370,16 @@ pub struct JournalConfig {
     pub files_max: usize,
     /// Most decisions of one serving thread that wait to be written.
     pub ring_records_max: usize,
+    /// Tokens of a prompt for each identity of its prefix; 0 = no identities.
+    pub prefix_tokens: u32,
+}
+
+impl JournalConfig {
+    /// Most ended requests that wait to be written; 0 without a journal.
+    #[must_use]
+    pub fn ended_waiting_max(&self) -> usize {
+        self.dir.as_ref().map_or(0, |_| self.ring_records_max.saturating_mul(crate::limits::JOURNAL_ENDS_PER_RECORD))
+    }
 }
 
 /// `[shadow]`: a second policy, which judges decisions and makes none.

@@ -104,7 +104,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle) -
     let policies = reload::policies(config, 1);
     let tables = RequestTables::new(config, (deciding, started), (&fleet, policies), indexes, &predictions, &loads);
     let lanes = Arc::new(lanes(config, descriptors, &tables.users));
-    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), &fleet.load().spaces)?;
+    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), (&fleet.load().spaces, &loads))?;
     let ingest_threads = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
     let keeper = snapshots.keep(config, &fleet, &ingest_threads, &tables)?;
     let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
@@ -477,7 +477,7 @@ mod tests {
         let lanes = Arc::new(Lanes::new(0, 0));
         let mut cores = start_cores(&config, (IoBackend::Epoll, &[]), (&tables, &lanes), &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
-        let journal = tables.recording.start(&config, (1, 0), &[]).unwrap();
+        let journal = tables.recording.start(&config, (1, 0), (&[], &loads)).unwrap();
         let listener = Arc::new(LoadListener::start(loads, Arc::default(), tables.clock()).unwrap());
         let metrics = MetricsThread::start(None, Arc::default(), |_| Ok(())).unwrap();
         let others = OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics };

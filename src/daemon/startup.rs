@@ -46,6 +46,7 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
         },
         reported_load_ms_max: config.booking.reported_load_ms_max,
         user_share_percent: config.serve.user_share_percent,
+        ended_waiting_max: config.journal.ended_waiting_max(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);

@@ -13,6 +13,7 @@
 mod active;
 mod booking;
 mod change_log;
+mod ended;
 mod law_estimate;
 mod ledger;
 mod load_cells;
@@ -29,6 +30,7 @@ pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad,
 pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
+pub use ended::{EndReason, EndedBooking};
 pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};

@@ -129,6 +129,8 @@ struct WorkerPrefills {
     /// By the law of the worker, nanoseconds.
     work_ns: u64,
     since_ns: u64,
+    /// The time, by the law of the worker, of the prefills that have ended, microseconds, modulo 2³².
+    done_us: u32,
 }
 
 /// The prefills of all workers, under the bookings' lock.
@@ -227,6 +229,7 @@ impl Prefills {
         }
         queue.tokens -= prefill.tokens;
         queue.work_ns -= prefill.work_ns;
+        queue.done_us = queue.done_us.wrapping_add((prefill.work_ns / 1000) as u32);
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
         if before.is_none() {
             queue.since_ns = now_ns;
@@ -239,6 +242,17 @@ impl Prefills {
     /// The prefills of a worker, if it has had any.
     fn queue(&self, worker: WorkerIndex) -> Option<&WorkerPrefills> {
         self.queues.get(worker.place()).filter(|queue| queue.worker == worker)
+    }
+
+    /// The time of a worker's prefills that have ended, by its law, microseconds, modulo 2³².
+    pub(super) fn done_us(&self, worker: WorkerIndex) -> u32 {
+        self.queue(worker).map_or(0, |queue| queue.done_us)
+    }
+
+    /// Whether a prefill was booked at this time, on a worker without another prefill. Call it before [`Prefills::end`].
+    pub(super) fn began_alone_at(&self, id: PrefillId, booked_ns: u64) -> bool {
+        let slot = self.places[id.0 as usize];
+        slot.began_alone && slot.booked_ns == booked_ns
     }
 
     /// Learns from a prefill that was reported done, in `took_us` microseconds by the gateway's clock (0 = unknown). Call

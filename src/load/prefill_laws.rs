@@ -326,6 +326,16 @@ impl PrefillLaws {
         self.get(index).is_some_and(|(_, class)| class.estimate.is_preset() || is_learnt(class))
     }
 
+    /// The place of a worker's class among all; 0 for a worker of no class.
+    pub(super) fn class_of(&self, index: WorkerIndex) -> u32 {
+        self.get(index).map_or(0, |(member, _)| member.class as u32)
+    }
+
+    /// The names of all classes, those without workers among them.
+    pub(super) fn class_names(&self) -> impl Iterator<Item = &str> {
+        self.classes.iter().map(|class| class.told.name.as_str())
+    }
+
     /// What is known of each class that has workers.
     pub(super) fn classes(&self) -> impl Iterator<Item = &PrefillClass> {
         self.classes.iter().filter(|class| class.members > 0).map(|class| &class.told)

@@ -207,6 +207,7 @@ pub fn demand<'a>(
         blocks,
         block_size,
         expected_output_tokens: request.expected_output_tokens,
+        is_recorded: false,
     }
 }
 

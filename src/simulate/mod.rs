@@ -25,7 +25,10 @@ pub mod measure;
 mod peer_rules;
 pub mod picture;
 mod policies;
+pub mod policy_search;
+pub mod policy_trials;
 mod prompt_blocks;
+pub mod recorded;
 pub mod report;
 mod router;
 mod routers;
@@ -60,6 +63,18 @@ fn simulate_with_progress(
 ) -> Option<Vec<Outcome>> {
     let deciders = || policies::deciders(policy, settings);
     Some(run::Run::new(workload, settings, deciders, arrived)?.finish())
+}
+
+/// The same under a policy of the product. The fleet has no pools.
+#[must_use]
+pub fn simulate_under(
+    workload: &workload::Workload,
+    settings: &Settings,
+    policy: &crate::route::Policy,
+) -> Option<Vec<Outcome>> {
+    settings.engines.first()?;
+    let decider = || router::Decider::Product { policy: Box::new(*policy), unseen_weight: 0.0 };
+    Some(run::Run::new(workload, settings, || Some(vec![decider()]), &experiment::silent)?.finish())
 }
 
 #[cfg(test)]

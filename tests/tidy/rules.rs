@@ -45,7 +45,7 @@ const LAYERS: &[&[&str]] = &[
     &["requests"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot"],
-    &["daemon", "demo", "relay", "policy_search", "simulate"],
+    &["daemon", "demo", "relay", "simulate"],
     &["cli"],
 ];
 /// What a gateway builds that takes the feature `client` alone. All other dependencies are optional.

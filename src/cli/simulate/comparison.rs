@@ -14,7 +14,8 @@ use crate::simulate::bounds::{self, HINDSIGHT, POOLED};
 use crate::simulate::capacity::Search;
 use crate::simulate::experiment::{self, OURS, in_parallel, is_closed, loaded, own_rps, peers, silent};
 use crate::simulate::measure::Measured;
-use crate::simulate::picture::{self, Curve, Panel, Section};
+use crate::simulate::picture::{self, Section, panels};
+use crate::simulate::recorded::{FittedFleet, RecordedLoad};
 use crate::simulate::report::{self, Row};
 use crate::simulate::suite::{LOAD_SHARES, VERDICT_SHARE};
 use crate::simulate::workload::{Arrivals, Workload};
@@ -30,6 +31,8 @@ pub(super) struct Comparison<'a> {
     /// The requests of seed 1.
     first: Workload,
     settings: Settings,
+    /// What a reader must know first.
+    remarks: Vec<String>,
     policies: Vec<&'a str>,
     bar: ProgressBar,
 }
@@ -37,20 +40,25 @@ pub(super) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     /// The comparison that a command line asks for.
     pub(super) fn of(args: &'a SimulateArgs) -> Result<Self, Failure> {
-        let settings = args.settings()?;
+        let (recorded, remarks) = args.recorded()?.unzip();
+        let fitted = recorded
+            .as_ref()
+            .map(|load: &RecordedLoad| FittedFleet::of(load, load.simulated_block_size(args.block_size)));
+        let settings = args.settings(fitted.as_ref())?;
         if settings.has_pools() && args.bounds.is_some_and(|tries| tries > 0) {
             return Err(usage(
                 "the search in hindsight is for fleets without pools; --bounds 0 runs the pooled bound alone",
             ));
         }
-        let requests = args.requests(settings.engines.len())?;
+        let requests = args.requests(settings.engines.len(), recorded.as_ref())?;
         let mut policies: Vec<&str> = args.policies.iter().map(String::as_str).collect();
         if policies.is_empty() {
             policies.extend(NAMES.into_iter().filter(|name| *name != TRIED_TERMS));
         }
         policies.extend(args.bounds.map(|_| POOLED));
         let (first, bar) = (requests.of_seed(1), progress(u64::MAX, args.json));
-        Ok(Self { args, requests, first, settings, policies, bar })
+        let remarks = remarks.unwrap_or_default();
+        Ok(Self { args, requests, first, settings, remarks, policies, bar })
     }
 
     /// Runs everything and writes the result.
@@ -87,7 +95,8 @@ impl<'a> Comparison<'a> {
         }
         let (requests, engines) = (self.first.requests(), described(&self.settings.engines));
         let head = format!("{requests} requests, {engines}, {}{load:.3} {}\n", self.routers(), self.load_unit());
-        Ok(head + &report::table(&rows) + "\n")
+        let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
+        Ok(remarks + &head + &report::table(&rows) + "\n")
     }
 
     /// What a load counts.
@@ -120,6 +129,7 @@ impl<'a> Comparison<'a> {
             "trace": args.trace,
             "generate": args.generate,
             "fleet": args.fleet,
+            "remarks": self.remarks,
             "requests": self.first.requests(),
             "workers": settings.engines.len(),
             "engine": described(&settings.engines),
@@ -242,26 +252,17 @@ impl<'a> Comparison<'a> {
         let runs = in_parallel(jobs, self.args.threads(), |job| {
             self.once(self.policies[job / loads.len()], 1, loads[job % loads.len()], slo)
         });
-        let panel = |title: &str, is_logarithmic: bool, of: fn(&Measured) -> f64| {
-            let curve = |(policy, runs): (&&str, &[Measured])| Curve {
-                policy: (*policy).into(),
-                points: loads.iter().copied().zip(runs.iter().map(of)).collect(),
-            };
-            let curves = self.policies.iter().zip(runs.chunks(loads.len())).map(curve).collect();
-            Panel { title: title.into(), load: self.load_unit().into(), is_logarithmic, curves }
+        let curve = |(policy, runs): (&&str, &[Measured])| {
+            ((*policy).to_owned(), loads.iter().copied().zip(runs.iter().cloned()).collect())
         };
+        let curves: Vec<_> = self.policies.iter().zip(runs.chunks(loads.len())).map(curve).collect();
         let section = Section {
             title: described(&self.settings.engines),
             text: format!(
                 "the table is at load {load:.3}, medians over {} seeds; the curves are of seed 1",
                 self.args.seeds
             ),
-            panels: vec![
-                panel("mean TTFT, s", true, |run| run.ttft_s.mean),
-                panel("TPOT p99, ms", true, |run| run.tpot_s.p99 * 1e3),
-                panel("mean E2E, s", true, |run| run.e2e_s.mean),
-                panel("goodput, share that meets the SLO", false, |run| run.goodput),
-            ],
+            panels: panels(self.load_unit(), &curves),
             rows: rows.to_vec(),
         };
         match kind_of(file) {

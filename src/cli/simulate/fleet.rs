@@ -7,7 +7,11 @@ use crate::cli::exit::Failure;
 use crate::config::parse_fleet;
 use crate::engine_law::{ENGINE_PRESET_NAMES, EngineLaw, engine_preset};
 use crate::fleet::PoolRole;
+use crate::simulate::recorded::FittedFleet;
 use crate::simulate::{EngineSpec, RouterSettings, SEQUENCES_MAX, STEP_TOKENS_MAX, Settings};
+
+/// The name of the engines of a journal.
+const FITTED: &str = "fitted";
 
 /// An engine in a file, in the units of published tables.
 #[derive(serde::Deserialize)]
@@ -35,63 +39,73 @@ fn sequences_max() -> u32 {
 }
 
 impl SimulateArgs {
-    /// The settings of a run with seed 1.
-    pub(super) fn settings(&self) -> Result<Settings, Failure> {
+    /// The settings of a run with seed 1. `fitted` is the fleet of the journal that the requests come from.
+    pub(super) fn settings(&self, fitted: Option<&FittedFleet>) -> Result<Settings, Failure> {
         let reports_first_tokens = !self.no_first_tokens;
         if let Some(file) = &self.fleet {
             return Ok(Settings { reports_first_tokens, ..fleet_of(file)? });
         }
-        let engines = vec![self.engine()?; usize::from(self.workers)];
+        let of_engines = match (self.engine.as_str(), fitted) {
+            (FITTED, Some(fitted)) => fitted.settings(),
+            (FITTED, None) => return Err(usage("--engine fitted is for --format journal")),
+            (engine, _) => {
+                let engine = read_engine(engine, self.block_size, self.cache_tokens)?;
+                Settings::of(vec![engine; usize::from(self.workers)], 1)
+            }
+        };
         let routers = RouterSettings {
             count: usize::from(self.routers),
             age_s: Some(self.router_age_ms / 1e3),
             sessions_stick: self.sessions_stick,
         };
         let event_lag_s = self.event_lag_ms / 1e3;
-        Ok(Settings { event_lag_s, reports_first_tokens, routers, ..Settings::of(engines, 1) })
+        Ok(Settings { event_lag_s, reports_first_tokens, routers, ..of_engines })
     }
+}
 
-    fn engine(&self) -> Result<EngineSpec, Failure> {
-        let engine = match engine_preset(&self.engine) {
-            Some(preset) => EngineSpec::of(preset, self.block_size),
-            None => self.engine_of_file()?,
-        };
-        let kv_tokens = self.cache_tokens.unwrap_or(engine.kv_tokens);
-        if kv_tokens < u64::from(self.block_size) {
-            return Err(usage("the KV memory of an engine must hold at least one block"));
-        }
-        Ok(EngineSpec { kv_tokens, ..engine })
+/// An engine that runs whole requests: a preset, or a file of constants.
+pub(in crate::cli) fn read_engine(
+    engine: &str,
+    block_size: u32,
+    cache_tokens: Option<u64>,
+) -> Result<EngineSpec, Failure> {
+    let spec = match engine_preset(engine) {
+        Some(preset) => EngineSpec::of(preset, block_size),
+        None => engine_of_file(engine, block_size)?,
+    };
+    let kv_tokens = cache_tokens.unwrap_or(spec.kv_tokens);
+    if kv_tokens < u64::from(block_size) {
+        return Err(usage("the KV memory of an engine must hold at least one block"));
     }
+    Ok(EngineSpec { kv_tokens, ..spec })
+}
 
-    fn engine_of_file(&self) -> Result<EngineSpec, Failure> {
-        let text = std::fs::read_to_string(&self.engine).map_err(|error| {
-            let (engine, names) = (&self.engine, ENGINE_PRESET_NAMES.join(", "));
-            usage(format!("--engine {engine} is neither a preset ({names}) nor a file that can be read: {error}"))
-        })?;
-        let file: EngineFile =
-            serde_json::from_str(&text).map_err(|error| usage(format!("{}: {error}", self.engine)))?;
-        let prefill = [file.base_ms * 1e-3, file.token_us * 1e-6, file.attention_ns * 1e-9];
-        let decode = [file.step_ms * 1e-3, file.request_us * 1e-6, file.kv_token_ns * 1e-9];
-        let are_sane = prefill.iter().chain(&decode).all(|constant| (0.0..=1e3).contains(constant));
-        let (step_tokens_max, sequences_max) = (file.step_tokens_max, file.sequences_max);
-        if !are_sane || file.token_us <= 0.0 || file.step_ms <= 0.0 || step_tokens_max == 0 || sequences_max == 0 {
-            return Err(usage(format!(
-                "{}: constants must be from 0 to 1000 s; token_us, step_ms, step_tokens_max and sequences_max above 0",
-                self.engine
-            )));
-        }
-        Ok(EngineSpec {
-            class: self.engine.clone(),
-            role: PoolRole::Both,
-            law: EngineLaw::of(prefill, decode),
-            kv_tokens: file.kv_tokens,
-            block_size: self.block_size,
-            step_tokens_max,
-            sequences_max,
-            tiers: Vec::new(),
-            receive_token_s: 0.0,
-        })
+fn engine_of_file(engine: &str, block_size: u32) -> Result<EngineSpec, Failure> {
+    let text = std::fs::read_to_string(engine).map_err(|error| {
+        let names = ENGINE_PRESET_NAMES.join(", ");
+        usage(format!("--engine {engine} is neither a preset ({names}) nor a file that can be read: {error}"))
+    })?;
+    let file: EngineFile = serde_json::from_str(&text).map_err(|error| usage(format!("{engine}: {error}")))?;
+    let prefill = [file.base_ms * 1e-3, file.token_us * 1e-6, file.attention_ns * 1e-9];
+    let decode = [file.step_ms * 1e-3, file.request_us * 1e-6, file.kv_token_ns * 1e-9];
+    let are_sane = prefill.iter().chain(&decode).all(|constant| (0.0..=1e3).contains(constant));
+    let (step_tokens_max, sequences_max) = (file.step_tokens_max, file.sequences_max);
+    if !are_sane || file.token_us <= 0.0 || file.step_ms <= 0.0 || step_tokens_max == 0 || sequences_max == 0 {
+        return Err(usage(format!(
+            "{engine}: constants must be from 0 to 1000 s; token_us, step_ms, step_tokens_max and sequences_max above 0"
+        )));
     }
+    Ok(EngineSpec {
+        class: engine.into(),
+        role: PoolRole::Both,
+        law: EngineLaw::of(prefill, decode),
+        kv_tokens: file.kv_tokens,
+        block_size,
+        step_tokens_max,
+        sequences_max,
+        tiers: Vec::new(),
+        receive_token_s: 0.0,
+    })
 }
 
 /// The fleet of a file.

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use self::comparison::Comparison;
+pub(super) use self::fleet::read_engine;
+pub(super) use self::requests::read_trace;
 use super::exit::{Exit, Failure};
 use crate::config::example_fleet;
 use crate::limits::{SIMULATED_ENGINES_MAX, SIMULATED_ROUTERS_MAX};
@@ -33,6 +35,8 @@ pub enum Format {
     Sessions,
     /// Lines of a time, prompt tokens and output tokens.
     Csv,
+    /// The files of a daemon's journal.
+    Journal,
 }
 
 /// How much the suite runs.
@@ -47,7 +51,7 @@ pub enum SuiteForm {
 /// Runs a workload on a simulated fleet under several policies and compares what its requests felt.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimulateArgs {
-    /// The trace, plain or compressed with gzip; - reads standard input
+    /// The trace, plain or compressed with gzip; - reads standard input. A folder or a file of a journal
     #[arg(long, value_name = "FILE", required_unless_present_any = ["suite", "generate", "example_fleet"],
         conflicts_with = "generate")]
     pub trace: Option<PathBuf>,
@@ -74,7 +78,8 @@ pub struct SimulateArgs {
         value_parser = clap::value_parser!(u16).range(1..=SIMULATED_ENGINES_MAX as i64))]
     pub workers: u16,
     /// What the engines are: a preset, or a JSON file with the keys base_ms, token_us, attention_ns, step_ms,
-    /// request_us, kv_token_ns and kv_tokens, and perhaps step_tokens_max and sequences_max
+    /// request_us, kv_token_ns and kv_tokens, and perhaps step_tokens_max and sequences_max; or fitted: the fleet of the
+    /// journal
     #[arg(long, value_name = "PRESET|FILE", default_value = "70b-tp4")]
     pub engine: String,
     /// Tokens that an engine's KV memory holds, instead of the preset's
@@ -149,7 +154,7 @@ pub struct SimulateArgs {
     pub threads: Option<u16>,
 }
 
-fn usage(message: impl Into<String>) -> Failure {
+pub(super) fn usage(message: impl Into<String>) -> Failure {
     Failure::new(Exit::Usage, message)
 }
 
@@ -198,17 +203,17 @@ impl SimulateArgs {
 }
 
 /// What is written to a report's file: `svg` or `html`.
-fn kind_of(file: &Path) -> Option<&str> {
+pub(super) fn kind_of(file: &Path) -> Option<&str> {
     file.extension().and_then(|kind| kind.to_str()).filter(|kind| ["svg", "html"].contains(kind))
 }
 
-fn write(file: &Path, text: &str) -> Result<(), Failure> {
+pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(file, text)
         .map_err(|error| Failure::new(Exit::Output, format!("cannot write {}: {error}", file.display())))
 }
 
 /// A progress bar on standard error, which indicatif hides where that is no terminal. Its length is in requests or runs.
-fn progress(length: u64, is_hidden: bool) -> ProgressBar {
+pub(super) fn progress(length: u64, is_hidden: bool) -> ProgressBar {
     let bar = if is_hidden { ProgressBar::hidden() } else { ProgressBar::new(length) };
     match ProgressStyle::with_template("{msg} [{bar:32}] {pos}/{len} {eta}") {
         Ok(style) => bar.with_style(style),

@@ -215,7 +215,8 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
 pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
     name: "journal",
     repeated: false,
-    doc: "Decisions with everything each was made from, for `kvrouted replay`, `what-if` and `tune`. No prompts, no tokens.",
+    doc: "Decisions with everything each was made from, and how their requests went, for `kvrouted replay`, `what-if`, `tune` and\n\
+          `simulate`. No prompts, no tokens.",
     fields: &[
         restart!(
             journal.dir,
@@ -229,7 +230,17 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             "",
             Value("1.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.sample = v },
-            "The share of decisions recorded, drawn at random. A decision takes about 45 bytes for each worker.",
+            "The share of requests recorded. Requests of one session (`affinity_session`) are recorded together or not at all, as are\n\
+             the attempts of one request. A decision takes about 45 bytes for each worker, the end of a request about 45.",
+        ),
+        restart!(
+            journal.prefix_tokens,
+            "tokens",
+            Value("64"),
+            Integer { min: 0, max: limits::JOURNAL_PREFIX_TOKENS_CEILING, set: |c, v| c.prefix_tokens = v as u32 },
+            "Prompts that begin with the same tokens get the same hash for each this many of them, rounded up to whole blocks, under a\n\
+             key that is in no file. `simulate`, `what-if` and `tune` need the hashes. A prompt takes 30 bytes and 8 for each hash that\n\
+             its file does not have yet. 0: no hashes.",
         ),
         restart!(
             journal.file_bytes_max,
@@ -256,8 +267,8 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             "decisions",
             Value("1024"),
             Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
-            "Decisions of one serving thread that may wait to be written. Further decisions are left out and counted, and the file\n\
-             marks the gap.",
+            "Decisions of one serving thread that may wait to be written, and a quarter of the ended requests that may. Further ones are\n\
+             left out and counted, and the file marks the gap.",
         ),
     ],
 };

@@ -9,9 +9,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{
-    AffinityTable, Decision, Draws, Mode, Policy, Prompt, RouteRequest, Scratch, View, decide, demand,
-};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -60,19 +58,19 @@ fn ask(tokens: &[u32]) -> RouteRequest<'_> {
     RouteRequest::new(SpaceId(0), Prompt::of_tokens(tokens))
 }
 
-/// A long prompt, of which each worker holds another part.
+/// A long prompt, of which each worker holds another part, in mode `kv`.
 fn route(c: &mut Criterion) {
-    run(c, "decide/route_and_free", PROMPT_TOKENS, &Policy::default());
+    run(c, "decide/route_and_free", PROMPT_TOKENS, &Policy::kv());
 }
 
 /// A prompt of 8 blocks: what there is to do for each candidate, with next to nothing to hash and to look up.
 fn route_short(c: &mut Criterion) {
-    run(c, "decide/route_short_and_free", 8 * SCHEME.block_size, &Policy::default());
+    run(c, "decide/route_short_and_free", 8 * SCHEME.block_size, &Policy::kv());
 }
 
 /// The long prompt in mode `latency`, whose costs are in seconds.
 fn route_by_latency(c: &mut Criterion) {
-    run(c, "decide/route_by_latency_and_free", PROMPT_TOKENS, &Policy { mode: Mode::Latency, ..Policy::default() });
+    run(c, "decide/route_by_latency_and_free", PROMPT_TOKENS, &Policy::default());
 }
 
 fn run(c: &mut Criterion, name: &str, prompt_tokens: u32, policy: &Policy) {

@@ -2,8 +2,9 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use kvrouted::ids::{LocalHash, SpaceId, WorkerIndex};
+use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
+use kvrouted::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
+use kvrouted::limits::LAWS_PUBLISHED_PER_LOCK_MAX;
 use kvrouted::load::{ActiveDepths, BookingRef, Demand, Loads, LoadsConfig, PromptBlocks, SessionId};
 
 const SPACE: SpaceId = SpaceId(0);
@@ -120,6 +121,50 @@ fn apart(c: &mut Criterion) {
     group.finish();
 }
 
+/// A class of workers whose law the first report has just changed.
+fn taught(workers: u32) -> Option<Loads> {
+    let loads = Loads::new(workers as usize, LoadsConfig::default());
+    for at in 0..workers {
+        loads.set_prefill_class(WorkerIndex(at), Worker::new(u64::from(at), 0), "c", None);
+    }
+    let session = loads.open_session(None, 0).ok()?;
+    let demand = Demand { prefill_tokens: 1000, ..Demand::default() };
+    let booked = loads.book(session, "r", 0, WorkerIndex(0), demand, 0).ok()?;
+    loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 1_000_000);
+    Some(loads)
+}
+
+/// Gives a new law to the workers of a class: to all under one lock, and to as many as the daemon does.
+fn publish(c: &mut Criterion) {
+    let mut group = c.benchmark_group("load/publish_law");
+    for places in [usize::MAX, LAWS_PUBLISHED_PER_LOCK_MAX] {
+        let id = BenchmarkId::new("to_1024_workers", if places == usize::MAX { "at_once" } else { "one_lock" });
+        group.bench_function(id, |bencher| {
+            let publish = |loads: &mut Option<Loads>| loads.as_ref().and_then(|loads| loads.publish_laws(0, places));
+            bencher.iter_batched_ref(|| taught(1024), publish, BatchSize::PerIteration);
+        });
+    }
+    group.finish();
+}
+
+/// A first token, of a worker of a large class whose law changes.
+fn first_token(c: &mut Criterion) {
+    let Some(loads) = taught(1024) else { return };
+    let Ok(session) = loads.open_session(None, 0) else { return };
+    let demand = Demand { prefill_tokens: 1000, ..Demand::default() };
+    let mut now_ns = 2_000_000;
+    c.bench_function("load/book_first_token_and_free/1024", |bencher| {
+        bencher.iter(|| {
+            let booked = loads.book(session, "r", 0, WorkerIndex(3), black_box(demand), now_ns);
+            now_ns += 10_000_000 + now_ns % 7 * 5_000_000;
+            booked.map(|booked| {
+                let booking = BookingRef::Handle(booked.handle);
+                (loads.prefill_complete(session, booking, 0, now_ns), loads.free(session, booking, now_ns))
+            })
+        });
+    });
+}
+
 /// What the request of this number is called, written over `name`.
 fn name_of(number: u64, name: &mut String) {
     name.clear();
@@ -150,5 +195,5 @@ fn read(c: &mut Criterion) {
     c.bench_function("load/read", |bencher| bencher.iter(|| loads.read_at(black_box(WorkerIndex(3)), 7)));
 }
 
-criterion_group!(benches, book, in_turn, apart, active, read);
+criterion_group!(benches, book, in_turn, apart, active, read, publish, first_token);
 criterion_main!(benches);

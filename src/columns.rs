@@ -83,6 +83,17 @@ impl Word for f64 {
     }
 }
 
+/// Bit for bit, as `f64`.
+impl Word for f32 {
+    fn to_word(self) -> u64 {
+        u64::from(self.to_bits().swap_bytes())
+    }
+
+    fn from_word(word: u64) -> Option<Self> {
+        u32::try_from(word).ok().map(|bits| Self::from_bits(bits.swap_bytes()))
+    }
+}
+
 /// 0 is `None`, and other words are one more than the value's. The largest word is written as the one below it; no
 /// optional value reaches it.
 impl<T: Word> Word for Option<T> {

@@ -19,6 +19,18 @@ pub struct PrefillLaw {
 }
 
 impl PrefillLaw {
+    /// The law with these constants, seconds, in the order of the fields.
+    #[must_use]
+    pub const fn of([base_s, token_s, attention_s]: [f64; 3]) -> Self {
+        Self { base_s, token_s, attention_s }
+    }
+
+    /// Its constants, in the order of the fields.
+    #[must_use]
+    pub const fn constants(&self) -> [f64; 3] {
+        [self.base_s, self.token_s, self.attention_s]
+    }
+
     /// Seconds to compute `uncached` tokens behind `cached` ones.
     #[must_use]
     #[inline(always)]
@@ -64,9 +76,8 @@ pub struct EngineLaw {
 impl EngineLaw {
     /// The law with these constants, in seconds and in the order of the fields.
     #[must_use]
-    pub const fn of([base_s, token_s, attention_s]: [f64; 3], [step_s, request_s, kv_token_s]: [f64; 3]) -> Self {
-        let prefill = PrefillLaw { base_s, token_s, attention_s };
-        Self { prefill, decode: DecodeLaw { step_s, request_s, kv_token_s } }
+    pub const fn of(prefill: [f64; 3], [step_s, request_s, kv_token_s]: [f64; 3]) -> Self {
+        Self { prefill: PrefillLaw::of(prefill), decode: DecodeLaw { step_s, request_s, kv_token_s } }
     }
 
     /// Seconds of a step that computes `new_tokens` of prompts, in which new tokens attend to `attention` pairs of a new
@@ -96,28 +107,39 @@ pub struct EnginePreset {
     pub law: EngineLaw,
     /// Tokens of its KV memory at 90 % of the GPUs' memory.
     pub kv_tokens: u64,
+    /// The KV of one token over all layers and KV heads, keys and values, bytes. By the models' published shapes.
+    pub kv_token_bytes: u32,
 }
 
 /// The presets of this release.
 pub const ENGINE_PRESETS: [EnginePreset; 6] = [
-    preset("8b-tp1", [3.0, 19.1, 0.792], [6.4, 10.5, 41.7], 433_000),
-    preset("32b-tp2", [7.5, 47.7, 1.604], [13.6, 24.6, 42.5], 302_000),
-    preset("32b-tp4", [7.3, 28.4, 0.786], [8.3, 20.7, 21.4], 856_000),
-    preset("70b-tp4", [6.9, 60.5, 0.990], [15.2, 33.2, 26.6], 454_000),
-    preset("70b-tp8", [6.2, 38.6, 0.495], [10.0, 26.7, 13.3], 1_340_000),
-    preset("70b-fp8-tp4", [7.1, 45.9, 1.047], [10.2, 40.2, 14.6], 1_330_000),
+    preset("8b-tp1", [3.0, 19.1, 0.792], [6.4, 10.5, 41.7], [433_000, 32 * KV_LAYER_BYTES]),
+    preset("32b-tp2", [7.5, 47.7, 1.604], [13.6, 24.6, 42.5], [302_000, 64 * KV_LAYER_BYTES]),
+    preset("32b-tp4", [7.3, 28.4, 0.786], [8.3, 20.7, 21.4], [856_000, 64 * KV_LAYER_BYTES]),
+    preset("70b-tp4", [6.9, 60.5, 0.990], [15.2, 33.2, 26.6], [454_000, 80 * KV_LAYER_BYTES]),
+    preset("70b-tp8", [6.2, 38.6, 0.495], [10.0, 26.7, 13.3], [1_340_000, 80 * KV_LAYER_BYTES]),
+    preset("70b-fp8-tp4", [7.1, 45.9, 1.047], [10.2, 40.2, 14.6], [1_330_000, 80 * KV_LAYER_BYTES / 2]),
 ];
 
 /// The names of [`ENGINE_PRESETS`].
 pub const ENGINE_PRESET_NAMES: [&str; 6] = ["8b-tp1", "32b-tp2", "32b-tp4", "70b-tp4", "70b-tp8", "70b-fp8-tp4"];
 
-/// Milliseconds of a step, microseconds of a token or request, nanoseconds of a pair or of a token in the KV memory.
-const fn preset(name: &'static str, prefill: [f64; 3], decode: [f64; 3], kv_tokens: u64) -> EnginePreset {
+/// Bytes of one token's KV in one layer of these models: keys and values of 8 heads of 128 numbers of 16 bits.
+const KV_LAYER_BYTES: u32 = 2 * 8 * 128 * 2;
+
+/// Milliseconds of a step, microseconds of a token or request, nanoseconds of a pair or of a token in the KV memory; tokens
+/// of the KV memory, and bytes of one of them.
+const fn preset(
+    name: &'static str,
+    prefill: [f64; 3],
+    decode: [f64; 3],
+    [kv_tokens, kv_token_bytes]: [u32; 2],
+) -> EnginePreset {
     let [base_ms, token_us, attention_ns] = prefill;
     let [step_ms, request_us, kv_token_ns] = decode;
     let prefill = PrefillLaw { base_s: base_ms * 1e-3, token_s: token_us * 1e-6, attention_s: attention_ns * 1e-9 };
     let decode = DecodeLaw { step_s: step_ms * 1e-3, request_s: request_us * 1e-6, kv_token_s: kv_token_ns * 1e-9 };
-    EnginePreset { name, law: EngineLaw { prefill, decode }, kv_tokens }
+    EnginePreset { name, law: EngineLaw { prefill, decode }, kv_tokens: kv_tokens as u64, kv_token_bytes }
 }
 
 /// The preset of this name.

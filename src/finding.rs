@@ -116,12 +116,20 @@ reasons! {
     PredictionsDropped = "predictions_dropped", Harm::Warning, "workers without events seem to hold less than they do", "give the daemon more processors, or remove `approximate = true` from the busiest [[space]]";
     /// Bookings end by their age instead of being freed by their gateway.
     BookingsLeak = "bookings_leak", Harm::Warning, "workers look busier than they are until those bookings end", "free each booking when its request ends, however it ends; if requests take longer, raise booking.age_s_max";
+    /// Mode latency decides, and gateways free bookings without reporting first tokens.
+    FirstTokensMissing = "first_tokens_missing", Harm::Warning, "a prompt counts as work of its worker until its booking ends, and the daemon learns no prefill times", "report prefill_complete at the first token of each request, also of one that is not streamed";
     /// Times to the first token differ from the predicted ones.
     TtftMispredicted = "ttft_mispredicted", Harm::Warning, "mode latency weighs workers by wrong times", "report prefill_complete at the first token of each request; give workers of different speed an `engine_class` of their own in [[worker]]; without either, use mode kv";
     /// Snapshots could not be written.
     SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk with free space and writable by the daemon; the log has the cause";
     /// The daemon has few open files left.
     OpenFilesLow = "open_files_low", Harm::Warning, "it will refuse gateways and publishers", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
+    /// The sandbox refused system calls of the daemon.
+    SandboxRefused = "sandbox_refused", Harm::Severe, "what needs those calls fails; or an attacker tries them", "if the log shows no attack, report the call and the thread with the versions of kernel and C library; until then set `mode` in [sandbox] to \"report\" and restart the daemon";
+    /// A part of the sandbox is not in force.
+    SandboxPartial = "sandbox_partial", Harm::Warning, "an attacker who can run code in the daemon may do more", "find the missing part in the log of the start; use a kernel that has it, or let the container permit it";
+    /// A file that the sandbox permits was replaced.
+    SandboxFileReplaced = "sandbox_file_replaced", Harm::Warning, "the daemon can no longer read the file", "restart the daemon; a file in a folder of its own can be replaced at any time";
     /// The host's clock was set while the daemon ran.
     ClockStepped = "clock_stepped", Harm::Note, "times before and after cannot be compared; decisions and bookings use another clock", "nothing to do; make sure that the clock is slewed, not set (chronyc tracking)";
     /// Changes of the configuration wait for the next start.

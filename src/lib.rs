@@ -38,6 +38,10 @@ pub mod wire;
 // A gateway's side.
 pub mod client;
 
+// What a process may do.
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
+
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
 mod columns;
@@ -104,8 +108,8 @@ pub mod demo;
 #[cfg(feature = "daemon")]
 pub mod discovery;
 #[cfg(feature = "daemon")]
-pub mod policy_search;
-#[cfg(feature = "daemon")]
 pub mod relay;
 #[cfg(feature = "simulate")]
 pub mod simulate;
+#[cfg(feature = "daemon")]
+pub mod simulated_engine;

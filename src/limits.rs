@@ -108,6 +108,15 @@ pub const ALLOW_LIST_MAX: usize = WORKERS_MAX;
 /// Workers in one page of a workers or status reply.
 pub const WORKERS_PAGE_MAX: usize = 256;
 
+/// Engines of a simulated fleet.
+pub const SIMULATED_ENGINES_MAX: usize = 1024;
+/// Routers of a simulated fleet. Each has bookings of its own.
+pub const SIMULATED_ROUTERS_MAX: usize = 64;
+/// Tokens of one KV memory or store of a simulated engine.
+pub const SIMULATED_KV_TOKENS_MAX: u64 = 1 << 40;
+/// Tokens of one step of a simulated engine.
+pub const SIMULATED_STEP_TOKENS_MAX: u64 = 1 << 24;
+
 /// Tokens per block.
 pub const BLOCK_SIZE_TOKENS_MAX: u32 = 1 << 16;
 /// Block size assumed by a decision by load alone while the space's scheme is unknown.
@@ -351,16 +360,20 @@ pub const ACTIVE_READ_TRIES_MAX: usize = 16;
 pub const BACK_OFF_DOUBLINGS_MAX: u32 = 30;
 /// Longest configurable back-off, and age of a reported load, milliseconds.
 pub const REPORT_MS_CEILING: u64 = 3_600_000;
-/// Prefills of a worker measured before the learnt model estimates the next.
-pub const PREFILL_SAMPLES_MIN: u32 = 4;
-/// Weight of a worker's last prefill in the learnt averages, 0 to 1.
-pub const PREFILL_SAMPLE_WEIGHT: f64 = 0.125;
+/// Prefills of a class of workers from which its law counts as known, if no preset was given.
+pub const PREFILL_SAMPLES_MIN: u64 = 4;
+/// Bookings freed recently from which on missing first tokens are a finding.
+pub const FIRST_TOKENS_RECENT_MIN: u64 = 100;
+/// First tokens are missing if they were reported of fewer than one in this many freed bookings.
+pub const FIRST_TOKENS_SHARE: u64 = 10;
 /// Predicted times to the first token after which their mean error can be a finding.
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.
 pub const TTFT_ERROR_MAX: f64 = 0.3;
 /// The longest predicted time of one prefill, nanoseconds: an hour. The sum over all bookings is below 2^64.
 pub const PREFILL_WORK_NS_MAX: u64 = 3_600_000_000_000;
+/// Largest file of learnt prefill times. That of twice as many classes and workers as there can be is smaller.
+pub const LAWS_FILE_BYTES_MAX: usize = 4 << 20;
 /// Classes of workers whose prefill times are learnt apart.
 pub const PREFILL_CLASSES_MAX: usize = 256;
 /// Longest configurable time of a token's prefill, nanoseconds: a second.
@@ -395,6 +408,10 @@ pub const QUEUE_WAIT_MS_CEILING: u64 = 3_600_000;
 pub const THREADS_WATCH_EVERY_MS: u64 = 500;
 /// How often expired bookings are looked for, milliseconds.
 pub const BOOKINGS_EXPIRY_EVERY_MS: u64 = 1000;
+/// How often the daemon publishes the prefill laws that reports have changed, milliseconds.
+pub const LAWS_PUBLISH_EVERY_MS: u64 = 100;
+/// Places of workers that a new law is given to before the lock of the bookings is released for others.
+pub const LAWS_PUBLISHED_PER_LOCK_MAX: usize = 64;
 /// Bookings dropped for their age before the lock is released for others.
 pub const BOOKINGS_EXPIRED_PER_LOCK_MAX: usize = 256;
 /// How often the daemon looks for findings, milliseconds.
@@ -497,6 +514,16 @@ pub const JOURNAL_RING_RECORDS_CEILING: u64 = 1 << 20;
 pub const JOURNAL_WAITING_WORKERS_MAX: usize = 1 << 17;
 /// Capacity, in workers, that a written buffer of the journal keeps.
 pub const JOURNAL_BUFFER_WORKERS_KEPT: usize = 512;
+/// Identities of one prompt's prefixes in the journal. Tokens beyond them have none.
+pub const JOURNAL_PREFIX_IDENTITIES_MAX: usize = 4096;
+/// Identities that weigh as much as one worker while a decision waits for the journal.
+pub const JOURNAL_IDENTITIES_PER_WORKER: usize = 32;
+/// Identities that the writer or a reader of a journal file remembers before it begins anew.
+pub const JOURNAL_KNOWN_IDENTITIES_MAX: usize = 1 << 18;
+/// Most configurable tokens for each identity.
+pub const JOURNAL_PREFIX_TOKENS_CEILING: u64 = 1 << 16;
+/// Ended requests of all threads that may wait for the journal, for each decision of one thread that may.
+pub const JOURNAL_ENDS_PER_RECORD: usize = 4;
 /// Smallest configurable size of a journal file, bytes.
 pub const JOURNAL_FILE_BYTES_MIN: u64 = 4 << 10;
 /// Largest configurable size of a journal file, bytes: readers load a file as a whole.

@@ -157,6 +157,7 @@ counters! {
         WatchesTold = "watches_told", "Fleet changes sent to watching connections.";
         WatchPages = "watch_pages", "Further pages of the fleet sent to watching connections, after the first page.";
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
+        PrefillsReported = "prefills_reported", "Bookings whose first token a gateway reported.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings that do not exist.";
         PredictionsDropped = "predictions_dropped", "Bookings without predictions because too many waited for the predictor.";
         JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
@@ -208,6 +209,8 @@ counters! {
     /// Once per daemon, counted by the journal's writer.
     JournalCounter {
         Records = "journal_records", "Decisions written to the journal.";
+        Ends = "journal_ends", "Ends of recorded requests written to the journal.";
+        EndsLost = "journal_ends_lost", "Ends of recorded requests left out of the journal because too many waited, or it could not be written.";
         Bytes = "journal_bytes", "Bytes written to the journal.";
         Files = "journal_files", "Journal files started.";
         FilesRemoved = "journal_files_removed", "Journal files removed because journal.files_max was reached.";

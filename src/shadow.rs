@@ -7,29 +7,17 @@ use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
 use crate::route::{Decision, Draws, Mode, Observation, Policy, WorkerFacts, judge};
 
-/// A chosen worker, and the cost of running the prompt there.
+/// A chosen worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PolicyChoice {
-    /// The worker.
-    pub index: WorkerIndex,
-    /// Blocks of the prompt that the worker holds, in all tiers.
-    pub overlap_blocks: u32,
-    /// Tokens of the prompt that the worker has to compute: those in none of its tiers.
-    pub prefill_tokens: u64,
-    /// Prefill tokens and requests in flight on the worker.
-    pub busy: (u64, u64),
+struct PolicyChoice {
+    index: WorkerIndex,
+    /// Blocks of the prompt that it holds, in all tiers.
+    overlap_blocks: u32,
 }
 
 impl PolicyChoice {
-    fn of(observation: &Observation, facts: &WorkerFacts) -> Self {
-        let request = &observation.request;
-        let held_tokens = u64::from(facts.overlap.total()) * u64::from(request.block_size);
-        Self {
-            index: facts.index,
-            overlap_blocks: facts.overlap.total(),
-            prefill_tokens: request.prompt_tokens.saturating_sub(held_tokens),
-            busy: (facts.load.prefill_tokens, facts.load.requests),
-        }
+    const fn of(facts: &WorkerFacts) -> Self {
+        Self { index: facts.index, overlap_blocks: facts.overlap.total() }
     }
 }
 
@@ -65,7 +53,7 @@ pub struct PolicyComparison {
 
 impl PolicyComparison {
     /// The choice of `policy`; `None` = no worker is eligible. The observation is unchanged on return.
-    pub fn pick(&mut self, policy: &Policy, observation: &mut Observation, seed: u64) -> Option<PolicyChoice> {
+    fn pick(&mut self, policy: &Policy, observation: &mut Observation, seed: u64) -> Option<PolicyChoice> {
         // Compares with every worker's cost, whatever the gateway asked for.
         let request = observation.request;
         observation.request.candidates_max = WORKERS_MAX as u32;
@@ -76,13 +64,12 @@ impl PolicyComparison {
         judge(policy, observation, Draws::new(seed), &mut self.decision);
         observation.request = request;
         let chosen = self.decision.candidates.first()?;
-        observation.worker(chosen.index).map(|facts| PolicyChoice::of(observation, &facts))
+        observation.worker(chosen.index).map(|facts| PolicyChoice::of(&facts))
     }
 
     /// The facts of a chosen worker; `None` if the observation does not hold it.
-    #[must_use]
-    pub fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<PolicyChoice> {
-        observation.worker(chosen?).map(|facts| PolicyChoice::of(observation, &facts))
+    fn chosen(observation: &Observation, chosen: Option<WorkerIndex>) -> Option<PolicyChoice> {
+        observation.worker(chosen?).map(|facts| PolicyChoice::of(&facts))
     }
 
     /// Compares the recorded choice with that of `policy`.
@@ -234,7 +221,7 @@ mod tests {
         let mut comparison = PolicyComparison::default();
         let (mut seen, before) = (observation(), observation());
         let mut compare = |policy: &Policy, chosen| comparison.compare(policy, &mut seen, 1, chosen);
-        let kv = Policy::default();
+        let kv = Policy::kv();
         // 10 + 5 blocks minus 8 of credit are 7; 10 minus 2 are 8.
         assert_eq!(compare(&kv, Some(WorkerIndex(0))), PolicyDifference::Same);
         assert_eq!(compare(&kv, Some(WorkerIndex(1))), PolicyDifference::Other { overlap_blocks: 6, cost_regret: 1.0 });
@@ -251,23 +238,16 @@ mod tests {
     fn an_ineligible_worker_has_no_cost() {
         let mut seen = observation();
         seen.workers.update(1, |facts| facts.state = WorkerState::Draining);
-        let difference = PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, Some(WorkerIndex(1)));
+        let difference = PolicyComparison::default().compare(&Policy::kv(), &mut seen, 1, Some(WorkerIndex(1)));
         assert_eq!(difference, PolicyDifference::Excluded { overlap_blocks: 6 });
         (0..seen.workers.len()).for_each(|row| seen.workers.update(row, |facts| facts.allowed = false));
-        assert_eq!(PolicyComparison::default().compare(&Policy::default(), &mut seen, 1, None), PolicyDifference::Same);
-    }
-
-    #[test]
-    fn a_choice_counts_the_tokens_to_compute() {
-        let mut seen = observation();
-        let pick = PolicyComparison::default().pick(&Policy::default(), &mut seen, 1).expect("an eligible worker");
-        assert_eq!((pick.index, pick.overlap_blocks, pick.prefill_tokens, pick.busy), (WorkerIndex(0), 8, 32, (80, 0)));
+        assert_eq!(PolicyComparison::default().compare(&Policy::kv(), &mut seen, 1, None), PolicyDifference::Same);
     }
 
     #[test]
     fn a_round_robin_shadow_policy_takes_one_worker_after_the_other() {
         let (mut seen, mut comparison) = (observation(), PolicyComparison::default());
-        let policy = Policy { mode: Mode::RoundRobin, ..Policy::default() };
+        let policy = Policy { mode: Mode::RoundRobin, ..Policy::kv() };
         let picks =
             [1, 2, 3, 4].map(|seed| comparison.pick(&policy, &mut seen, seed).expect("an eligible worker").index.0);
         assert_eq!(picks, [0, 1, 2, 0]);

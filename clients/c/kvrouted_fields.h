@@ -265,7 +265,9 @@ enum {
     KVR__COST_TERMS_PREFILL_S = 21,
     KVR__COST_TERMS_FETCH_S = 22,
     KVR__COST_TERMS_DELAY_S = 23,
-    KVR__COST_TERMS_FIELD_COUNT = 24
+    KVR__COST_TERMS_LATER_DELAY_S = 24,
+    KVR__COST_TERMS_OUTPUT_DELAY_S = 25,
+    KVR__COST_TERMS_FIELD_COUNT = 26
 };
 /* table Candidate */
 enum {
@@ -696,6 +698,8 @@ typedef struct kvr_terms {
     double prefill_s; /* seconds: predicted prefill of this prompt */
     double fetch_s; /* seconds: predicted fetch of blocks from below the device's memory */
     double delay_s; /* seconds: weighted delay of the worker's other requests by this prefill */
+    double later_delay_s; /* seconds: weighted delay of requests that come later by this prefill */
+    double output_delay_s; /* seconds: weighted delay of this request's output by other prefills on the worker */
 } kvr_terms;
 /* F(field, its number, its value if it is absent) for each field of CostTerms. */
 #define KVR__EACH_OF_COST_TERMS(F) \
@@ -722,6 +726,8 @@ typedef struct kvr_terms {
     F(queue_s, KVR__COST_TERMS_QUEUE_S, 0) \
     F(prefill_s, KVR__COST_TERMS_PREFILL_S, 0) \
     F(fetch_s, KVR__COST_TERMS_FETCH_S, 0) \
-    F(delay_s, KVR__COST_TERMS_DELAY_S, 0)
+    F(delay_s, KVR__COST_TERMS_DELAY_S, 0) \
+    F(later_delay_s, KVR__COST_TERMS_LATER_DELAY_S, 0) \
+    F(output_delay_s, KVR__COST_TERMS_OUTPUT_DELAY_S, 0)
 
 #endif

@@ -389,3 +389,8 @@ pub(crate) const KUBERNETES_FIRST_LIST_MAX: Duration = Duration::from_secs(10);
 const _: () = assert!(KUBERNETES_EVENT_BYTES_MAX < KUBERNETES_WATCH_BYTES_MAX);
 const _: () = assert!(KUBERNETES_PAGE_BYTES_MAX <= KUBERNETES_OBJECTS_BYTES_MAX);
 const _: () = assert!(KUBERNETES_PAGE_OBJECTS <= KUBERNETES_OBJECTS_MAX);
+
+// ---- serve: the sandbox -------------------------------------------------------------------------------------------
+
+/// How often the gateway looks for system calls that its sandbox has refused, to log them.
+pub(crate) const SANDBOX_WATCH_INTERVAL: Duration = Duration::from_millis(500);

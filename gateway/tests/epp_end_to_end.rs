@@ -132,6 +132,17 @@ async fn a_prompt_goes_where_its_prefix_is_and_its_booking_follows_what_envoy_sa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_picker_works_inside_its_sandbox() {
+    let flags = &["--plaintext", "--sandbox", "on"];
+    let Some(fixture) = start("the endpoint picker in its sandbox", 2, flags).await else { return };
+    let mut stream = fixture.stream().await;
+    let list = fixture.asks(&mut stream, opening(&POST, false), &chat(&[system('a'), user("Go.")], true)).await;
+    assert_eq!(list.len(), 2);
+    drop(stream);
+    fixture.is_running(&[0, 0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subsets_are_strict_and_what_cannot_be_routed_is_refused() {
     let Some(fixture) = start("subsets and refusals of the endpoint picker", 2, &["--plaintext"]).await else { return };
     let key = "x-gateway-destination-endpoint-subset";

@@ -5,7 +5,10 @@
 mod admin;
 mod doctor;
 mod exit;
+mod journal_files;
 mod logging;
+#[cfg(feature = "simulate")]
+mod policy_tables;
 mod query;
 mod relay;
 mod replay;
@@ -13,8 +16,12 @@ mod reset;
 mod serve;
 #[cfg(feature = "simulate")]
 mod simulate;
+#[cfg(feature = "simulate")]
+mod simulated_load;
 mod status;
+#[cfg(feature = "simulate")]
 mod tune;
+#[cfg(feature = "simulate")]
 mod what_if;
 mod worker;
 
@@ -30,7 +37,9 @@ use self::reset::ResetArgs;
 #[cfg(feature = "simulate")]
 use self::simulate::SimulateArgs;
 use self::status::StatusArgs;
+#[cfg(feature = "simulate")]
 use self::tune::TuneArgs;
+#[cfg(feature = "simulate")]
 use self::what_if::WhatIfArgs;
 use self::worker::WorkerArgs;
 use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
@@ -68,9 +77,11 @@ pub enum Command {
     Worker(WorkerArgs),
     /// Repeat the recorded decisions of a journal and compare the results.
     Replay(ReplayArgs),
-    /// Repeat the recorded decisions of a journal with other weights and show what would have changed.
-    WhatIf(WhatIfArgs),
-    /// Search for better weights on the recorded decisions of a journal, and let a running daemon try them.
+    /// Run the recorded load of a journal on a simulated fleet under another policy, and show what requests would have felt.
+    #[cfg(feature = "simulate")]
+    WhatIf(Box<WhatIfArgs>),
+    /// Search for a policy under which the recorded requests of a journal feel better, and let a running daemon try it.
+    #[cfg(feature = "simulate")]
     Tune(Box<TuneArgs>),
     /// Run a trace on a simulated fleet under several policies, and compare what its requests felt.
     #[cfg(feature = "simulate")]
@@ -104,8 +115,10 @@ impl Command {
             Self::Doctor(args) => args.run(),
             Self::Worker(args) => args.run(),
             Self::Replay(args) => args.run(),
-            Self::WhatIf(args) => args.run(),
-            Self::Tune(args) => args.run(),
+            #[cfg(feature = "simulate")]
+            Self::WhatIf(args) => args.run(&mut std::io::stdout().lock()),
+            #[cfg(feature = "simulate")]
+            Self::Tune(args) => args.run(&mut std::io::stdout().lock()),
             #[cfg(feature = "simulate")]
             Self::Simulate(args) => args.run(&mut std::io::stdout().lock()),
             Self::Reset(args) => args.run(),

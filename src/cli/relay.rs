@@ -45,6 +45,9 @@ pub struct RelayArgs {
     /// Serve Prometheus metrics on this port of the loopback interface; 0 = off [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub metrics_port: Option<String>,
+    /// What the relay gives up once it has started: off, report, on or required [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -72,6 +75,7 @@ impl RelayArgs {
             ("--endpoint", "relay", "endpoint", &self.endpoint),
             ("--replay", "relay", "replay", &self.replay),
             ("--metrics-port", "metrics", "port", &self.metrics_port),
+            ("--sandbox", "sandbox", "mode", &self.sandbox),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),
             ("--worker", "space", "model", &model),
@@ -119,6 +123,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         heartbeat_ms: config.relay.heartbeat_ms,
         worker: worker.worker,
         ingest,
+        sandbox: config.sandbox.mode,
         metrics_port: config.metrics.port,
         metrics_hosts: config.metrics.hosts.clone(),
         ..RelayPlan::new(&config.relay.endpoint, &config.relay.replay, source)

@@ -1,13 +1,14 @@
 //! `kvrouted replay`: repeats recorded decisions and compares them with their recorded results.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
+use super::journal_files::{journal_files, open, read, remarks};
 use crate::error::counted;
-use crate::journal::{self, DecisionRecord, Ending, JournalEntry, Reader, Replayed};
+use crate::journal::{self, Ending, Replayed};
 
 /// Repeats the decisions of a journal and compares the results bit for bit.
 #[derive(Debug, clap::Args)]
@@ -46,57 +47,6 @@ impl ReplayArgs {
     }
 }
 
-/// The named files, and the journal files in named folders, oldest first.
-pub(super) fn journal_files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
-    let mut files = Vec::new();
-    for path in named {
-        if !path.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let listed = journal::list(path).map_err(|error| unusable(path, &error.to_string()))?;
-        if listed.is_empty() {
-            return Err(unusable(path, "the folder has no journal files; check dir in [journal]"));
-        }
-        files.extend(listed);
-    }
-    Ok(files)
-}
-
-/// Passes every decision of the files to `each`. Returns remarks about incomplete files.
-pub(super) fn decisions(
-    files: &[PathBuf],
-    mut each: impl FnMut(&mut DecisionRecord) -> Result<(), Failure>,
-) -> Result<Vec<String>, Failure> {
-    let mut lines = Vec::new();
-    for path in files {
-        let bytes = read(path)?;
-        let mut reader = open(path, &bytes)?;
-        let mut record = DecisionRecord::default();
-        let ending = loop {
-            match reader.next(&mut record) {
-                JournalEntry::Decision { .. } => each(&mut record)?,
-                JournalEntry::Gap { .. } => {}
-                JournalEntry::End(ending) => break ending,
-            }
-        };
-        lines.extend(remarks(path, &reader, ending));
-    }
-    Ok(lines)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|error| unusable(path, &error.to_string()))
-}
-
-fn open<'a>(path: &Path, bytes: &'a [u8]) -> Result<Reader<'a>, Failure> {
-    Reader::open(bytes).map_err(|error| unusable(path, &format!("{} ({})", error.message(), error.remedy())))
-}
-
-fn unusable(path: &Path, why: &str) -> Failure {
-    Failure::new(Exit::Usage, format!("{}: {why}", path.display()))
-}
-
 const fn ending_name(ending: Ending) -> &'static str {
     match ending {
         Ending::Closed => "closed",
@@ -111,32 +61,6 @@ const fn unused(ending: Ending) -> u64 {
         Ending::Closed | Ending::Open => 0,
         Ending::Torn { bytes, .. } | Ending::Damaged { bytes, .. } => bytes,
     }
-}
-
-/// Remarks about a file that is incomplete, damaged, or of another release.
-fn remarks(path: &Path, reader: &Reader<'_>, ending: Ending) -> Vec<String> {
-    let mut lines = Vec::new();
-    let path = path.display();
-    match ending {
-        Ending::Closed => {}
-        Ending::Open => lines.push(format!("{path}: not closed: a daemon is writing it, or was killed")),
-        Ending::Torn { at, bytes } => {
-            lines.push(format!("{path}: cut off within a record at byte {at}; its last {bytes} bytes are ignored"));
-        }
-        Ending::Damaged { at, bytes } => {
-            lines.push(format!("{path}: damaged at byte {at}; the {bytes} bytes from there on are ignored"));
-        }
-    }
-    let listed = |names: &[String]| names.join(", ");
-    if !reader.missing_values().is_empty() {
-        let (release, names) = (&reader.origin().release, listed(reader.missing_values()));
-        lines.push(format!("{path}: release {release} did not record {names}; their defaults are used"));
-    }
-    if !reader.unknown_values().is_empty() {
-        let (release, names) = (&reader.origin().release, listed(reader.unknown_values()));
-        lines.push(format!("{path}: release {release} recorded {names}, which this release does not know; ignored"));
-    }
-    lines
 }
 
 fn text(all: &Replayed) -> String {

@@ -69,6 +69,10 @@ pub struct ServeArgs {
     /// [default: 0]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub http_port: Option<String>,
+    /// How workers are chosen in every space without a mode of its own: latency, kv (as Dynamo does) or another of
+    /// docs/policy.md [default: latency]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
     /// Keep snapshots of the workers in this folder [default: no snapshots]
     #[arg(long, value_name = "PATH")]
     pub snapshot_dir: Option<String>,
@@ -81,6 +85,9 @@ pub struct ServeArgs {
     /// A file of workers, or a folder of such files, which the daemon watches while it runs
     #[arg(long, value_name = "PATH")]
     pub discovery: Option<String>,
+    /// What the daemon gives up once it has started: off, report, on or required [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -113,6 +120,7 @@ impl ServeArgs {
         let mut config = config::load(self.config.as_deref(), &self.flags())
             .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
         config.snapshot.fresh = self.fresh;
+        config.sandbox.file.clone_from(&self.config);
         if self.check {
             Admissions::resolve(&config)?;
             let unusable = unusable_files(&config);
@@ -148,7 +156,9 @@ impl ServeArgs {
             ("--metrics-port", "metrics", "port", &self.metrics_port),
             ("--http-port", "http", "port", &self.http_port),
             ("--snapshot-dir", "snapshot", "dir", &self.snapshot_dir),
+            ("--mode", "policy", "mode", &self.mode),
             ("--seed", "policy", "seed", &self.seed),
+            ("--sandbox", "sandbox", "mode", &self.sandbox),
             ("--log-level", "log", "level", &self.log_level),
             ("--log-format", "log", "format", &self.log_format),
             ("--discovery", "discovery", "path", &self.discovery),

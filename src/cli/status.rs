@@ -12,6 +12,7 @@ use super::admin;
 use super::exit::{Exit, Failure};
 use crate::config::socket_default;
 use crate::finding::Finding;
+use crate::sandbox::Mode;
 use crate::trust::TrustReason;
 use crate::wire::{SourceStatus, StatusPage, WorkerStatus};
 
@@ -56,6 +57,9 @@ struct StatusJson {
     /// Only if a shadow policy has judged decisions.
     #[serde(skip_serializing_if = "Map::is_empty")]
     shadow: Map<String, Value>,
+    /// Only if the daemon has a sandbox.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    sandbox: Map<String, Value>,
 }
 
 #[derive(Serialize)]
@@ -89,8 +93,8 @@ fn json(page: &StatusPage) -> serde_json::Result<String> {
         counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
     };
     let (workers, findings) = (page.workers.iter().map(worker).collect(), page.findings.iter().map(finding).collect());
-    let (sources, shadow) = (sources_json(&page.sources), shadow_json(page));
-    serde_json::to_string(&StatusJson { workers, sources, findings, shadow })
+    let (sources, shadow, sandbox) = (sources_json(&page.sources), shadow_json(page), sandbox_json(page));
+    serde_json::to_string(&StatusJson { workers, sources, findings, shadow, sandbox })
 }
 
 pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
@@ -124,6 +128,7 @@ fn text(page: &StatusPage) -> String {
         }
     }
     parts.extend(shadow_line(page));
+    parts.extend(sandbox_line(page));
     parts.extend(source_lines(&page.sources));
     let finding = |of: &Finding| format!("{} {}: {}", of.harm.name(), of.name, of.what);
     parts.extend(page.findings.iter().map(finding));
@@ -140,7 +145,44 @@ fn shadow_json(page: &StatusPage) -> Map<String, Value> {
 }
 
 fn shadow_count(page: &StatusPage, name: &str) -> u64 {
-    page.counters.iter().find(|(of, _)| of == name).map_or(0, |(_, count)| *count)
+    count(page, name).unwrap_or(0)
+}
+
+fn count(page: &StatusPage, name: &str) -> Option<u64> {
+    page.counters.iter().find(|(of, _)| of == name).map(|(_, count)| *count)
+}
+
+/// The mode of the daemon's sandbox; `None` = it has none.
+fn sandbox_mode(page: &StatusPage) -> Option<&'static str> {
+    let mode = count(page, "sandbox_mode")?;
+    // A newer daemon may have more.
+    Some(Mode::NAMES.get(mode as usize).copied().unwrap_or("unknown"))
+}
+
+/// The figures of the daemon's sandbox by name; empty if it has none.
+fn sandbox_json(page: &StatusPage) -> Map<String, Value> {
+    let Some(mode) = sandbox_mode(page) else { return Map::new() };
+    let named = |(name, value): &(String, u64)| Some((name.strip_prefix("sandbox_")?.to_owned(), (*value).into()));
+    let mut figures: Map<String, Value> = page.counters.iter().filter_map(named).collect();
+    figures.insert("mode".to_owned(), mode.into());
+    figures
+}
+
+/// The daemon's sandbox as a sentence.
+fn sandbox_line(page: &StatusPage) -> Option<String> {
+    let mode = sandbox_mode(page)?;
+    let has = |name, present: &str, absent: &str| match count(page, name) {
+        Some(0) | None => absent.to_owned(),
+        Some(_) => present.to_owned(),
+    };
+    Some(format!(
+        "sandbox {mode}: {}, {}, {}, {}; {} system calls refused",
+        has("sandbox_filters", "system calls filtered", "system calls not filtered"),
+        has("sandbox_landlock", "files restricted", "files not restricted"),
+        has("sandbox_capabilities_dropped", "capabilities dropped", "capabilities kept"),
+        has("sandbox_no_new_privileges", "no new privileges", "new privileges possible"),
+        count(page, "sandbox_refused").unwrap_or(0)
+    ))
 }
 
 /// Counts of the shadow policy as a sentence.
@@ -241,6 +283,20 @@ mod tests {
         let shown = json(&page).unwrap();
         assert_eq!(shown, r#"{"workers":[],"sources":[{"name":"file f","problem":"torn","workers":2}],"findings":[]}"#);
         assert!(text(&page).ends_with("file f: torn"));
+    }
+
+    #[test]
+    fn a_sandbox_is_shown_if_there_is_one() {
+        let figures =
+            [("mode", 2), ("no_new_privileges", 1), ("capabilities_dropped", 1), ("filters", 1), ("landlock", 0)];
+        let named = |(name, value): (&str, u64)| (format!("sandbox_{name}"), value);
+        let counters: Vec<_> = figures.into_iter().chain([("refused", 3)]).map(named).collect();
+        let page = StatusPage { counters, ..StatusPage::default() };
+        let line = "sandbox on: system calls filtered, files not restricted, capabilities dropped, no new privileges; \
+                    3 system calls refused";
+        assert!(text(&page).ends_with(line), "{}", text(&page));
+        let shown: Value = serde_json::from_str(&json(&page).unwrap()).unwrap();
+        assert_eq!((&shown["sandbox"]["mode"], &shown["sandbox"]["refused"]), (&"on".into(), &3.into()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! `kvrouted tune`: searches for weights that would have made recorded decisions cheaper, tries them as a shadow
-//! policy, and promotes them.
+//! `kvrouted tune`: searches for a policy under which the requests of a recorded load feel better, lets a running daemon
+//! try it as a shadow policy, and promotes it.
 
-use std::io::Write as _;
+use std::io::Write;
 use std::path::PathBuf;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -10,44 +10,41 @@ use serde_json::{Map, Value, json};
 
 use super::admin;
 use super::exit::{Exit, Failure};
-use super::replay::{decisions, journal_files};
-use super::what_if::{ESTIMATE, bars, spread_json, spread_table};
+use super::policy_tables::{
+    OverLoads, curve_json, curve_loads, curve_table, difference_json, difference_table, load_unit, write_report,
+};
+use super::simulate::progress;
+use super::simulated_load::{LoadArgs, SimulatedLoad};
 use crate::config::socket_default;
-use crate::ids::SpaceId;
-use crate::journal::DecisionRecord;
-use crate::policy_search::{Knob, Objective, Search, Step, Tuned};
 use crate::route::Policy;
+use crate::simulate::Slo;
+use crate::simulate::policy_search::{Candidate, Searched, search, settings_of};
+use crate::simulate::policy_trials::{Pair, Stretch, Trials, WARM_UP_SHARE};
+use crate::simulate::recorded::Agreement;
 use crate::wire::{PolicyDone, PolicyOrder};
 
-/// Searches for better weights on the decisions of a journal, and lets a running daemon try them.
-#[derive(Debug, clap::Args)]
+/// The columns of the tables.
+const NAMES: [&str; 2] = ["recorded", "best"];
+/// Candidates that a table shows.
+const CANDIDATES_SHOWN: usize = 10;
+
+/// Searches for a policy under which the requests of a recorded load feel better, and lets a running daemon try it.
+#[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["files", "promote", "end_shadow"]))]
 pub struct TuneArgs {
-    /// Journal files, or folders of them
-    #[arg(value_name = "JOURNAL")]
-    pub files: Vec<PathBuf>,
-    /// Number of policies to try
-    #[arg(long, value_name = "NUMBER", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// The load and the fleet
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Number of policies to try, each in a run of half of the load
+    #[arg(long, value_name = "NUMBER", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub trials: u32,
     /// Seed of the random weights; the same seed gives the same result
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Most decisions to judge; from a larger journal every n-th is taken
-    #[arg(long, value_name = "NUMBER", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub decisions_max: u32,
-    /// Weight of a token queued before the prompt; a token to prefill has weight 1
-    #[arg(long, value_name = "WEIGHT", default_value_t = 1.0)]
-    pub waiting_weight: f64,
-    /// Weight of each token by which the busiest worker's prefill exceeds the mean
-    #[arg(long, value_name = "WEIGHT", default_value_t = 1.0)]
-    pub imbalance_weight: f64,
-    /// Only decisions of this space, by its number
-    #[arg(long, value_name = "NUMBER")]
-    pub space: Option<u32>,
-    /// Write the best weights to this file, as part of a configuration
+    /// Write the best policy to this file, as part of a configuration
     #[arg(long, value_name = "PATH")]
     pub write: Option<PathBuf>,
-    /// Let a running daemon judge this share of its decisions by the best weights, as a shadow policy
+    /// Let a running daemon judge this share of its decisions by the best policy, as a shadow policy
     #[arg(long, value_name = "SHARE", num_args = 0..=1, default_missing_value = "1.0", requires = "files", value_parser = share)]
     pub shadow: Option<f64>,
     /// Make a running daemon decide by its shadow policy
@@ -62,9 +59,6 @@ pub struct TuneArgs {
     /// The daemon's admin socket [default: as the daemon says on its socket]
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -72,16 +66,29 @@ fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
+/// What was found.
+struct Found {
+    searched: Searched,
+    /// On the half that the search did not see: the recorded policy and the best one.
+    held_out: Pair,
+    curves: Vec<OverLoads>,
+    agreement: Option<Agreement>,
+    load: f64,
+    unit: &'static str,
+    /// The best policy if it is better on the held-out half too; the recorded one otherwise.
+    kept: Policy,
+}
+
 impl TuneArgs {
-    /// Searches and prints, or changes the daemon's shadow policy.
+    /// Searches and writes the result to `out`, or changes the daemon's shadow policy.
     ///
     /// # Errors
-    /// A file that cannot be read or is not a journal, a journal without decisions, a file that cannot be written, a
-    /// daemon that does not answer or refuses, a closed standard output.
-    pub fn run(&self) -> Result<Exit, Failure> {
+    /// A file that cannot be read or used, a file or standard output that cannot be written, a daemon that does not answer
+    /// or refuses.
+    pub fn run(&self, out: &mut impl Write) -> Result<Exit, Failure> {
         if self.promote {
             let PolicyDone { policy_version, .. } = self.order(&PolicyOrder::Promote)?;
-            return self.print(&json!({"policy_version": policy_version}), || {
+            return self.print(out, &json!({"policy_version": policy_version}), || {
                 format!(
                     "the daemon now decides by the former shadow policy, version {policy_version}\nThe configuration file is \
                      unchanged, and the next start or SIGHUP will apply it. Add the new weights to it."
@@ -90,29 +97,29 @@ impl TuneArgs {
         }
         if self.end_shadow {
             self.order(&PolicyOrder::EndShadow)?;
-            return self.print(&json!({}), || "the shadow policy has ended".into());
+            return self.print(out, &json!({}), || "the shadow policy has ended".into());
         }
-        let mut tape = self.load()?;
-        let Some(policy) = tape.records.last().map(|record| record.policy) else {
-            return Err(Failure::new(Exit::Usage, "the journal has no decisions"));
-        };
-        let objective = Objective { waiting_weight: self.waiting_weight, imbalance_weight: self.imbalance_weight };
-        let tuned = Search::run(&mut tape.records, &policy, objective, self.seed, self.trials);
+        self.load.check()?;
+        let subject = self.load.read()?;
+        let found = self.find(&subject);
         if let Some(path) = &self.write {
-            std::fs::write(path, fragment(&tuned, tape.records.len()))
+            std::fs::write(path, found.fragment(&self.load.slo()))
                 .map_err(|error| Failure::new(Exit::System, format!("{}: {error}", path.display())))?;
         }
-        if let Some(share) = self.shadow {
-            self.order(&PolicyOrder::Shadow { settings: &settings(&tuned), share })?;
+        if let Some(file) = &self.load.report {
+            let title = "The recorded policy and the best one";
+            write_report(file, (title, found.unit), NAMES, &found.held_out, &found.curves)?;
         }
-        self.print(&object(&tuned, tape.records.len()), || tape.text(&tuned, self.shadow))
+        if let Some(share) = self.shadow {
+            self.order(&PolicyOrder::Shadow { settings: &settings_of(&found.kept), share })?;
+        }
+        self.print(out, &self.json(&subject, &found), || self.text(&subject, &found))
     }
 
-    fn print(&self, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
-        let mut stdout = std::io::stdout().lock();
-        let output = if self.json { json.to_string() } else { text() };
-        writeln!(stdout, "{output}")?;
-        stdout.flush()?;
+    fn print(&self, out: &mut impl Write, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+        let output = if self.load.json { json.to_string() } else { text() };
+        writeln!(out, "{output}")?;
+        out.flush()?;
         Ok(Exit::Done)
     }
 
@@ -120,122 +127,215 @@ impl TuneArgs {
         Ok(admin::connect(self.admin_socket.as_ref().unwrap_or(&self.socket))?.set_policy(order)?)
     }
 
-    /// Loads the decisions to judge: all, or every n-th.
-    fn load(&self) -> Result<Tape, Failure> {
-        let wanted = |record: &DecisionRecord| self.space.is_none_or(|space| record.space == SpaceId(space));
-        let files = journal_files(&self.files)?;
-        let (mut recorded, mut records) = (0_u64, Vec::new());
-        let remarks = decisions(&files, |record| {
-            recorded += u64::from(wanted(record));
-            Ok(())
-        })?;
-        let every = recorded.div_ceil(u64::from(self.decisions_max)).max(1);
-        let mut seen = 0_u64;
-        decisions(&files, |record| {
-            if wanted(record) {
-                if seen.is_multiple_of(every) {
-                    records.push(std::mem::take(record));
-                }
-                seen += 1;
-            }
-            Ok(())
-        })?;
-        Ok(Tape { records, recorded, remarks })
+    /// Searches on one half of the load, and compares what it found with the recorded policy on the other.
+    fn find(&self, subject: &SimulatedLoad) -> Found {
+        let (first, second) =
+            (Stretch::of(&subject.workload, WARM_UP_SHARE, 0.5), Stretch::of(&subject.workload, 0.5, 1.0));
+        let (load, seeds) = (self.load.load_of(&second), self.load.seeds);
+        let loads = curve_loads(&second, load);
+        let bar = progress(u64::from(self.trials) + 2 * (seeds + loads.len() as u64), self.load.json);
+        let tick = || bar.inc(1);
+        let trials = Trials {
+            stretch: &first,
+            fleet: &subject.fleet,
+            slo: self.load.slo(),
+            block_size: subject.block_size,
+            threads: self.load.threads(),
+            tick: &tick,
+        };
+        let searched = search(&trials, &subject.policy, self.load.load_of(&first), (self.seed, self.trials as usize));
+        let best = searched.candidates[searched.best].policy;
+        let trials = Trials { stretch: &second, ..trials };
+        let policies = [&subject.policy, &best];
+        let held_out = trials.pair(policies, load, seeds);
+        let agreement = subject
+            .recorded
+            .as_ref()
+            .map(|recorded| Agreement { recorded: recorded.felt(second.measured_from_s()), simulated: held_out.felt });
+        let curves = trials.over_loads(&policies, &loads);
+        bar.finish_and_clear();
+        let [before, after] = held_out.medians();
+        let [recorded, found] =
+            [(subject.policy, before), (best, after)].map(|(policy, figures)| Candidate { policy, figures });
+        let kept = if found.is_better_than(&recorded) { best } else { subject.policy };
+        Found { searched, held_out, curves, agreement, load, unit: load_unit(&second), kept }
     }
-}
 
-/// The decisions to judge.
-#[derive(Debug)]
-struct Tape {
-    records: Vec<DecisionRecord>,
-    /// Number of decisions in the journal.
-    recorded: u64,
-    remarks: Vec<String>,
-}
-
-impl Tape {
-    fn text(&self, tuned: &Tuned, shadow: Option<f64>) -> String {
-        let title = format!(
-            "{} policies tried on {} of {} decisions; the best needs {:.1} % fewer tokens ¹",
-            tuned.trials,
-            self.records.len(),
-            self.recorded,
-            saving(tuned) * 100.0
-        );
-        let line =
-            |step: &Step| (changes(&tuned.before.policy, &step.policy), step.tokens, format!("{:.0}", step.tokens));
-        let steps: Vec<_> = tuned.steps.iter().map(line).collect();
-        let mut parts = vec![
-            title,
-            knob_table(tuned),
-            spread_table(&tuned.before_spread, &tuned.best_spread),
-            format!("tokens ¹ of each policy that was better than all before it\n{}", bars(&steps)),
-            "¹ Weighted sum of tokens to prefill, tokens queued before them, and tokens by which the busiest worker's prefill".into(),
-            format!("  exceeds the mean. {ESTIMATE}"),
-        ];
-        parts.extend(self.remarks.iter().cloned());
-        parts.push(match shadow {
-            Some(_) => {
-                "The daemon now judges by the best weights as its shadow policy. See `kvrouted status`, then `kvrouted tune --promote`."
+    fn text(&self, subject: &SimulatedLoad, found: &Found) -> String {
+        let Slo { ttft_s, ttft_token_s, tpot_s } = self.load.slo();
+        let mut parts = subject.remarks.clone();
+        parts.extend(subject.fitted.as_ref().map(|fitted| format!("\nThe fleet, as fitted\n{}", fitted.table())));
+        parts.extend(found.agreement.map(|agreement| format!("\n{}", agreement.text())));
+        parts.push(format!(
+            "\n{} policies tried on the first half of the load. The best has the highest goodput (TTFT at most {:.0} ms and {:.0} µs \
+             a prompt token, TPOT at most {:.0} ms; half a percent counts as equal), then the least mean E2E.\n{}",
+            found.searched.candidates.len(),
+            ttft_s * 1e3,
+            ttft_token_s * 1e6,
+            tpot_s * 1e3,
+            candidate_table(&found.searched)
+        ));
+        parts.push(format!(
+            "\nOn the second half, at {:.2} {}, medians over {} seeds\n{}",
+            found.load,
+            found.unit,
+            self.load.seeds,
+            difference_table(NAMES, &found.held_out)
+        ));
+        parts.push(curve_table(found.unit, NAMES, &found.curves));
+        parts.push(match (found.is_recorded_kept(), self.shadow) {
+            (true, None) => "\nNo policy was better on both halves: keep the recorded one.".into(),
+            (true, Some(_)) => {
+                "\nNo policy was better on both halves: the daemon's shadow policy is now the recorded one.".into()
+            }
+            (false, Some(_)) => {
+                "\nThe daemon now judges by the best policy as its shadow policy. See `kvrouted status`, then \
+                 `kvrouted tune --promote`."
                     .into()
             }
-            None => format!("For the configuration:\n{}", fragment(tuned, self.records.len())),
+            (false, None) => format!("\nFor the configuration:\n{}", found.fragment(&self.load.slo())),
         });
         parts.join("\n")
     }
+
+    fn json(&self, subject: &SimulatedLoad, found: &Found) -> Value {
+        let candidate = |candidate: &Candidate| {
+            let figures = &candidate.figures;
+            json!({
+                "settings": settings_json(&candidate.policy),
+                "goodput": figures.goodput, "ttft_s": figures.ttft_s, "tpot_s": figures.tpot_s, "e2e_s": figures.e2e_s,
+                "hit_rate": figures.hit_rate,
+            })
+        };
+        let candidates = &found.searched.candidates;
+        json!({
+            "remarks": subject.remarks,
+            "requests": subject.workload.requests(),
+            "fleet": subject.fitted.as_ref().map(|fitted| fitted.json()),
+            "agreement": found.agreement.map(|agreement| agreement.json()),
+            "trials": candidates.len(),
+            "recorded": candidate(&candidates[0]),
+            "best": candidate(&candidates[found.searched.best]),
+            "candidates": candidates.iter().map(candidate).collect::<Vec<_>>(),
+            "held_out": difference_json(&found.held_out),
+            "load": found.load,
+            "load_unit": found.unit,
+            "curve": curve_json(&found.curves),
+            "is_recorded_kept": found.is_recorded_kept(),
+            "kept": settings_json(&found.kept),
+        })
+    }
 }
 
-/// The saving of the best policy over the recorded one, 0 to 1.
-fn saving(tuned: &Tuned) -> f64 {
-    if tuned.before.tokens > 0.0 { 1.0 - tuned.best.tokens / tuned.before.tokens } else { 0.0 }
+impl Found {
+    fn is_recorded_kept(&self) -> bool {
+        self.kept == self.searched.candidates[0].policy
+    }
+
+    /// The kept policy as part of a configuration.
+    fn fragment(&self, slo: &Slo) -> String {
+        let [before, after] = self.held_out.medians().map(|run| run.goodput * 100.0);
+        let verdict = match self.is_recorded_kept() {
+            true => "no policy was better than the recorded one.".into(),
+            false => format!(
+                "in simulation {after:.1} % of the requests meet {:.0} ms and {:.0} ms, {before:.1} % before.",
+                slo.ttft_s * 1e3,
+                slo.tpot_s * 1e3
+            ),
+        };
+        let head = format!("# kvrouted tune: {} policies tried; {verdict}\n[policy]\n", self.searched.candidates.len());
+        let line = |(name, value): (String, String)| match name.as_str() {
+            "mode" => format!("mode = \"{value}\"\n"),
+            _ => format!("{name} = {value}\n"),
+        };
+        head + &settings_of(&self.kept).into_iter().map(line).collect::<String>()
+    }
 }
 
-/// The weights in which a policy differs from another, in a line.
-fn changes(before: &Policy, policy: &Policy) -> String {
-    let changed = Knob::ALL.iter().filter(|knob| knob.of(before) != knob.of(policy));
-    let changed: Vec<_> = changed.map(|knob| format!("{}={}", knob.name, knob.of(policy))).collect();
-    if changed.is_empty() { "as recorded".into() } else { changed.join(" ") }
+fn settings_json(policy: &Policy) -> Value {
+    let value = |(name, value): (String, String)| {
+        let number = value.parse::<f64>().map(Value::from);
+        (name, number.unwrap_or(Value::String(value)))
+    };
+    Value::Object(settings_of(policy).into_iter().map(value).collect::<Map<_, _>>())
 }
 
-/// The best weights, as fields of `[policy]`.
-fn settings(tuned: &Tuned) -> Vec<(String, String)> {
-    let setting = |knob: &Knob| (knob.name.to_owned(), format!("{:?}", knob.of(&tuned.best.policy)));
-    Knob::ALL.iter().map(setting).collect()
+/// A policy in a line.
+fn in_a_line(policy: &Policy) -> String {
+    settings_of(policy).iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 
-fn fragment(tuned: &Tuned, decisions: usize) -> String {
-    let head = format!(
-        "# kvrouted tune: {decisions} decisions, {} policies tried, {:.1} % fewer tokens by estimate.\n[policy]\n",
-        tuned.trials,
-        saving(tuned) * 100.0
-    );
-    let line = |knob: &Knob| format!("{} = {:?}\n", knob.name, knob.of(&tuned.best.policy));
-    head + &Knob::ALL.iter().map(line).collect::<String>()
-}
-
-fn knob_table(tuned: &Tuned) -> String {
+/// The recorded policy and the best candidates.
+fn candidate_table(searched: &Searched) -> String {
+    let mut places: Vec<usize> = (1..searched.candidates.len()).collect();
+    let candidate = |place: &usize| &searched.candidates[*place];
+    places.sort_by(|a, b| {
+        match (candidate(a).is_better_than(candidate(b)), candidate(b).is_better_than(candidate(a))) {
+            (true, _) => std::cmp::Ordering::Less,
+            (_, true) => std::cmp::Ordering::Greater,
+            _ => a.cmp(b),
+        }
+    });
     let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(["weight", "recorded", "best"]);
-    for knob in Knob::ALL {
-        let right = |value: f64| Cell::new(value).set_alignment(CellAlignment::Right);
-        table.add_row([Cell::new(knob.name), right(knob.of(&tuned.before.policy)), right(knob.of(&tuned.best.policy))]);
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "policy",
+        "goodput",
+        "E2E mean s",
+        "TTFT mean s",
+        "TTFT p99 s",
+        "TPOT p99 ms",
+        "hits",
+    ]);
+    for (at, place) in std::iter::once(0).chain(places).take(CANDIDATES_SHOWN + 1).enumerate() {
+        let Candidate { policy, figures } = &searched.candidates[place];
+        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        let name = if at == 0 { format!("{} (recorded)", in_a_line(policy)) } else { in_a_line(policy) };
+        table.add_row([
+            Cell::new(name),
+            right(format!("{:.1} %", figures.goodput * 100.0)),
+            right(format!("{:.3}", figures.e2e_s.mean)),
+            right(format!("{:.3}", figures.ttft_s.mean)),
+            right(format!("{:.3}", figures.ttft_s.p99)),
+            right(format!("{:.1}", figures.tpot_s.p99 * 1e3)),
+            right(format!("{:.1} %", figures.hit_rate * 100.0)),
+        ]);
     }
     table.to_string()
 }
 
-fn object(tuned: &Tuned, decisions: usize) -> Value {
-    let weights = |policy: &Policy| -> Map<String, Value> {
-        Knob::ALL.iter().map(|knob| (knob.name.to_owned(), knob.of(policy).into())).collect()
-    };
-    let step = |step: &Step| json!({"weights": weights(&step.policy), "tokens": step.tokens});
-    json!({
-        "decisions": decisions,
-        "trials": tuned.trials,
-        "saving": saving(tuned),
-        "before": step(&tuned.before),
-        "best": step(&tuned.best),
-        "steps": tuned.steps.iter().map(step).collect::<Vec<_>>(),
-        "before_spread": spread_json(&tuned.before_spread),
-        "best_spread": spread_json(&tuned.best_spread),
-    })
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: TuneArgs,
+    }
+
+    #[test]
+    fn a_policy_for_a_trace_is_found_and_written() {
+        let [trace, fragment, picture] =
+            ["csv", "toml", "svg"].map(|kind| std::env::temp_dir().join(format!("tune-{}.{kind}", std::process::id())));
+        let line = |at: u32| format!("{},{},{}\n", f64::from(at) * 0.2, 800 + at * 71 % 4000, 10 + at % 40);
+        let text: String = (0..240).map(line).collect();
+        std::fs::write(&trace, text).expect("written");
+        let line = format!(
+            "x {} --format csv --workers 2 --base mode=random --trials 6 --seeds 2 --ttft-ms 400 --write {} --report {}",
+            trace.display(),
+            fragment.display(),
+            picture.display()
+        );
+        let args = Line::try_parse_from(line.split_whitespace()).expect("arguments").args;
+        let mut out = Vec::new();
+        args.run(&mut out).expect("a result");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.contains("mode=random (recorded)") && text.contains("6 policies tried"), "{text}");
+        let written = std::fs::read_to_string(&fragment).expect("a fragment");
+        assert!(written.starts_with("# kvrouted tune: 6 policies tried; in simulation"), "{written}");
+        assert!(text.contains(&written) && !written.contains("random"), "{written}");
+        assert!(std::fs::read_to_string(&picture).expect("a picture").contains("goodput"));
+    }
 }

@@ -39,6 +39,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         metrics: metrics(draft, problems),
         http: http(draft, problems),
         log: draft.log.value.clone(),
+        sandbox: draft.sandbox.value.clone(),
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
         snapshot: draft.snapshot.value.clone(),

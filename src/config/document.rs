@@ -10,7 +10,7 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
-    PolicyConfig, RelayConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    PolicyConfig, RelayConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -110,6 +110,7 @@ pub(super) struct Draft {
     pub(super) metrics: TableDraft<MetricsConfig>,
     pub(super) http: TableDraft<HttpConfig>,
     pub(super) log: TableDraft<LogConfig>,
+    pub(super) sandbox: TableDraft<SandboxConfig>,
     pub(super) ingest: TableDraft<IngestConfig>,
     pub(super) booking: TableDraft<BookingConfig>,
     pub(super) snapshot: TableDraft<SnapshotConfig>,
@@ -127,7 +128,8 @@ pub(super) struct Draft {
 /// The one table within a table: a space's own policy.
 const SPACE_POLICY: (&str, &str) = ("space", "policy");
 
-fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
+/// A table that may occur once, with every field at its default.
+pub(super) fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
     TableDraft::preset(section, section.name.to_owned(), Location::Document)
 }
 
@@ -140,6 +142,7 @@ impl Draft {
             metrics: preset(&fields::METRICS),
             http: preset(&fields::HTTP),
             log: preset(&fields::LOG),
+            sandbox: preset(&fields::SANDBOX),
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
             snapshot: preset(&fields::SNAPSHOT),
@@ -155,33 +158,49 @@ impl Draft {
     }
 }
 
-/// The name and the fields of every table.
-fn sections() -> [(&'static str, Vec<&'static str>); 15] {
-    fn of<T>(section: &Section<T>) -> (&'static str, Vec<&'static str>) {
-        (section.name, section.names().collect())
-    }
-    [
-        of(&fields::SERVE),
-        of(&fields::ADMIN),
-        of(&fields::METRICS),
-        of(&fields::HTTP),
-        of(&fields::LOG),
-        of(&fields::INGEST),
-        of(&fields::BOOKING),
-        of(&fields::SNAPSHOT),
-        of(&fields::JOURNAL),
-        of(&fields::SHADOW),
-        of(&fields::POLICY),
-        of(&fields::DISCOVERY),
-        of(&fields::RELAY),
-        of(&fields::SPACE),
-        of(&fields::WORKER),
+/// A table's name and the names of its fields.
+pub(super) type SectionNames = (&'static str, Vec<&'static str>);
+
+/// The names of a table.
+pub(super) fn names_of<T>(section: &Section<T>) -> SectionNames {
+    (section.name, section.names().collect())
+}
+
+/// The names of every table of the configuration.
+pub(super) fn sections() -> Vec<SectionNames> {
+    vec![
+        names_of(&fields::SERVE),
+        names_of(&fields::ADMIN),
+        names_of(&fields::METRICS),
+        names_of(&fields::HTTP),
+        names_of(&fields::LOG),
+        names_of(&fields::SANDBOX),
+        names_of(&fields::INGEST),
+        names_of(&fields::BOOKING),
+        names_of(&fields::SNAPSHOT),
+        names_of(&fields::JOURNAL),
+        names_of(&fields::SHADOW),
+        names_of(&fields::POLICY),
+        names_of(&fields::DISCOVERY),
+        names_of(&fields::RELAY),
+        names_of(&fields::SPACE),
+        names_of(&fields::WORKER),
     ]
 }
 
 /// Reads a document into a draft and adds what is wrong to `problems`. `None` if lines are so broken that the draft as
 /// a whole has no meaning; the readable tables were still checked.
 pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
+    read_tables(text, sections(), problems, |reader, root| reader.document(root))
+}
+
+/// As [`read`], of a document with these `sections`, whose tables `read` reads.
+pub(super) fn read_tables<D>(
+    text: &str,
+    sections: Vec<SectionNames>,
+    problems: &mut Vec<Problem>,
+    read: impl FnOnce(&mut Reader<'_>, &dyn TableLike) -> D,
+) -> Option<D> {
     let mut readable = text.to_owned();
     let mut lost_headers = 0;
     let document = loop {
@@ -209,53 +228,51 @@ pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
         };
         readable.replace_range(line, &instead);
     };
-    let mut reader = Reader { text: &readable, syntax_is_whole: problems.is_empty(), problems };
-    let draft = reader.document(document.as_table());
+    let mut reader = Reader { text: &readable, syntax_is_whole: problems.is_empty(), sections, problems };
+    let draft = read(&mut reader, document.as_table());
     (lost_headers == 0).then_some(draft)
 }
 
 /// Reads a document that was built in memory, so that nothing in it has a location.
 pub(super) fn read_document(document: &DocumentMut, problems: &mut Vec<Problem>) -> Draft {
-    Reader { text: "", syntax_is_whole: true, problems }.document(document.as_table())
+    Reader { text: "", syntax_is_whole: true, sections: sections(), problems }.document(document.as_table())
 }
 
 /// A table and its byte range.
 type Spanned<'a> = (&'a dyn TableLike, Option<std::ops::Range<usize>>);
 
-struct Reader<'a> {
+/// Reads the tables of a document.
+pub(super) struct Reader<'a> {
     text: &'a str,
     /// Whether every line could be read. If not, a missing field may stand on an unreadable line.
     syntax_is_whole: bool,
+    /// The names of every table that the document may have.
+    sections: Vec<SectionNames>,
     problems: &'a mut Vec<Problem>,
 }
 
 impl Reader<'_> {
     fn document(&mut self, root: &dyn TableLike) -> Draft {
         let mut draft = Draft::preset();
-        for (name, item) in root.iter() {
-            if name.starts_with(LOST_HEADER) {
-                continue;
-            }
-            let location = self.key_location(root, name);
-            match name {
-                "serve" => self.single(&fields::SERVE, item, location, &mut draft.serve),
-                "admin" => self.single(&fields::ADMIN, item, location, &mut draft.admin),
-                "metrics" => self.single(&fields::METRICS, item, location, &mut draft.metrics),
-                "http" => self.single(&fields::HTTP, item, location, &mut draft.http),
-                "log" => self.single(&fields::LOG, item, location, &mut draft.log),
-                "ingest" => self.single(&fields::INGEST, item, location, &mut draft.ingest),
-                "booking" => self.single(&fields::BOOKING, item, location, &mut draft.booking),
-                "snapshot" => self.single(&fields::SNAPSHOT, item, location, &mut draft.snapshot),
-                "journal" => self.single(&fields::JOURNAL, item, location, &mut draft.journal),
-                "shadow" => self.single(&fields::SHADOW, item, location, &mut draft.shadow),
-                "policy" => self.single(&fields::POLICY, item, location, &mut draft.policy),
-                "relay" => self.single(&fields::RELAY, item, location, &mut draft.relay),
-                "discovery" => self.single(&fields::DISCOVERY, item, location, &mut draft.discovery),
-                "space" => draft.spaces = self.repeated(&fields::SPACE, item, location),
-                "worker" => draft.workers = self.repeated(&fields::WORKER, item, location),
-                _ => self.unknown_section(name, item, location),
-            }
-        }
+        self.each_table(root, |reader, name, item, location| match name {
+            "serve" => reader.single(&fields::SERVE, item, location, &mut draft.serve),
+            "admin" => reader.single(&fields::ADMIN, item, location, &mut draft.admin),
+            "metrics" => reader.single(&fields::METRICS, item, location, &mut draft.metrics),
+            "http" => reader.single(&fields::HTTP, item, location, &mut draft.http),
+            "log" => reader.single(&fields::LOG, item, location, &mut draft.log),
+            "sandbox" => reader.single(&fields::SANDBOX, item, location, &mut draft.sandbox),
+            "ingest" => reader.single(&fields::INGEST, item, location, &mut draft.ingest),
+            "booking" => reader.single(&fields::BOOKING, item, location, &mut draft.booking),
+            "snapshot" => reader.single(&fields::SNAPSHOT, item, location, &mut draft.snapshot),
+            "journal" => reader.single(&fields::JOURNAL, item, location, &mut draft.journal),
+            "shadow" => reader.single(&fields::SHADOW, item, location, &mut draft.shadow),
+            "policy" => reader.single(&fields::POLICY, item, location, &mut draft.policy),
+            "relay" => reader.single(&fields::RELAY, item, location, &mut draft.relay),
+            "discovery" => reader.single(&fields::DISCOVERY, item, location, &mut draft.discovery),
+            "space" => draft.spaces = reader.repeated(&fields::SPACE, item, location),
+            "worker" => draft.workers = reader.repeated(&fields::WORKER, item, location),
+            _ => reader.unknown_section(name, item, location),
+        });
         // Last, because it starts from [policy], which may stand anywhere.
         let spaces = root.get(SPACE_POLICY.0).and_then(tables).unwrap_or_default();
         for (at, (space, _)) in spaces.into_iter().enumerate() {
@@ -263,6 +280,14 @@ impl Reader<'_> {
             draft.space_policies.push(entry);
         }
         draft
+    }
+
+    /// Calls `read` with the name, the item and the location of everything that stands in the root of a document.
+    pub(super) fn each_table(&mut self, root: &dyn TableLike, mut read: impl FnMut(&mut Self, &str, &Item, Location)) {
+        for (name, item) in root.iter().filter(|(name, _)| !name.starts_with(LOST_HEADER)) {
+            let location = self.key_location(root, name);
+            read(self, name, item, location);
+        }
     }
 
     /// A space's policy: `[policy]` with the fields of `[space.policy]`.
@@ -281,7 +306,13 @@ impl Reader<'_> {
         entry
     }
 
-    fn single<T: Default>(&mut self, section: &Section<T>, item: &Item, location: Location, entry: &mut TableDraft<T>) {
+    pub(super) fn single<T: Default>(
+        &mut self,
+        section: &Section<T>,
+        item: &Item,
+        location: Location,
+        entry: &mut TableDraft<T>,
+    ) {
         match item.as_table_like() {
             Some(table) => {
                 entry.head = location;
@@ -294,7 +325,12 @@ impl Reader<'_> {
         }
     }
 
-    fn repeated<T: Default>(&mut self, section: &Section<T>, item: &Item, location: Location) -> Vec<TableDraft<T>> {
+    pub(super) fn repeated<T: Default>(
+        &mut self,
+        section: &Section<T>,
+        item: &Item,
+        location: Location,
+    ) -> Vec<TableDraft<T>> {
         let Some(tables) = tables(item) else {
             let message = format!("expected tables with the header [[{}]], found {}", section.name, type_name(item));
             self.problems.push(Problem::new(location, section.name, message));
@@ -328,7 +364,7 @@ impl Reader<'_> {
                 }
                 None => {
                     let location = self.key_location(table, name);
-                    self.problems.push(unknown_field(section, &entry.path, name, location));
+                    self.problems.push(unknown_field(&self.sections, section, &entry.path, name, location));
                 }
             }
         }
@@ -337,8 +373,8 @@ impl Reader<'_> {
         }
     }
 
-    fn unknown_section(&mut self, name: &str, item: &Item, location: Location) {
-        let sections = sections();
+    pub(super) fn unknown_section(&mut self, name: &str, item: &Item, location: Location) {
+        let sections = &self.sections;
         let problem = if item.is_table_like() || item.is_array_of_tables() {
             let near = nearest(name, sections.iter().map(|(name, _)| *name));
             Problem::new(location, name, "unknown table").suggest(near)
@@ -357,13 +393,19 @@ impl Reader<'_> {
     }
 }
 
-/// The problem of a field name that the table does not have.
-pub(super) fn unknown_field<T>(section: &Section<T>, path: &str, name: &str, location: Location) -> Problem {
+/// The problem of a field name that the table does not have. `sections` are all tables of the document.
+pub(super) fn unknown_field<T>(
+    sections: &[SectionNames],
+    section: &Section<T>,
+    path: &str,
+    name: &str,
+    location: Location,
+) -> Problem {
     let path = format!("{path}.{name}");
     if let Some(near) = nearest(name, section.names()) {
         return Problem::new(location, path, "unknown field").suggest(Some(near));
     }
-    match sections().iter().find(|(_, fields)| fields.contains(&name)) {
+    match sections.iter().find(|(_, fields)| fields.contains(&name)) {
         Some((owner, _)) => Problem::new(location, path, format!("unknown field here; `{name}` belongs to [{owner}]")),
         None => Problem::new(location, path, "unknown field"),
     }

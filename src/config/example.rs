@@ -20,6 +20,7 @@ pub fn example() -> String {
     section(&mut text, &fields::METRICS);
     section(&mut text, &fields::HTTP);
     section(&mut text, &fields::LOG);
+    section(&mut text, &fields::SANDBOX);
     section(&mut text, &fields::INGEST);
     section(&mut text, &fields::BOOKING);
     section(&mut text, &fields::SNAPSHOT);
@@ -30,6 +31,24 @@ pub fn example() -> String {
     section(&mut text, &fields::RELAY);
     section(&mut text, &fields::SPACE);
     section(&mut text, &fields::WORKER);
+    text
+}
+
+#[cfg(feature = "simulate")]
+const FLEET_HEAD: &str = "\
+# A simulated fleet: every field, with its default, for kvrouted simulate --fleet FILE.
+";
+
+/// A file that describes a simulated fleet, as [`example`] is one of a configuration.
+#[cfg(feature = "simulate")]
+#[must_use]
+pub fn example_fleet() -> String {
+    let mut text = String::from(FLEET_HEAD);
+    section(&mut text, &fields::FLEET);
+    section(&mut text, &fields::ROUTERS);
+    section(&mut text, &fields::POOLS);
+    section(&mut text, &fields::ENGINES);
+    section(&mut text, &fields::CHANGE);
     text
 }
 

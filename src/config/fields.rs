@@ -24,13 +24,17 @@ mod daemon;
 mod fleet;
 mod policy;
 mod serving;
+#[cfg(feature = "simulate")]
+mod simulated_fleet;
 
 use super::field::{Field, Kind, Preset, Reload};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SHADOW, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SANDBOX, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
+#[cfg(feature = "simulate")]
+pub(super) use simulated_fleet::{CHANGE, ENGINES, FLEET, POOLS, ROUTERS};
 
 /// A field that a running daemon takes over.
 const fn live<T>(name: &'static str, unit: &'static str, preset: Preset, kind: Kind<T>, doc: &'static str) -> Field<T> {

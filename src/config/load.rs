@@ -99,6 +99,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
+            "sandbox" => apply(&fields::SANDBOX, &mut draft.sandbox, setting, problems),
             "snapshot" => apply(&fields::SNAPSHOT, &mut draft.snapshot, setting, problems),
             "journal" => apply(&fields::JOURNAL, &mut draft.journal, setting, problems),
             "shadow" => apply(&fields::SHADOW, &mut draft.shadow, setting, problems),
@@ -146,7 +147,7 @@ pub(super) fn set<T>(
             let outcome = field.kind.set_text(&mut entry.value, text);
             entry.note(field, location, outcome, problems);
         }
-        None => problems.push(document::unknown_field(section, &entry.path, name, location)),
+        None => problems.push(document::unknown_field(&document::sections(), section, &entry.path, name, location)),
     }
 }
 

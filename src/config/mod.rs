@@ -9,6 +9,8 @@ mod document;
 mod example;
 mod field;
 mod fields;
+#[cfg(feature = "simulate")]
+mod fleet_file;
 mod load;
 mod problem;
 mod reload;
@@ -23,13 +25,19 @@ use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::load::{PrefillFigures, PrefillModel};
-
 use crate::route::Policy;
+use crate::sandbox::Mode;
 
 pub(crate) use check::of_rank;
 pub use example::example;
+#[cfg(feature = "simulate")]
+pub use example::example_fleet;
+#[cfg(feature = "simulate")]
+pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
 pub use load::{Flags, Setting, load, parse};
 pub(crate) use load::{policy_with, socket_default};
+#[cfg(feature = "simulate")]
+pub(crate) use problem::nearest;
 pub use problem::{Location, Problem, Problems};
 pub(crate) use values::HostRule;
 pub use worker_files::{FileFormat, parse_workers};
@@ -48,6 +56,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// `[log]`.
     pub log: LogConfig,
+    /// `[sandbox]`.
+    pub sandbox: SandboxConfig,
     /// `[ingest]`.
     pub ingest: IngestConfig,
     /// `[booking]`.
@@ -257,6 +267,15 @@ pub struct LogConfig {
     pub format: LogFormat,
 }
 
+/// `[sandbox]`: what the process gives up once it has started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SandboxConfig {
+    /// How much it gives up.
+    pub mode: Mode,
+    /// The configuration file, which a running daemon reads again; `None` = there is none. Not a field of the file.
+    pub file: Option<PathBuf>,
+}
+
 /// `[ingest]`: how the daemon receives events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IngestConfig {
@@ -305,7 +324,7 @@ pub enum PrefillModelName {
     Off,
     /// By the configured figures.
     Fixed,
-    /// By each worker's earlier prefills.
+    /// By the law that is learnt for the worker.
     Learnt,
 }
 
@@ -351,6 +370,16 @@ pub struct JournalConfig {
     pub files_max: usize,
     /// Most decisions of one serving thread that wait to be written.
     pub ring_records_max: usize,
+    /// Tokens of a prompt for each identity of its prefix; 0 = no identities.
+    pub prefix_tokens: u32,
+}
+
+impl JournalConfig {
+    /// Most ended requests that wait to be written; 0 without a journal.
+    #[must_use]
+    pub fn ended_waiting_max(&self) -> usize {
+        self.dir.as_ref().map_or(0, |_| self.ring_records_max.saturating_mul(crate::limits::JOURNAL_ENDS_PER_RECORD))
+    }
 }
 
 /// `[shadow]`: a second policy, which judges decisions and makes none.

@@ -102,7 +102,7 @@ impl std::error::Error for Problems {}
 
 /// The candidate that was probably meant by `written`, if any: at most a third of the candidate's characters, and one
 /// more, may differ.
-pub(super) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(written: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.to_lowercase();
     candidates
         .into_iter()

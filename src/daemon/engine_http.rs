@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -33,8 +34,8 @@ struct Attempt {
     asking: bool,
 }
 
-/// Asks engines where they publish, for ever.
-pub(super) async fn find_publishers(desired: &DesiredFleet, counters: &CounterSet<DaemonCounter>) {
+/// Asks engines where they publish, for ever, on `threads`.
+pub(super) async fn find_publishers(desired: &DesiredFleet, threads: &Handle, counters: &CounterSet<DaemonCounter>) {
     let mut changes = desired.changes();
     let mut attempts: HashMap<String, Attempt> = HashMap::new();
     let mut asking: JoinSet<(String, Result<ServerInfo>)> = JoinSet::new();
@@ -49,10 +50,11 @@ pub(super) async fn find_publishers(desired: &DesiredFleet, counters: &CounterSe
             let attempt = attempts.entry(url.clone()).or_insert_with(new);
             if !attempt.asking && attempt.next <= now && asking.len() < SERVERS_ASKED_MAX {
                 attempt.asking = true;
-                asking.spawn_blocking(move || {
+                let ask = move || {
                     let answer = ask(&url);
                     (url, answer)
-                });
+                };
+                asking.spawn_blocking_on(ask, threads);
             }
         }
         let next = attempts.values().filter(|attempt| !attempt.asking).map(|attempt| attempt.next.max(now)).min();
@@ -142,8 +144,13 @@ fn health(url: &str) -> Result<()> {
     if response.status().is_server_error() { Err(refused(url, "/health", response.status().as_u16())) } else { Ok(()) }
 }
 
-/// Checks the health of engines, for ever: one round over all engines after another.
-pub(super) async fn check_health(desired: &DesiredFleet, tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
+/// Checks the health of engines, for ever, on `threads`: one round over all engines after another.
+pub(super) async fn check_health(
+    desired: &DesiredFleet,
+    threads: &Handle,
+    tables: &RequestTables,
+    counters: &CounterSet<DaemonCounter>,
+) {
     // By URL: failed checks since the last good one.
     let mut failed: HashMap<String, u32> = HashMap::new();
     let mut round = Duration::ZERO;
@@ -154,7 +161,7 @@ pub(super) async fn check_health(desired: &DesiredFleet, tables: &RequestTables,
         let (began, mut under_way) = (std::time::Instant::now(), JoinSet::new());
         loop {
             urls.by_ref().take(SERVERS_ASKED_MAX - under_way.len()).for_each(|url| {
-                under_way.spawn_blocking(move || (health(&url), url));
+                under_way.spawn_blocking_on(move || (health(&url), url), threads);
             });
             let (answer, url) = match under_way.join_next().await {
                 None => break,

@@ -47,7 +47,8 @@ impl Collector for Gatherer {
         self.queue(&mut encoder)?;
         self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
-        self.snapshots(&mut encoder)
+        self.snapshots(&mut encoder)?;
+        exposition::sandbox(&mut encoder)
     }
 }
 
@@ -185,7 +186,7 @@ impl Gatherer {
     fn prefill_classes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let classes = self.statistics.loads.prefill_classes();
         type Pick = fn(&PrefillClass) -> f64;
-        let gauges: [(&str, &str, Pick); 4] = [
+        let gauges: [(&str, &str, Pick); 5] = [
             ("kvrouted_prefill_base_seconds", "Learnt time of every prefill.", |class| class.law.base_s),
             ("kvrouted_prefill_token_seconds", "Learnt time of each token to compute.", |class| class.law.token_s),
             (
@@ -198,6 +199,11 @@ impl Gatherer {
                 "Mean of |predicted - observed| / observed over recent times to the first token.",
                 |class| class.error_mean,
             ),
+            (
+                "kvrouted_prefill_samples_restored",
+                "Prefills before the restart that times were learnt from.",
+                |class| class.samples_restored as f64,
+            ),
         ];
         for (name, help, pick) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -206,7 +212,9 @@ impl Gatherer {
             }
         }
         let sums: [(&str, &str, Pick); 4] = [
-            ("kvrouted_prefill_samples", "Prefills that times were learnt from.", |class| class.samples as f64),
+            ("kvrouted_prefill_samples", "Prefills since the start that times were learnt from.", |class| {
+                class.samples as f64
+            }),
             ("kvrouted_ttft_predictions", "Predicted first tokens that came.", |class| class.predictions as f64),
             ("kvrouted_ttft_predicted_seconds", "Sum of predicted times to the first token.", |class| {
                 class.predicted_s
@@ -313,6 +321,7 @@ mod tests {
         let statistics = Statistics {
             fleet: Arc::new(Fleet::new(FleetTable::default())),
             loads: Arc::new(Loads::new(0, LoadsConfig::default())),
+            policies: Arc::default(),
             views: Arc::default(),
             predictions: PredictionAccess::default(),
             recording: DecisionRecording::default(),

@@ -130,7 +130,7 @@ impl FleetReconciler {
         self.views.put(index, view);
         self.loads.admit(index);
         self.loads.set_prefill(index, config.prefill);
-        self.loads.set_prefill_class(index, &config.engine_class, config.prefill_prior());
+        self.records.join_class(index, &config);
         let newcomer = match &publisher {
             Some(_) => {
                 let newcomer = self.snapshots.of_newcomer(&self.fleet.load(), &record);
@@ -179,12 +179,11 @@ impl FleetReconciler {
         let trust = Arc::clone(&held.trust);
         let record = self.records.changed(&config, held.index, held.shard, held.slot, held.trust);
         let command = UpdateWorker { record, blocks_max: config.blocks_max, resubscribe };
-        let (prefill, class, prior) = (config.prefill, config.engine_class.clone(), config.prefill_prior());
-        self.present.insert(worker, config);
+        self.present.insert(worker, config.clone());
         match asked(ingest_threads, held.shard, |thread| thread.update_worker(command.clone())).await {
             Ok(WorkerAccepted { no_events }) => {
-                self.loads.set_prefill(held.index, prefill);
-                self.loads.set_prefill_class(held.index, &class, prior);
+                self.loads.set_prefill(held.index, config.prefill);
+                self.records.join_class(held.index, &config);
                 self.counters.bump(DaemonCounter::WorkersChanged);
                 if resubscribe {
                     self.counters.bump(DaemonCounter::WorkersEmptied);

@@ -14,6 +14,7 @@ mod http;
 mod ingest_threads;
 mod predictor_thread;
 mod reload;
+mod sandboxed;
 mod snapshots;
 mod startup;
 mod statistics;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use core_affinity::CoreId;
 use rand::RngExt;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{Config, WorkerConfig};
@@ -36,9 +38,13 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::ingest::{self, LoadListener};
-use crate::limits::{BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, QUEUE_RECHECK_MS};
+use crate::limits::{
+    BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, LAWS_PUBLISH_EVERY_MS,
+    LAWS_PUBLISHED_PER_LOCK_MAX, QUEUE_RECHECK_MS,
+};
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
+use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, IoBackend, Lanes,
     MetricsPort, MetricsThread, PortThread, choose_io_backend,
@@ -65,35 +71,43 @@ use worker_sources::WorkerSources;
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
-    let (cpus, core_count) = processors(config);
-    // Before the runtime, which panics where it has too few.
-    let descriptors = descriptors_for(config, core_count)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|cause| {
-        Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause)
-    })?;
-    let ended = runtime.block_on(control(config, read_again, (&cpus, core_count, descriptors)));
+    // Before the runtimes, which panic where they have too few descriptors.
+    let machine = Machine::of(config)?;
+    let runtime = runtime_of(Builder::new_current_thread().enable_all(), ThreadKind::Files)?;
+    // Threads that wait for engines have no other use: what they read comes from the network.
+    let asking = runtime_of(&mut Builder::new_current_thread(), ThreadKind::Asking)?;
+    let ended = runtime.block_on(control(config, read_again, asking.handle(), &machine));
     // Do not wait for threads that wait for a file system or an engine: they may never return.
+    asking.shutdown_background();
     runtime.shutdown_background();
     ended
 }
 
-async fn control(config: &Config, read_again: ReadConfig<'_>, machine: (&[CoreId], usize, Descriptors)) -> Result<()> {
-    let ((cpus, core_count, descriptors), started) = (machine, Instant::now());
+/// A runtime on the control thread, with threads of this kind for calls that block.
+fn runtime_of(builder: &mut Builder, blocking: ThreadKind) -> Result<Runtime> {
+    builder
+        .on_thread_start(move || sandbox::enter(blocking))
+        .build()
+        .map_err(|cause| Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause))
+}
+
+async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle, machine: &Machine) -> Result<()> {
+    let Machine { ref cpus, core_count, descriptors } = *machine;
+    let started = Instant::now();
     let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let Startup { fleet, loads, indexes, views, records, places, plans } = startup::prepare(config, now_unix_ms)?;
-    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
-    let mut signals = Signals::listen()?;
-    let Listeners { routing, admin, admissions, scrapes, http } = Listeners::bind(config).await?;
-    let snapshots = Snapshots::open(config)?;
+    let (mut signals, listeners, snapshots) = open(config).await?;
+    let Listeners { routing, admin, admissions, scrapes, http } = listeners;
+    let made = startup::prepare(config, now_unix_ms)?;
+    let Startup { fleet, loads, indexes, views, records, places, plans } = made.joined(config, &snapshots, now_unix_ms);
     let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
     let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
     let policies = reload::policies(config, 1);
     let tables = RequestTables::new(config, (deciding, started), (&fleet, policies), indexes, &predictions, &loads);
     let lanes = Arc::new(lanes(config, descriptors, &tables.users));
-    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), &fleet.load().spaces)?;
+    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), (&fleet.load().spaces, &loads))?;
     let ingest_threads = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
-    let keeper = snapshots.keep(config, &fleet, &ingest_threads)?;
+    let keeper = snapshots.keep(config, &fleet, &ingest_threads, &tables)?;
     let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
     let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&load_reports), tables.clock())?);
     let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
@@ -109,14 +123,15 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, machine: (&[CoreId
     let metrics = start_metrics(scrapes, shown)?;
     let mut http = Http::start(config, http, (&tables, core_count), (&stats, metrics.pages()), &ingest_threads)?;
     let others = OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
-    let admin = AdminServer::new(admin, Rc::new(service), Arc::clone(&counters))?
-        .admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms);
+    let admin = admin_server(config, admin, service, &admissions, &counters)?;
     let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
     let mut acceptor = acceptor(routing, &handles, (&admissions, &tables), descriptors, &counters)?;
+    sandbox::enter(ThreadKind::Control);
     announce(config, io_backend, core_count, ingest_threads.len());
     let sources = WorkerSources {
         config,
         read_again,
+        asking,
         hangup: &mut signals.hangup,
         desired: &desired,
         reconciler,
@@ -131,7 +146,7 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, machine: (&[CoreId
             () = acceptor.run() => Err("the acceptor"),
             () = admin.run() => Err("administration"),
             () = http.change_workers(&desired) => Err("administration by HTTP"),
-            () = expire(&tables, &counters) => Err("expiry"),
+            () = tend_bookings(&tables, &counters) => Err("the care of bookings"),
             () = tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, || tables.fleet.load().version) => Err("the queue"),
             () = doctor::watch(&doctor, &desired) => Err("diagnosis"),
             ended = worker_sources::run(sources) => Err(ended),
@@ -144,6 +159,27 @@ async fn control(config: &Config, read_again: ReadConfig<'_>, machine: (&[CoreId
     end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
     tracing::info!(up_ms = tables.now_ms(), "ended");
     ending.map(drop).map_err(ended_by_itself)
+}
+
+/// Serves administration to the users that may administer.
+fn admin_server(
+    config: &Config,
+    socket: BoundSocket,
+    service: Administration,
+    admissions: &Admissions,
+    counters: &Arc<CounterSet<DaemonCounter>>,
+) -> Result<AdminServer> {
+    let server = AdminServer::new(socket, Rc::new(service), Arc::clone(counters))?;
+    Ok(server.admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms))
+}
+
+/// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
+async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots)> {
+    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
+    let signals = Signals::listen()?;
+    let opened = (signals, Listeners::bind(config).await?, Snapshots::open(config)?);
+    sandboxed::start(config)?;
+    Ok(opened)
 }
 
 /// Accepts connections for the serving threads, within the limits for users and descriptors.
@@ -199,7 +235,7 @@ fn ended_by_itself(what: &str) -> Error {
     )
 }
 
-/// Logs that the daemon serves, and a warning if it has no workers.
+/// Logs that the daemon serves, and warnings if it has no workers, or fields without effect.
 fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize) {
     tracing::info!(
         socket = %config.serve.socket.display(), admin_socket = %config.serve.admin_socket.display(),
@@ -211,6 +247,7 @@ fn announce(config: &Config, io_backend: IoBackend, cores: usize, shards: usize)
             "no workers: every decision will be empty; add workers with --worker, [[worker]] or `kvrouted worker add`"
         );
     }
+    reload::note_weights_without_effect(config);
 }
 
 /// The seed of a thread's random choices: the configured seed plus the thread's number, or a random one.
@@ -251,12 +288,22 @@ fn start_ingest(
     Ok(ingest_threads)
 }
 
-/// The processors, and the number of serving threads on them.
-fn processors(config: &Config) -> (Vec<CoreId>, usize) {
-    // Call it before any thread is pinned: a pinned thread sees only its own processor.
-    let cpus = core_affinity::get_core_ids().unwrap_or_default();
-    let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
-    (cpus, core_count)
+/// What this process may use of its machine.
+struct Machine {
+    cpus: Vec<CoreId>,
+    /// Serving threads.
+    core_count: usize,
+    descriptors: Descriptors,
+}
+
+impl Machine {
+    /// Call it before any thread is pinned: a pinned thread sees only its own processor.
+    fn of(config: &Config) -> Result<Self> {
+        let cpus = core_affinity::get_core_ids().unwrap_or_default();
+        let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
+        let descriptors = descriptors_for(config, core_count)?;
+        Ok(Self { cpus, core_count, descriptors })
+    }
 }
 
 /// Raises the limit of open files and divides them among connections, lanes and publishers. Warns if one gets fewer
@@ -355,6 +402,11 @@ async fn first_of(terminate: &mut Signal, interrupt: &mut Signal) -> &'static st
     }
 }
 
+/// Expires bookings, and publishes what is learnt from them, each at its own pace.
+async fn tend_bookings(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
+    tokio::join!(expire(tables, counters), publish_laws(tables));
+}
+
 /// Expires bookings that are too old or whose session has gone, every second, a bounded number at a time.
 async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
     let mut every = tokio::time::interval(Duration::from_millis(BOOKINGS_EXPIRY_EVERY_MS));
@@ -372,6 +424,20 @@ async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Gives workers the laws of their prefills as reports change them, a bounded number at a time.
+async fn publish_laws(tables: &RequestTables) {
+    let mut every = tokio::time::interval(Duration::from_millis(LAWS_PUBLISH_EVERY_MS));
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let mut next = tables.loads.publish_laws(0, LAWS_PUBLISHED_PER_LOCK_MAX);
+        while let Some(from) = next {
+            tokio::task::yield_now().await;
+            next = tables.loads.publish_laws(from, LAWS_PUBLISHED_PER_LOCK_MAX);
         }
     }
 }
@@ -424,7 +490,7 @@ mod tests {
         let lanes = Arc::new(Lanes::new(0, 0));
         let mut cores = start_cores(&config, (IoBackend::Epoll, &[]), (&tables, &lanes), &[Arc::default()]).unwrap();
         let core = cores.pop().unwrap();
-        let journal = tables.recording.start(&config, (1, 0), &[]).unwrap();
+        let journal = tables.recording.start(&config, (1, 0), (&[], &loads)).unwrap();
         let listener = Arc::new(LoadListener::start(loads, Arc::default(), tables.clock()).unwrap());
         let metrics = MetricsThread::start(None, Arc::default(), |_| Ok(())).unwrap();
         let others = OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics };

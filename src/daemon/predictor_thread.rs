@@ -13,6 +13,7 @@ use crate::fleet::Fleet;
 use crate::limits::{CHOKED_PAUSE_MS, PREDICTED_BOOKINGS_PER_QUANTUM_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
 use crate::predict::{BookedQueue, PredictionLimits, Predictor};
 use crate::requests::PredictionAccess;
+use crate::sandbox::{self, ThreadKind};
 
 /// A running predictor.
 pub(super) struct PredictorThread {
@@ -46,6 +47,7 @@ pub(super) fn start(
     let ending = Arc::new(AtomicBool::new(false));
     let (fleet, ended) = (Arc::clone(fleet), Arc::clone(&ending));
     let spawned = std::thread::Builder::new().name("predictor".into()).spawn(move || {
+        sandbox::enter(ThreadKind::Predictor);
         let now_ms = || started.elapsed().as_millis() as u64;
         // Acquire: pairs with the Release in `stop`.
         while !ended.load(Ordering::Acquire) {

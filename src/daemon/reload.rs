@@ -1,9 +1,11 @@
 //! SIGHUP: the daemon reads its configuration again and takes over the fields that can change while it runs.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
 
 use arc_swap::ArcSwap;
+use rand::RngExt;
 use tokio::signal::unix::Signal;
 
 use super::desired_fleet::DesiredFleet;
@@ -12,7 +14,7 @@ use crate::discovery::Source;
 use crate::error;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::DecisionRecording;
-use crate::route::PolicyTable;
+use crate::route::{Policy, PolicyTable};
 use crate::serve::Admissions;
 
 /// Reads the configuration that the daemon was started with once more.
@@ -23,9 +25,25 @@ pub(super) fn named(config: &Config) -> NamedWorkers {
     NamedWorkers { workers: config.workers.clone(), servers: config.servers.clone() }
 }
 
-/// The policies that a configuration names.
+/// The policies that a configuration names. This daemon's own order of workers follows from the configured seed, or from
+/// a number that is drawn once and stays when the file is read again.
 pub(super) fn policies(config: &Config, version: u64) -> PolicyTable {
-    PolicyTable::new(version, &config.policy.weights, &config.policy.spaces)
+    static DRAWN_ID: LazyLock<u64> = LazyLock::new(|| rand::rng().random());
+    let router_id = if config.policy.seed == 0 { *DRAWN_ID } else { config.policy.seed };
+    let own = |policy: &Policy| Policy { router_id, ..*policy };
+    let spaces: Vec<Policy> = config.policy.spaces.iter().map(own).collect();
+    PolicyTable::new(version, &own(&config.policy.weights), &spaces)
+}
+
+/// Logs weights that are configured and have no effect, because the mode does not use them.
+pub(super) fn note_weights_without_effect(config: &Config) {
+    let policies = std::iter::once(&config.policy.weights).chain(&config.policy.spaces);
+    let fields: BTreeSet<&str> = policies.flat_map(Policy::weights_without_effect).collect();
+    if !fields.is_empty() {
+        let fields = fields.into_iter().collect::<Vec<_>>().join(" ");
+        let remedy = "set mode = \"kv\" in [policy] to use them, or remove them";
+        tracing::warn!(fields, remedy, "mode latency does not use these fields of the policy");
+    }
 }
 
 /// The parts of the daemon that a reload changes.
@@ -52,11 +70,12 @@ impl Reloaded<'_> {
     /// keeps the policies that it began with.
     fn replace_policies(&self, next: &Config) {
         let before = self.policies.load();
-        let next = policies(next, before.version() + 1);
-        if !next.equals_but_for_version(&before) {
-            tracing::info!(version = next.version(), "the policies are replaced");
+        let table = policies(next, before.version() + 1);
+        if !table.equals_but_for_version(&before) {
+            tracing::info!(version = table.version(), "the policies are replaced");
             self.counters.bump(DaemonCounter::PoliciesReplaced);
-            self.policies.store(Arc::new(next));
+            self.policies.store(Arc::new(table));
+            note_weights_without_effect(next);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! and once more when it stops.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -13,8 +13,12 @@ use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{FirstLoad, ShardPlan};
 use crate::limits::SNAPSHOT_LOADS_AT_ONCE_MAX;
+use crate::load::Loads;
 use crate::metrics::SnapshotCounter;
-use crate::snapshot::{self, Checked, Directory, Expected, Keeper, KeeperPlan, Restore, SnapshotStats, SpaceName};
+use crate::requests::RequestTables;
+use crate::snapshot::{
+    self, Checked, Directory, Expected, Keeper, KeeperPlan, Refusal, Restore, SnapshotStats, SpaceName,
+};
 
 /// The directory of snapshots, if one is configured, and their counters.
 #[derive(Clone, Debug)]
@@ -41,9 +45,28 @@ impl Snapshots {
         let this = Self { directory: Some(Arc::new(Directory::open(path)?)), ..this };
         if config.snapshot.fresh {
             let removed = this.remove(None)?;
-            tracing::info!(removed, path = %path.display(), "fresh start: snapshots removed");
+            this.remove_laws()?;
+            tracing::info!(removed, path = %path.display(), "fresh start: snapshots and learnt prefill times removed");
         }
         Ok(this)
+    }
+
+    /// Gives `loads` what an earlier run learnt of the workers' prefill times. Call it before workers join their classes.
+    pub(super) fn restore_laws(&self, loads: &Loads, now_unix_ms: u64) {
+        let Some(directory) = &self.directory else { return };
+        let refuse = |refusal: Refusal, class: Option<String>, offset: Option<u64>| {
+            self.stats.refuse(refusal);
+            let (reason, remedy) = (refusal.name(), refusal.remedy());
+            tracing::warn!(reason, class, offset, remedy, "learnt prefill times are not used");
+        };
+        match snapshot::read_laws(directory) {
+            Ok(None) => {}
+            Ok(Some(learnt)) => {
+                let refused = loads.restore_laws(&learnt, now_unix_ms);
+                refused.into_iter().for_each(|class| refuse(Refusal::Implausible, Some(class), None));
+            }
+            Err(fault) => refuse(fault.refusal, None, Some(fault.offset)),
+        }
     }
 
     /// The usable snapshots, checked from the first byte to the last.
@@ -101,8 +124,14 @@ impl Snapshots {
         config: &Config,
         fleet: &Arc<Fleet>,
         ingest_threads: &Arc<IngestThreads>,
+        tables: &RequestTables,
     ) -> Result<Option<Keeper>> {
         let Some(directory) = &self.directory else { return Ok(None) };
+        let (loads, clock, keep_ms) = (Arc::clone(&tables.loads), tables.clock(), config.snapshot.keep_s * 1000);
+        let laws = move || {
+            let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+            loads.learnt_laws(clock(), now_unix_ms, keep_ms)
+        };
         // A weak reference: a slow snapshot must not keep the ingest threads from ending.
         let ingest_threads = Arc::downgrade(ingest_threads);
         let gone = || Error::new(Kind::Draining, "the ingest threads have ended", "ask again after the restart");
@@ -110,6 +139,7 @@ impl Snapshots {
             directory: Arc::clone(directory),
             fleet: Arc::clone(fleet),
             dump: Box::new(move |shard, worker| ingest_threads.upgrade().ok_or_else(gone)?.dump(shard, worker)),
+            laws: Box::new(laws),
             stats: Arc::clone(&self.stats),
             every: Duration::from_secs(config.snapshot.every_s),
             keep: Duration::from_secs(config.snapshot.keep_s),
@@ -120,13 +150,20 @@ impl Snapshots {
     /// Deletes the snapshot of a worker, or all snapshots.
     pub(super) fn remove(&self, worker: Option<Worker>) -> Result<usize> {
         let Some(directory) = &self.directory else { return Ok(0) };
-        let removed = directory.remove(worker).map_err(|error| {
-            let what = format!("cannot remove snapshots from {}", directory.path().display());
-            Error::new(Kind::System, what, "remove them by hand").caused_by(error)
-        })?;
+        let removed = directory.remove(worker).map_err(|error| not_removed(directory, error))?;
         self.stats.counters.add(SnapshotCounter::SnapshotsReset, removed as u64);
         Ok(removed)
     }
+
+    fn remove_laws(&self) -> Result<()> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        directory.remove_laws().map(drop).map_err(|error| not_removed(directory, error))
+    }
+}
+
+fn not_removed(directory: &Directory, error: std::io::Error) -> Error {
+    let what = format!("cannot remove snapshots from {}", directory.path().display());
+    Error::new(Kind::System, what, "remove them by hand").caused_by(error)
 }
 
 /// The facts that a worker's snapshot must match; `None` = the worker publishes no events.

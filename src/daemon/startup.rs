@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rand::RngExt;
 
+use super::snapshots::Snapshots;
 use super::statistics::WorkerViews;
 use super::worker_records::WorkerRecords;
 use crate::config::{Config, FullReports, SpaceConfig, WorkerConfig};
@@ -45,6 +46,7 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
         },
         reported_load_ms_max: config.booking.reported_load_ms_max,
         user_share_percent: config.serve.user_share_percent,
+        ended_waiting_max: config.journal.ended_waiting_max(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);
@@ -55,7 +57,6 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
         let mut record = records.record(worker, index, now_unix_ms);
         record.slot = shards.add(worker, record.shard)?;
         loads.set_prefill(index, worker.prefill);
-        loads.set_prefill_class(index, &worker.engine_class, worker.prefill_prior());
         let view = Arc::new(WorkerView::new(Arc::clone(&record.trust)));
         if let Some(publisher) = records.publisher(&record, &view) {
             shards.publishers[usize::from(record.shard.0)].push(publisher);
@@ -65,6 +66,17 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
     }
     let (indexes, plans) = shards.split(table.spaces.len());
     Ok(Startup { loads, fleet: Arc::new(Fleet::new(table)), indexes, views: Arc::new(views), records, places, plans })
+}
+
+impl Startup {
+    /// Restores what an earlier run learnt of the workers' prefill times, and puts the workers into their classes.
+    pub(super) fn joined(self, config: &Config, snapshots: &Snapshots, now_unix_ms: u64) -> Self {
+        snapshots.restore_laws(&self.loads, now_unix_ms);
+        for (worker, record) in config.workers.iter().zip(&self.fleet.load().workers) {
+            self.records.join_class(record.index, worker);
+        }
+        self
+    }
 }
 
 /// The settings that all shards of one space share.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use parking_lot::RwLock;
 
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
@@ -11,6 +12,7 @@ use crate::ingest::WorkerView;
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
 use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
+use crate::route::PolicyTable;
 use crate::serve::Lanes;
 use crate::snapshot::SnapshotStats;
 
@@ -19,6 +21,7 @@ use crate::snapshot::SnapshotStats;
 pub(super) struct Statistics {
     pub(super) fleet: Arc<Fleet>,
     pub(super) loads: Arc<Loads>,
+    pub(super) policies: Arc<ArcSwap<PolicyTable>>,
     pub(super) views: Arc<WorkerViews>,
     pub(super) predictions: PredictionAccess,
     pub(super) recording: DecisionRecording,
@@ -45,6 +48,7 @@ impl Statistics {
         Self {
             fleet: Arc::clone(&tables.fleet),
             loads: Arc::clone(&tables.loads),
+            policies: Arc::clone(&tables.policies),
             views,
             predictions: tables.predictions.clone(),
             recording: tables.recording.clone(),

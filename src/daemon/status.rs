@@ -9,6 +9,7 @@ use arc_swap::Guard;
 use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
 use super::ingest_threads::IngestThreads;
+use super::sandboxed;
 use super::snapshots::Snapshots;
 use super::statistics::Statistics;
 use crate::error::{Error, Kind, Result};
@@ -17,6 +18,7 @@ use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{ResetScope, WorkerView};
 use crate::limits::FINDING_WORKERS_MAX;
+use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
 use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
 use crate::serve::AdminService;
@@ -164,14 +166,20 @@ impl Administration {
         status
     }
 
-    /// The daemon's counters, summed over its threads.
-    /// The mean error of predicted times to the first token, of the class of workers for which it is largest.
-    fn ttft_error_percent(&self) -> u64 {
+    /// What is learnt of the workers' prefill times: samples of all classes, since the start and before it, and the mean
+    /// error of predicted times to the first token, of the class for which it is largest.
+    fn learnt(&self) -> [(String, u64); 3] {
         let classes = self.tables.loads.prefill_classes();
         let largest = classes.iter().map(|class| class.error_mean).fold(0.0, f64::max);
-        (100.0 * largest).round() as u64
+        let sum = |of: fn(&PrefillClass) -> u64| classes.iter().map(of).fold(0, u64::saturating_add);
+        [
+            ("prefill_samples".to_owned(), sum(|class| class.samples)),
+            ("prefill_samples_restored".to_owned(), sum(|class| class.samples_restored)),
+            ("ttft_error_percent".to_owned(), (100.0 * largest).round() as u64),
+        ]
     }
 
+    /// The daemon's counters, summed over its threads.
     fn counters(&self) -> Vec<(String, u64)> {
         let cores = CoreCounter::ALL.iter().map(|counter| {
             let sum = self.statistics.cores.iter().map(|core| core.counters.get(*counter)).sum();
@@ -184,7 +192,6 @@ impl Administration {
             ("bookings_live".to_owned(), self.tables.loads.live() as u64),
             ("lanes_open".to_owned(), lanes.open() as u64),
             ("lanes_ended_held".to_owned(), lanes.ended_and_held() as u64),
-            ("ttft_error_percent".to_owned(), self.ttft_error_percent()),
         ];
         let tally = statistics.recording.shadow.total();
         let regret = ("shadow_cost_regret".to_owned(), tally.cost_regret as u64);
@@ -195,6 +202,7 @@ impl Administration {
             .chain(named(&statistics.daemon))
             .chain(named(queue.counters()))
             .chain(now)
+            .chain(self.learnt())
             .chain(named(&statistics.load_reports))
             .chain(named(lanes.counters()))
             .chain(named(&statistics.predictions.counters))
@@ -204,6 +212,7 @@ impl Administration {
             .chain(refused)
             .chain(named(&statistics.http))
             .chain(named(&statistics.pages))
+            .chain(sandboxed::figures())
             .collect()
     }
 }

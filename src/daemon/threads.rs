@@ -20,6 +20,7 @@ use super::predictor_thread::PredictorThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
+use crate::sandbox::RefusalLog;
 use crate::serve::{CoreHandle, MetricsThread, PortThread};
 use crate::snapshot::Keeper;
 
@@ -56,11 +57,13 @@ impl OtherThreads {
     }
 }
 
-/// Returns when a thread has ended although nothing asked it to. Without it the daemon's answers would get ever older.
+/// Logs what the sandbox refuses. Returns when a thread has ended although nothing asked it to. Without it the daemon's answers would get ever older.
 pub(super) async fn watch(cores: &[CoreHandle], ingest_threads: &IngestThreads, others: &OtherThreads) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
+    let mut refusals = RefusalLog::default();
     loop {
         every.tick().await;
+        refusals.note();
         if !cores.iter().all(CoreHandle::is_alive) {
             return "a serving thread";
         }

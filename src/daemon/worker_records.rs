@@ -8,7 +8,7 @@ use crate::config::{Salts, SpaceConfig, WorkerConfig};
 use crate::fleet::{SchemeCell, Space, TrustCell, WorkerRecord, WorkerState};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::ingest::{PublisherPlan, WorkerView};
-use crate::load::Loads;
+use crate::load::{LawRestored, Loads};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
 /// The settings that all records need.
@@ -45,6 +45,19 @@ impl WorkerRecords {
     /// The scheme of a space.
     pub(super) fn scheme_of(&self, space: SpaceId) -> Option<Arc<SchemeCell>> {
         self.spaces.get(space.0 as usize).map(|(_, scheme)| Arc::clone(scheme))
+    }
+
+    /// Puts a worker into its class, whose workers share the law of their prefills' time.
+    pub(super) fn join_class(&self, index: WorkerIndex, worker: &WorkerConfig) {
+        let class = worker.engine_class.as_str();
+        match self.loads.set_prefill_class(index, worker.worker, class, worker.prefill_prior()) {
+            Some(LawRestored::Law { samples }) => tracing::info!(class, samples, "learnt prefill times are restored"),
+            Some(LawRestored::Refused(why)) => {
+                let (reason, remedy) = (why.reason(), "none needed; the class learns anew");
+                tracing::warn!(class, reason, remedy, "learnt prefill times are not used");
+            }
+            None => {}
+        }
     }
 
     /// The shard of a worker: a hash of its identity, so that it does not depend on other workers.

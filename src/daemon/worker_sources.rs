@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use tokio::runtime::Handle;
 use tokio::signal::unix::Signal;
 
 use super::desired_fleet::DesiredFleet;
@@ -17,6 +18,8 @@ use crate::serve::Admissions;
 pub(super) struct WorkerSources<'a> {
     pub(super) config: &'a Config,
     pub(super) read_again: ReadConfig<'a>,
+    /// The threads that ask engines.
+    pub(super) asking: &'a Handle,
     pub(super) hangup: &'a mut Signal,
     pub(super) desired: &'a DesiredFleet,
     pub(super) reconciler: FleetReconciler,
@@ -27,7 +30,8 @@ pub(super) struct WorkerSources<'a> {
 
 /// Follows all sources, for ever. Returns the name of a part that ended by itself.
 pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
-    let WorkerSources { config, read_again, hangup, desired, reconciler, ingest_threads, tables, admissions } = sources;
+    let WorkerSources { config, read_again, asking, hangup, desired, reconciler, ingest_threads, tables, admissions } =
+        sources;
     let counters = desired.counters();
     let (policies, recording) = (&*tables.policies, &tables.recording);
     let grace_ms = Cell::new(config.discovery.grace_ms);
@@ -41,8 +45,8 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
     tokio::select! {
         () = reconciler.run(desired, ingest_threads) => "the reconciler of the fleet",
         () = files => "discovery by files",
-        () = engine_http::find_publishers(desired, counters) => "discovery by URL",
-        () = engine_http::check_health(desired, tables, counters) => "health checks of engines",
+        () = engine_http::find_publishers(desired, asking, counters) => "discovery by URL",
+        () = engine_http::check_health(desired, asking, tables, counters) => "health checks of engines",
         () = reload::run(hangup, read_again, config, reload) => "reload",
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::engine::TIME_FACTOR;
 use crate::route::Mode;
 
 /// `kvrouted demo`: daemon, simulated engines and gateway; the same requests under one policy after another.
@@ -17,7 +18,7 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
     /// Modes to compare, each for all requests and from empty caches: kv, load-aware, least-loaded, power-of-two,
-    /// round-robin, random, device-aware-weighted, lmetric.
+    /// round-robin, random, device-aware-weighted, lmetric, latency.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_policy, default_value = POLICIES_DEFAULT)]
     pub policies: Vec<Mode>,
     /// Requests under each policy [default: 1500 generated ones, or 600 of a trace].
@@ -46,6 +47,9 @@ pub struct EngineArgs {
     /// Capacity of its cache in KV blocks.
     #[arg(long)]
     pub capacity_blocks: usize,
+    /// Seconds of its time in a second.
+    #[arg(long, default_value_t = TIME_FACTOR, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub time_factor: u16,
 }
 
 /// `kvrouted demo-gateway`: replays the workload through the daemon. Runs until the workload is complete or its
@@ -65,7 +69,7 @@ pub struct GatewayArgs {
     #[arg(long)]
     pub log: PathBuf,
     /// Most requests in flight at once. They start as they arrive.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 128)]
     pub in_flight: usize,
     /// As for `demo`.
     #[arg(long)]
@@ -97,8 +101,8 @@ fn parse_engine(text: &str) -> Result<(u64, PathBuf), String> {
     Ok((id.parse().map_err(|error| format!("{id:?} is not a worker id: {error}"))?, path.into()))
 }
 
-/// The modes compared by default: one that ignores caches, and the default policy.
-const POLICIES_DEFAULT: &str = "round-robin,kv";
+/// The modes compared by default: one that ignores caches, Dynamo's rule, and the default policy.
+const POLICIES_DEFAULT: &str = "round-robin,kv,latency";
 
 /// Reads a mode.
 ///

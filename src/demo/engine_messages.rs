@@ -16,6 +16,8 @@ pub(crate) enum ToEngine {
     Submit {
         /// The gateway's number of the request.
         id: u32,
+        /// CLOCK_MONOTONIC when it was sent, in nanoseconds.
+        sent_ns: u64,
         /// The prompt.
         prompt: Vec<u32>,
         /// The output to generate: a simulated engine has no model.
@@ -38,11 +40,15 @@ pub(crate) enum FromEngine {
         id: u32,
         /// Whole blocks of the prompt that were in the cache.
         cached_blocks: u32,
+        /// When the first token came, by the engine's clock, in nanoseconds of CLOCK_MONOTONIC.
+        at_ns: u64,
     },
     /// The output is complete.
     Done {
         /// The request.
         id: u32,
+        /// When the last token came, as in `Prefilled`.
+        at_ns: u64,
     },
     /// The cache is empty.
     Cleared {
@@ -63,8 +69,9 @@ impl ToEngine {
     /// Any error of the writer `to`, and `InvalidInput` for a body of 4 GiB or more.
     pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         match self {
-            Self::Submit { id, prompt, output } => {
-                let mut body = Vec::with_capacity(8 + 4 * (prompt.len() + output.len()));
+            Self::Submit { id, sent_ns, prompt, output } => {
+                let mut body = Vec::with_capacity(16 + 4 * (prompt.len() + output.len()));
+                body.extend_from_slice(&sent_ns.to_le_bytes());
                 body.extend_from_slice(&id.to_le_bytes());
                 body.extend_from_slice(&(prompt.len() as u32).to_le_bytes());
                 for token in prompt.iter().chain(output) {
@@ -84,11 +91,12 @@ impl ToEngine {
     pub(crate) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         match (kind, body.len()) {
-            (1, 8..) => {
-                let (id, prompt_tokens) = (u32_at(&body, 0)?, u32_at(&body, 4)? as usize);
-                let mut tokens = body[8..].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            (1, 16..) => {
+                let sent_ns = u64_at(&body, 0)?;
+                let (id, prompt_tokens) = (u32_at(&body, 8)?, u32_at(&body, 12)? as usize);
+                let mut tokens = body[16..].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 let prompt: Vec<u32> = tokens.by_ref().take(prompt_tokens).collect();
-                Ok(Some(Self::Submit { id, prompt, output: tokens.collect() }))
+                Ok(Some(Self::Submit { id, sent_ns, prompt, output: tokens.collect() }))
             }
             (2, 0) => Ok(Some(Self::Clear)),
             (3, 0) => Ok(Some(Self::Finish)),
@@ -105,10 +113,11 @@ impl FromEngine {
     pub(crate) fn write(self, to: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Ready => write_frame(to, 129, &[]),
-            Self::Prefilled { id, cached_blocks } => {
-                write_frame(to, 130, &[id.to_le_bytes(), cached_blocks.to_le_bytes()].concat())
+            Self::Prefilled { id, cached_blocks, at_ns } => {
+                let words = [id.to_le_bytes(), cached_blocks.to_le_bytes()].concat();
+                write_frame(to, 130, &[at_ns.to_le_bytes().as_slice(), &words].concat())
             }
-            Self::Done { id } => write_frame(to, 131, &id.to_le_bytes()),
+            Self::Done { id, at_ns } => write_frame(to, 131, &[&at_ns.to_le_bytes()[..], &id.to_le_bytes()].concat()),
             Self::Cleared { seq } => write_frame(to, 132, &seq.to_le_bytes()),
             Self::Finished { batches } => write_frame(to, 133, &batches.to_le_bytes()),
         }
@@ -122,10 +131,12 @@ impl FromEngine {
         let Some((kind, body)) = read_frame(from)? else { return Ok(None) };
         Ok(Some(match (kind, body.len()) {
             (129, 0) => Self::Ready,
-            (130, 8) => Self::Prefilled { id: u32_at(&body, 0)?, cached_blocks: u32_at(&body, 4)? },
-            (131, 4) => Self::Done { id: u32_at(&body, 0)? },
-            (132, 8) => Self::Cleared { seq: u64_of(&body)? },
-            (133, 8) => Self::Finished { batches: u64_of(&body)? },
+            (130, 16) => {
+                Self::Prefilled { id: u32_at(&body, 8)?, cached_blocks: u32_at(&body, 12)?, at_ns: u64_at(&body, 0)? }
+            }
+            (131, 12) => Self::Done { id: u32_at(&body, 8)?, at_ns: u64_at(&body, 0)? },
+            (132, 8) => Self::Cleared { seq: u64_at(&body, 0)? },
+            (133, 8) => Self::Finished { batches: u64_at(&body, 0)? },
             _ => return Err(invalid(kind)),
         }))
     }
@@ -160,8 +171,9 @@ fn u32_at(body: &[u8], at: usize) -> io::Result<u32> {
     bytes.map(u32::from_le_bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn u64_of(body: &[u8]) -> io::Result<u64> {
-    body.try_into().map(u64::from_le_bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+fn u64_at(body: &[u8], at: usize) -> io::Result<u64> {
+    let bytes = body.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+    bytes.map(u64::from_le_bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn invalid(kind: u8) -> io::Error {
@@ -175,8 +187,8 @@ mod tests {
     #[test]
     fn messages_of_both_directions_survive_a_round_trip() {
         let requests = [
-            ToEngine::Submit { id: 3, prompt: vec![1, u32::MAX, 5], output: vec![9] },
-            ToEngine::Submit { id: 4, prompt: vec![], output: vec![] },
+            ToEngine::Submit { id: 3, sent_ns: u64::MAX, prompt: vec![1, u32::MAX, 5], output: vec![9] },
+            ToEngine::Submit { id: 4, sent_ns: 0, prompt: vec![], output: vec![] },
             ToEngine::Clear,
             ToEngine::Finish,
         ];
@@ -190,8 +202,8 @@ mod tests {
 
         let replies = [
             FromEngine::Ready,
-            FromEngine::Prefilled { id: 3, cached_blocks: 17 },
-            FromEngine::Done { id: 3 },
+            FromEngine::Prefilled { id: 3, cached_blocks: 17, at_ns: 1 << 50 },
+            FromEngine::Done { id: 3, at_ns: u64::MAX },
             FromEngine::Cleared { seq: 1 << 40 },
             FromEngine::Finished { batches: 12 },
         ];

@@ -1,14 +1,14 @@
 //! `kvrouted demo`: the whole system with nothing but this program.
 //!
 //! ```text
-//! demo ─┬─ engine × N   an LRU prefix cache that publishes events as vLLM does  ──ZeroMQ──▶ daemon
+//! demo ─┬─ engine × N   a simulated engine that publishes events as vLLM does   ──ZeroMQ──▶ daemon
 //!       ├─ daemon       `kvrouted serve`, started as an operator would
 //!       └─ gateway      replays conversations ──Unix socket──▶ daemon, and runs them on the engines
 //! ```
 //!
 //! All are processes of the same binary. The workload runs once under each policy, with caches cleared in between; by
-//! default first round-robin, then by cached blocks and load. Engines and gateway record what happened. At the end
-//! `verify` compares every overlap that the daemon reported with the engines' own caches.
+//! default round-robin, then Dynamo's rule (`kv`), then the default one (`latency`). Engines and gateway record what
+//! happened. At the end `verify` compares every overlap that the daemon reported with the engines' own caches.
 
 pub(crate) mod args;
 pub mod engine;
@@ -117,6 +117,9 @@ fn run_in(processes: &Processes, args: &DemoArgs, workload: &Workload) -> Result
     let verdict = verify_all(processes, &published)?;
     progress.finish_and_clear();
     (report.checked_overlaps, report.wrong_overlaps) = (verdict.checked, verdict.wrong);
+    for ((_, totals), wrong) in report.phases.iter_mut().zip(&verdict.wrong_by_phase) {
+        totals.wrong_overlaps = *wrong;
+    }
     report.not_exact_overlaps = verdict.not_exact;
     Ok((report, verdict))
 }
@@ -343,25 +346,60 @@ fn internal(what: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use std::collections::{HashSet, VecDeque};
 
-    use super::engine::{PrefixCache, block_names};
+    use super::engine::{block_names, spec};
     use super::*;
+    use crate::simulated_engine::{Block, Engine, EngineRequest, KvEvent, Part, RequestId};
+
+    /// An engine that runs one request after another, and the blocks that its events say it holds.
+    struct SerialEngine {
+        engine: Engine,
+        held: HashSet<u64>,
+        evicted: usize,
+    }
+
+    impl SerialEngine {
+        fn new(capacity_blocks: usize) -> Self {
+            Self { engine: Engine::new(spec(capacity_blocks)), held: HashSet::new(), evicted: 0 }
+        }
+
+        fn run(&mut self, request: EngineRequest) {
+            self.engine.push(request);
+            let (mut progress, mut events) = (Vec::new(), Vec::new());
+            while self.engine.begin_step(0, &mut progress).is_some() {
+                self.engine.end_step(&mut progress);
+            }
+            self.engine.take_events(&mut events);
+            for event in events {
+                match event {
+                    KvEvent::Stored { blocks, from, to, .. } => {
+                        self.held.extend(blocks[from as usize..to as usize].iter().map(|block| block.chain));
+                    }
+                    KvEvent::Removed { chains, .. } => {
+                        self.evicted += chains.iter().filter(|chain| self.held.remove(*chain)).count();
+                    }
+                    KvEvent::Copied { .. } => panic!("there is no lower tier"),
+                }
+            }
+        }
+    }
 
     /// Hit rate of a workload on caches of the demo's size. `pick` sees the index of the request, what the
     /// prompt would cost each engine to compute, and how many blocks the last five requests keep busy on each.
     fn hit_rate(workload: &Workload, workers: usize, pick: impl Fn(usize, &[usize], &[usize]) -> usize) -> f64 {
         let capacity_blocks = workload.capacity_blocks(workers);
-        let mut caches: Vec<PrefixCache> = (0..workers).map(|_| PrefixCache::new(capacity_blocks)).collect();
-        let (mut cached, mut asked, mut evicted) = (0, 0, Vec::new());
+        let mut engines: Vec<_> = (0..workers).map(|_| SerialEngine::new(capacity_blocks)).collect();
+        let (mut cached, mut asked) = (0, 0);
         let mut running: VecDeque<(usize, usize)> = VecDeque::new();
         for index in 0..workload.requests.len() {
             let mut tokens = workload.prompt(index);
-            let prompt_blocks = tokens.len() / BLOCK_TOKENS;
+            let (prompt_tokens, prompt_blocks) = (tokens.len(), tokens.len() / BLOCK_TOKENS);
             tokens.extend(workload.output(index));
-            let names = block_names(&tokens);
+            let names = block_names(&tokens[..tokens.len() - 1]);
+            let depth = |engine: &SerialEngine| names.iter().take_while(|name| engine.held.contains(name)).count();
             let missing: Vec<usize> =
-                caches.iter().map(|cache| prompt_blocks - cache.depth(&names[..prompt_blocks])).collect();
+                engines.iter().map(|engine| prompt_blocks - depth(engine).min(prompt_blocks)).collect();
             let mut busy = vec![0; workers];
             running.iter().for_each(|(place, blocks)| busy[*place] += blocks);
             let chosen = pick(index, &missing, &busy);
@@ -371,10 +409,15 @@ mod tests {
             }
             cached += prompt_blocks - missing[chosen];
             asked += prompt_blocks;
-            caches[chosen].admit(&names, 0, &mut evicted).unwrap();
-            caches[chosen].release(&names);
+            engines[chosen].run(EngineRequest {
+                id: RequestId(index as u32),
+                blocks: names.iter().map(|name| Block { local: *name, chain: *name }).collect(),
+                prompt_tokens: prompt_tokens as u32,
+                output_tokens: (tokens.len() - prompt_tokens) as u32,
+                part: Part::Whole,
+            });
         }
-        assert!(!evicted.is_empty(), "everything fits: there is nothing to show");
+        assert!(engines.iter().any(|engine| engine.evicted > 0), "everything fits: there is nothing to show");
         cached as f64 / asked as f64
     }
 

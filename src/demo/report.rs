@@ -1,12 +1,10 @@
 //! The result of a run: the gateway's messages, a table for people, JSON for programs.
 
-use std::fmt::Write;
-
 use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::engine::BLOCK_TOKENS;
+use super::engine::{BLOCK_TOKENS, PRESET, TIME_FACTOR};
 use crate::error::counted;
 use crate::route::Mode;
 
@@ -31,10 +29,29 @@ pub(crate) struct PhaseTotals {
     pub(crate) cached_blocks: u64,
     /// Prompt tokens computed by each engine.
     pub(crate) prefill_tokens: Vec<u64>,
+    /// Time from a request's arrival in the gateway to its first token.
+    pub(crate) ttft_s: UserTimes,
+    /// Mean time between two tokens of a request.
+    pub(crate) tpot_s: UserTimes,
+    /// Time from a request's arrival in the gateway to its last token.
+    pub(crate) e2e_s: UserTimes,
     /// Time of the daemon's answers, measured in the gateway.
     pub(crate) round_trip_us: LatencyQuantiles,
     /// Mean time of a decision by the daemon's own clock, in microseconds; `None` if its metrics could not be read.
     pub(crate) daemon_mean_us: Option<f64>,
+    /// Overlaps that were wrong.
+    pub(crate) wrong_overlaps: u64,
+}
+
+/// How long users waited, in seconds of the engines' time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct UserTimes {
+    /// Mean.
+    pub(crate) mean: f64,
+    /// Median.
+    pub(crate) p50: f64,
+    /// 99 %.
+    pub(crate) p99: f64,
 }
 
 /// Quantiles of the time around one route request, in microseconds.
@@ -109,65 +126,78 @@ impl Report {
         serde_json::to_string(&Object(self)).unwrap_or_default()
     }
 
-    /// The table with its footnotes.
+    /// The table with its legend.
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         let names = self.phases.iter().map(|(policy, _)| policy.name());
         table.load_style(presets::UTF8_FULL_CONDENSED).set_header(std::iter::once("").chain(names));
-        let round_trip = |totals: &PhaseTotals| {
-            format!("{} / {} µs", whole(totals.round_trip_us.p50), whole(totals.round_trip_us.p99))
-        };
-        let inside =
-            |totals: &PhaseTotals| totals.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"));
-        type Cell<'a> = &'a dyn Fn(&PhaseTotals) -> String;
-        let rows: [(&str, Cell<'_>); 5] = [
-            ("prefix hit rate ¹", &|totals| format!("{:.1} %", totals.hit_rate() * 100.0)),
-            ("prefill tokens computed", &|totals| grouped(totals.prefill_tokens_sum())),
-            ("load imbalance ²", &|totals| format!("{:.2}", totals.imbalance())),
-            ("round trip to the daemon p50/p99 ³", &round_trip),
-            ("decision inside the daemon, mean ⁴", &inside),
-        ];
-        for (name, cell) in rows {
+        for (name, cell) in ROWS {
             table.add_row(std::iter::once(name.to_owned()).chain(self.phases.iter().map(|(_, totals)| cell(totals))));
         }
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let mut text = format!(
-            "{} requests of {}, under each policy, on {} (seed {})\n{table}\n",
+        let EventTotals { batches, blocks, gaps } = self.events;
+        let compared = grouped(self.checked_overlaps);
+        format!(
+            "{} requests of {}, under each policy, on {} (seed {})\n{table}\n\
+             events ingested: {} batches, {} blocks stored or removed; gaps: {}\n\
+             wrong overlaps: {} of {compared} compared with the engines' own caches; {} were not marked exact\n{}",
             grouped(self.requests.into()),
             self.workload,
             counted(self.workers as usize, "simulated engine"),
-            self.seed
-        );
-        let EventTotals { batches, blocks, gaps } = self.events;
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "events ingested: {} batches, {} blocks stored or removed; gaps: {}\n\
-             wrong overlaps: {} of {} compared with the engines' own caches; {} were not marked exact\n\
-             ¹ whole {BLOCK_TOKENS}-token prompt blocks that the chosen engine found in its cache\n\
-             ² prompt tokens computed by the busiest engine over the mean; 1 = all alike\n\
-             ³ the client's whole call in the gateway, including waits for a core: {} processes shared {}\n\
-             ⁴ by the daemon's own clock, from its /metrics: lookup, scoring and booking, without the sockets\n\
-             The seed fixes the workload, not the timing: hit rates vary by about a point between runs.",
+            self.seed,
             grouped(batches),
             grouped(blocks),
             grouped(gaps),
             grouped(self.wrong_overlaps),
-            grouped(self.checked_overlaps),
             grouped(self.not_exact_overlaps),
-            // The engines, the daemon and the gateway; the demo itself waits for them.
-            self.workers + 2,
-            match self.cores {
-                0 => "the cores".to_owned(),
-                1 => "1 core".to_owned(),
-                cores => format!("{cores} cores"),
-            },
-        );
-        text
+            self.legend(),
+        )
+    }
+
+    /// What each row is.
+    fn legend(&self) -> String {
+        let cores = match self.cores {
+            0 => "the cores".to_owned(),
+            1 => "1 core".to_owned(),
+            cores => format!("{cores} cores"),
+        };
+        // The engines, the daemon and the gateway; the demo itself waits for them.
+        let processes = self.workers + 2;
+        format!(
+            "TTFT, TPOT, E2E: time to the first token, between two tokens, to the last one, on {} engines whose clock runs\n  \
+             {TIME_FACTOR} times as fast as real time; with the round trip to the daemon in real time\n\
+             prefix hit rate: whole {BLOCK_TOKENS}-token prompt blocks that the chosen engine found in its cache\n\
+             load imbalance: prompt tokens computed by the busiest engine over the mean; 1 = all alike\n\
+             round trip: the client's whole call, with its waits for a core: {processes} processes shared {cores}\n\
+             decision: lookup, scoring and booking, without the sockets, by the daemon's own clock\n\
+             wrong overlaps: cached blocks that the daemon reported and the engine did not hold, or the reverse\n\
+             The seed fixes the workload, not the timing: figures vary between runs.",
+            PRESET.name,
+        )
     }
 }
+
+/// The cell of a policy.
+type Cell = fn(&PhaseTotals) -> String;
+
+/// The rows of the table.
+const ROWS: [(&str, Cell); 9] = [
+    ("TTFT mean / p99", |totals| format!("{:.2} / {:.2} s", totals.ttft_s.mean, totals.ttft_s.p99)),
+    ("TPOT mean / p99", |totals| format!("{:.1} / {:.1} ms", totals.tpot_s.mean * 1e3, totals.tpot_s.p99 * 1e3)),
+    ("E2E mean / p99", |totals| format!("{:.2} / {:.2} s", totals.e2e_s.mean, totals.e2e_s.p99)),
+    ("prefix hit rate", |totals| format!("{:.1} %", totals.hit_rate() * 100.0)),
+    ("prefill tokens computed", |totals| grouped(totals.prefill_tokens_sum())),
+    ("load imbalance", |totals| format!("{:.2}", totals.imbalance())),
+    ("round trip to the daemon p50 / p99", |totals| {
+        format!("{} / {} µs", whole(totals.round_trip_us.p50), whole(totals.round_trip_us.p99))
+    }),
+    ("decision inside the daemon, mean", |totals| {
+        totals.daemon_mean_us.map_or("not known".to_owned(), |us| format!("{us:.1} µs"))
+    }),
+    ("wrong overlaps", |totals| grouped(totals.wrong_overlaps)),
+];
 
 /// A report as JSON, a key for each policy.
 struct Object<'a>(&'a Report);
@@ -179,6 +209,9 @@ struct Picked {
     prefill_tokens: u64,
     imbalance: f64,
     decision_us: LatencyQuantiles,
+    ttft_s: UserTimes,
+    tpot_s: UserTimes,
+    e2e_s: UserTimes,
 }
 
 impl Serialize for Object<'_> {
@@ -194,6 +227,9 @@ impl Serialize for Object<'_> {
                 prefill_tokens: totals.prefill_tokens_sum(),
                 imbalance: rounded(totals.imbalance()),
                 decision_us: totals.round_trip_us,
+                ttft_s: totals.ttft_s,
+                tpot_s: totals.tpot_s,
+                e2e_s: totals.e2e_s,
             };
             object.serialize_entry(&policy.name().replace('-', "_"), &picked)?;
         }
@@ -236,7 +272,11 @@ mod tests {
             cached_blocks,
             prefill_tokens,
             round_trip_us: LatencyQuantiles { p50: 41.5, p99: 1120.25, p999: 3000.0 },
+            ttft_s: UserTimes { mean: 0.5, p50: 0.25, p99: 2.125 },
+            tpot_s: UserTimes { mean: 0.025, p50: 0.02, p99: 0.05 },
+            e2e_s: UserTimes { mean: 3.5, p50: 3.0, p99: 9.0 },
             daemon_mean_us: Some(4.26),
+            wrong_overlaps: 0,
         };
         Report {
             workload: "multi-turn conversations".to_owned(),
@@ -257,15 +297,17 @@ mod tests {
 
     #[test]
     fn json_has_exactly_the_documented_keys_in_order() {
-        assert_eq!(
-            report().json(),
-            "{\"seed\":1,\"requests\":1800,\"workers\":2,\
-             \"least_loaded\":{\"hit_rate\":0.35,\"prefill_tokens\":2000000,\"imbalance\":1.0,\
-             \"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0}},\
-             \"kv\":{\"hit_rate\":0.751,\"prefill_tokens\":400000,\"imbalance\":1.5,\
-             \"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0}},\
-             \"events\":{\"batches\":20,\"blocks\":3000,\"gaps\":0},\"wrong_overlaps\":0}"
+        let times = "\"decision_us\":{\"p50\":41.5,\"p99\":1120.25,\"p999\":3000.0},\
+                     \"ttft_s\":{\"mean\":0.5,\"p50\":0.25,\"p99\":2.125},\
+                     \"tpot_s\":{\"mean\":0.025,\"p50\":0.02,\"p99\":0.05},\
+                     \"e2e_s\":{\"mean\":3.5,\"p50\":3.0,\"p99\":9.0}";
+        let expected = format!(
+            "{{\"seed\":1,\"requests\":1800,\"workers\":2,\
+             \"least_loaded\":{{\"hit_rate\":0.35,\"prefill_tokens\":2000000,\"imbalance\":1.0,{times}}},\
+             \"kv\":{{\"hit_rate\":0.751,\"prefill_tokens\":400000,\"imbalance\":1.5,{times}}},\
+             \"events\":{{\"batches\":20,\"blocks\":3000,\"gaps\":0}},\"wrong_overlaps\":0}}"
         );
+        assert_eq!(report().json(), expected);
     }
 
     #[test]
@@ -278,8 +320,12 @@ mod tests {
             "2 000 000",
             "1.50",
             "least-loaded",
-            "┆ 42 / 1 120 µs ",
-            "┆        4.3 µs ",
+            "┆  0.50 / 2.12 s ",
+            "┆ 25.0 / 50.0 ms ",
+            "┆  3.50 / 9.00 s ",
+            " 42 / 1 120 µs ",
+            "4.3 µs ",
+            "on 70b-tp4 engines whose clock runs\n  8 times as fast as real time;",
             "4 processes shared 2 cores",
             "The seed fixes the workload, not the timing",
             "gaps: 0",

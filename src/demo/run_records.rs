@@ -52,6 +52,8 @@ pub(crate) struct CandidateRecord {
 /// One reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplyRecord {
+    /// Index of the policy.
+    pub(crate) phase: usize,
     /// Index of the request, for people.
     pub(crate) request: usize,
     /// CLOCK_MONOTONIC when the request was sent, in nanoseconds.

@@ -103,6 +103,8 @@ pub(crate) struct Verdict {
     pub(crate) checked: u64,
     /// Overlaps that were wrong.
     pub(crate) wrong: u64,
+    /// The same under each policy, by its index.
+    pub(crate) wrong_by_phase: Vec<u64>,
     /// Overlaps with a trust level below `exact`: wrong only if they count too much.
     pub(crate) not_exact: u64,
     /// Batches the engines published.
@@ -117,7 +119,11 @@ pub(crate) fn check(reply: &ReplyRecord, engines: &FxHashMap<u64, History>, verd
         verdict.checked += 1;
         verdict.not_exact += u64::from(!candidate.exact);
         let Some(history) = engines.get(&candidate.worker) else {
-            wrong(verdict, format!("request {}: no engine has the id {}", reply.request, candidate.worker));
+            wrong(
+                verdict,
+                reply.phase,
+                format!("request {}: no engine has the id {}", reply.request, candidate.worker),
+            );
             continue;
         };
         let first = candidate.as_of_seq.map_or(0, |seq| u32::try_from(seq + 1).unwrap_or(STILL));
@@ -131,6 +137,7 @@ pub(crate) fn check(reply: &ReplyRecord, engines: &FxHashMap<u64, History>, verd
             let truth = history.depth_at(&reply.chain, last);
             wrong(
                 verdict,
+                reply.phase,
                 format!(
                     "request {}: the daemon reported that worker {} held {} blocks ({} in lower tiers) of {}, as of batch {:?}; \
                      after batch {:?}, the last one published by then, it held {truth}",
@@ -147,8 +154,12 @@ pub(crate) fn check(reply: &ReplyRecord, engines: &FxHashMap<u64, History>, verd
     }
 }
 
-fn wrong(verdict: &mut Verdict, words: String) {
+fn wrong(verdict: &mut Verdict, phase: usize, words: String) {
     verdict.wrong += 1;
+    if verdict.wrong_by_phase.len() <= phase {
+        verdict.wrong_by_phase.resize(phase + 1, 0);
+    }
+    verdict.wrong_by_phase[phase] += 1;
     if verdict.examples.len() < EXAMPLES_MAX {
         verdict.examples.push(words);
     }
@@ -185,7 +196,7 @@ mod tests {
 
     fn reply(device: u32, as_of_seq: Option<u64>, replied_ns: u64) -> ReplyRecord {
         let candidate = CandidateRecord { worker: 7, device, lower: 0, as_of_seq, exact: true };
-        ReplyRecord { request: 0, left_ns: 0, replied_ns, chain: vec![1, 2, 3], candidates: vec![candidate] }
+        ReplyRecord { phase: 1, request: 0, left_ns: 0, replied_ns, chain: vec![1, 2, 3], candidates: vec![candidate] }
     }
 
     #[test]
@@ -238,7 +249,11 @@ mod tests {
         let mut lower = honest;
         lower.candidates[0].lower = 1;
         let verdict = verdict(&engine(), &lower);
-        assert_eq!(verdict.wrong, 1, "the engines have no lower tiers");
+        assert_eq!(
+            (verdict.wrong, verdict.wrong_by_phase.as_slice()),
+            (1, &[0, 1][..]),
+            "the engines have no lower tiers"
+        );
         assert!(verdict.examples[0].contains("worker 7 held 3 blocks (1 in lower tiers) of 3"));
     }
 

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use super::pages;
+use crate::sandbox::{self, ThreadKind};
 
 /// Requests to the thread. Unset where there is none: writers then map what they need.
 static REQUESTS: OnceLock<Sender<Arc<Slot>>> = OnceLock::new();
@@ -25,7 +26,11 @@ pub(super) fn start() {
     let (requests, slots) = channel::<Arc<Slot>>();
     let thread = std::thread::Builder::new().name("index-pages".to_owned());
     // It ends when the sender goes. Without it writers touch their memory themselves: later, not wrong.
-    if thread.spawn(move || slots.iter().for_each(|slot| slot.fill())).is_ok() {
+    let fill = move || {
+        sandbox::enter(ThreadKind::IndexPages);
+        slots.iter().for_each(|slot| slot.fill());
+    };
+    if thread.spawn(fill).is_ok() {
         // A second caller at the same time drops its sender, and its thread ends.
         let _ = REQUESTS.set(requests);
     }

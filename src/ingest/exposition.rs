@@ -8,6 +8,7 @@ use prometheus_client::metrics::MetricType;
 use super::WorkerView;
 use crate::ids::{Tier, Worker};
 use crate::metrics::{CounterName, CounterSet, WorkerCounter};
+use crate::sandbox;
 use crate::trust::TrustLevel;
 
 /// Encodes all metrics of these workers.
@@ -73,6 +74,26 @@ fn by_name(
         }
     }
     Ok(())
+}
+
+/// The metrics of the process's sandbox.
+pub(crate) fn sandbox(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "1 for each part of the sandbox that is in force, 0 for each that is not; of landlock, its version.";
+    let mut family = encoder.encode_descriptor("kvrouted_sandbox", help, None, MetricType::Gauge)?;
+    for (part, value) in sandbox::in_force().cloned().unwrap_or_default().figures() {
+        family.encode_family(&[("part", part)].as_slice())?.encode_gauge(&i64::from(value))?;
+    }
+    let help = "System calls that the sandbox refused, by kind of thread. The log names the calls.";
+    let mut family = encoder.encode_descriptor("kvrouted_sandbox_refused", help, None, MetricType::Counter)?;
+    let refused = sandbox::refused();
+    for thread in sandbox::thread_names() {
+        let times: u64 = refused.iter().filter(|of| of.thread == thread).map(|of| of.times).sum();
+        let labels = [("thread", thread)];
+        family.encode_family(&labels.as_slice())?.encode_counter::<NoLabelSet, u64, u64>(&times, None)?;
+    }
+    let help = "Threads that the sandbox could not confine as their kind should be.";
+    let mut metric = encoder.encode_descriptor("kvrouted_sandbox_threads_unconfined", help, None, MetricType::Gauge)?;
+    metric.encode_gauge(&(sandbox::threads_unconfined() as i64))
 }
 
 fn gauges(encoder: &mut DescriptorEncoder<'_>, workers: &[(Worker, &WorkerView)]) -> fmt::Result {

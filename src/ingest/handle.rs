@@ -16,6 +16,7 @@ use super::{IngestConfig, ShardPlan, system};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ids::Worker;
+use crate::sandbox::{self, ThreadKind};
 
 /// A running ingest thread. Dropping the handle ends the thread too.
 pub struct IngestHandle {
@@ -88,6 +89,7 @@ fn start(
         .name(format!("ingest-{}", plan.shard))
         .spawn(move || {
             pin(config.core);
+            sandbox::enter(ThreadKind::Ingest);
             match Shard::open(plan, config, fleet) {
                 Err(error) => drop(started.send(Err(error))),
                 Ok((mut shard, refused)) => {

@@ -28,6 +28,7 @@ use crate::ids::{Scheme, Worker, WorkerIndex};
 use crate::limits::{LOAD_REPORT_MESSAGES_MAX, LOAD_REPORT_SILENT_MS, LOAD_REPORT_TICK_MS, NOMINAL_BLOCK_SIZE_TOKENS};
 use crate::load::{EngineLoad, Loads};
 use crate::metrics::{CounterSet, LoadReportCounter};
+use crate::sandbox::{self, ThreadKind};
 use crate::zmtp::LinkEvent;
 
 /// A worker that publishes its load.
@@ -72,11 +73,13 @@ impl LoadListener {
             .map_err(|error| system("cannot make an event loop").caused_by(error))?;
         let wanted = Arc::new(Wanted { sources: Mutex::new(None), ending: AtomicBool::new(false), waker });
         let of_thread = Arc::clone(&wanted);
-        let thread =
-            std::thread::Builder::new()
-                .name("engine-loads".into())
-                .spawn(move || listening.run(&of_thread))
-                .map_err(|error| system("cannot start the thread that reads the engines' loads").caused_by(error))?;
+        let thread = std::thread::Builder::new()
+            .name("engine-loads".into())
+            .spawn(move || {
+                sandbox::enter(ThreadKind::Loads);
+                listening.run(&of_thread);
+            })
+            .map_err(|error| system("cannot start the thread that reads the engines' loads").caused_by(error))?;
         Ok(Self { wanted, thread: Some(thread) })
     }
 

@@ -19,6 +19,11 @@ pub(super) const RECORD: &[Column<DecisionRecord>] = columns! {
     "ties": outcome.ties;
     "notes_after": outcome.notes;
     "nobody_code": outcome.no_worker_code;
+    "booking": identity.booking;
+    "session_identity": identity.session;
+    "waited_ns": identity.waited_ns;
+    "expected_output_tokens": identity.expected_output_tokens;
+    "prefix_tokens": identity.prefix_tokens;
 };
 
 pub(super) const LISTED: &[Column<ListedCandidate>] = columns! {

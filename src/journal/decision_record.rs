@@ -1,5 +1,6 @@
 //! One decision as the journal keeps it: what it was made from, its policy and its outcome. Plain values.
 
+use super::identity::RequestIdentity;
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::route::{Decision, Observation, Policy, ReplyNotes, Rule};
 
@@ -95,11 +96,13 @@ pub struct DecisionRecord {
     pub observation: Observation,
     /// The outcome.
     pub outcome: Outcome,
+    /// Which request it was about. No decision depends on it.
+    pub identity: RequestIdentity,
 }
 
 impl DecisionRecord {
-    /// Overwrites this record with a decision that was made from `observation`. Allocates nothing if the buffers are
-    /// large enough.
+    /// Overwrites this record, but for the identity of its request, with a decision that was made from `observation`.
+    /// Allocates nothing if the buffers are large enough.
     pub fn copy_from(
         &mut self,
         (at_ns, space): (u64, SpaceId),

@@ -6,24 +6,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Thread;
 
 use super::decision_record::DecisionRecord;
-use crate::ids::SpaceId;
-use crate::limits::{JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_WAITING_WORKERS_MAX};
+use super::identity::{IdentityHasher, fold, identities};
+use crate::ids::{LocalHash, SpaceId};
+use crate::limits::{JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_IDENTITIES_PER_WORKER, JOURNAL_WAITING_WORKERS_MAX};
 use crate::recycling_queue::{QueueBounds, Recycle, RecyclingQueue, Wake};
-use crate::route::{Decision, Observation, Policy};
+use crate::route::{Decision, Observation, Policy, RouteRequest};
 
-/// A share of the decisions, as the highest seed in it; 0 = no decision.
+/// A share of the requests, as the highest key in it; 0 = no request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Share(u64);
 
 impl Share {
-    /// Seeds are drawn evenly from all numbers of 64 bits.
+    /// Keys are spread evenly over all numbers of 64 bits.
     fn of(share: f64) -> Self {
-        // The cast saturates: a share of 1 is every seed.
+        // The cast saturates: a share of 1 is every key.
         Self((share.clamp(0.0, 1.0) * u64::MAX as f64) as u64)
     }
 
-    const fn has(self, seed: u64) -> bool {
-        self.0 != 0 && seed <= self.0
+    const fn has(self, key: u64) -> bool {
+        self.0 != 0 && key <= self.0
     }
 }
 
@@ -35,21 +36,17 @@ impl Share {
 pub struct SampleShares {
     journal: AtomicU64,
     shadow: AtomicU64,
-    /// The larger of the two.
-    any: AtomicU64,
 }
 
 impl SampleShares {
-    /// Sets the share of decisions that are written, 0 to 1.
+    /// Sets the share of requests that are written, 0 to 1.
     pub fn set_journal(&self, share: f64) {
         self.journal.store(Share::of(share).0, Ordering::Relaxed);
-        self.update_any();
     }
 
     /// Sets the share of decisions that a shadow policy judges, 0 to 1.
     pub fn set_shadow(&self, share: f64) {
         self.shadow.store(Share::of(share).0, Ordering::Relaxed);
-        self.update_any();
     }
 
     /// The share of decisions that a shadow policy judges, 0 to 1.
@@ -58,16 +55,44 @@ impl SampleShares {
         self.shadow.load(Ordering::Relaxed) as f64 / u64::MAX as f64
     }
 
-    fn update_any(&self) {
-        let any = self.journal.load(Ordering::Relaxed).max(self.shadow.load(Ordering::Relaxed));
-        self.any.store(any, Ordering::Relaxed);
-    }
-
     /// Whether no decision is sampled.
     #[must_use]
     pub fn is_off(&self) -> bool {
-        self.any.load(Ordering::Relaxed) == 0
+        self.journal.load(Ordering::Relaxed) == 0 && self.shadow.load(Ordering::Relaxed) == 0
     }
+
+    fn journal_has(&self, key: u64) -> bool {
+        Share(self.journal.load(Ordering::Relaxed)).has(key)
+    }
+
+    fn shadow_has(&self, seed: u64) -> bool {
+        Share(self.shadow.load(Ordering::Relaxed)).has(seed)
+    }
+}
+
+/// By what the journal samples a request. Requests with equal keys are recorded together or not at all: those of one
+/// session, or the attempts of one request without a session. So a sample is a thinner load, with all turns of its
+/// conversations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestSample {
+    /// `None` = neither session nor booking: each decision is drawn by its seed.
+    key: Option<u64>,
+    session: Option<u64>,
+    /// Whether the journal records what becomes of the booking, if the request makes one.
+    pub is_recorded: bool,
+}
+
+/// What a recorder notes of a request beside its decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NotedRequest<'a> {
+    /// As [`DecisionRecorder::sample`] said before the decision.
+    pub sample: RequestSample,
+    /// How long it waited in the daemon's queue, nanoseconds.
+    pub waited_ns: u64,
+    /// Output tokens that its gateway expects; 0 = unknown.
+    pub expected_output_tokens: u32,
+    /// The hashes of its prompt's blocks; `None` = they are unknown.
+    pub locals: Option<&'a [LocalHash]>,
 }
 
 /// A sampled decision on its way to the writer.
@@ -82,17 +107,22 @@ pub(super) struct QueuedDecision {
     pub(super) is_judged: bool,
 }
 
-/// A queued decision weighs as much as the workers that it was made from.
+/// A queued decision weighs as much as the workers that it was made from, and the identities of its prompt.
 impl Recycle for Box<QueuedDecision> {
     fn weight(&self) -> usize {
-        self.record.observation.workers.len()
+        weight(self.record.observation.workers.len(), self.record.identity.prefix.len())
     }
 
     fn clear(&mut self) {
         let workers = &mut self.record.observation.workers;
         workers.clear();
         workers.shrink_to(JOURNAL_BUFFER_WORKERS_KEPT);
+        self.record.identity.prefix.clear();
     }
+}
+
+const fn weight(workers: usize, identities: usize) -> usize {
+    workers + identities / JOURNAL_IDENTITIES_PER_WORKER
 }
 
 /// The decisions of one serving thread that wait for the writer.
@@ -139,15 +169,16 @@ pub enum Noted {
 pub struct DecisionRecorder {
     queue: Arc<DecisionQueue>,
     shares: Arc<SampleShares>,
+    hasher: IdentityHasher,
     /// Sampled decisions lost since the last one that was queued.
     lost: u64,
 }
 
 impl DecisionRecorder {
-    /// Queues into `queue` the decisions that `shares` sample.
+    /// Queues into `queue` the decisions that `shares` sample, with identities by `hasher`.
     #[must_use]
-    pub const fn new(queue: Arc<DecisionQueue>, shares: Arc<SampleShares>) -> Self {
-        Self { queue, shares, lost: 0 }
+    pub const fn new(queue: Arc<DecisionQueue>, shares: Arc<SampleShares>, hasher: IdentityHasher) -> Self {
+        Self { queue, shares, hasher, lost: 0 }
     }
 
     /// Whether no decision is sampled.
@@ -156,34 +187,62 @@ impl DecisionRecorder {
         self.shares.is_off()
     }
 
-    /// Whether [`note`](Self::note) would sample this decision.
+    /// By what the journal samples a request. Ask before the request is booked.
     #[must_use]
-    pub fn takes(&self, decision: &Decision) -> bool {
-        // Relaxed: see SampleShares.
-        Share(self.shares.any.load(Ordering::Relaxed)).has(decision.seed)
+    pub fn sample(&self, request: &RouteRequest<'_>) -> RequestSample {
+        if self.is_off() {
+            return RequestSample::default();
+        }
+        let named = request.affinity_session.filter(|name| !name.is_empty());
+        let session = named.map(|name| self.hasher.session(name));
+        let key = session.or_else(|| request.book.map(|book| self.hasher.request(book.request_id)));
+        RequestSample { key, session, is_recorded: key.is_some_and(|key| self.shares.journal_has(key)) }
+    }
+
+    /// Whether [`note`](Self::note) would take this decision.
+    #[must_use]
+    pub fn takes(&self, decision: &Decision, sample: RequestSample) -> bool {
+        self.is_written(decision, sample) || self.shares.shadow_has(decision.seed)
+    }
+
+    fn is_written(&self, decision: &Decision, sample: RequestSample) -> bool {
+        self.shares.journal_has(sample.key.unwrap_or(decision.seed))
     }
 
     /// Queues a decision, if it is sampled, with the observation that it was made from. `at_ns` is its time,
     /// nanoseconds since the daemon started. It allocates nothing once enough buffers circulate and each has room for
-    /// the workers of a space: see `RecyclingQueue`.
+    /// the workers of a space and for the longest prompt's identities: see `RecyclingQueue`.
     pub fn note(
         &mut self,
         (at_ns, space): (u64, SpaceId),
         policy: &Policy,
         observation: &Observation,
-        decision: &Decision,
+        (decision, request): (&Decision, &NotedRequest<'_>),
     ) -> Noted {
-        if !self.takes(decision) {
+        let (is_written, is_judged) =
+            (self.is_written(decision, request.sample), self.shares.shadow_has(decision.seed));
+        if !is_written && !is_judged {
             return Noted::NotSampled;
         }
-        let is_written = Share(self.shares.journal.load(Ordering::Relaxed)).has(decision.seed);
-        let is_judged = Share(self.shares.shadow.load(Ordering::Relaxed)).has(decision.seed);
         let lost_before = self.lost;
+        let block_size = observation.request.block_size;
+        let blocks_each = self.hasher.blocks_each(block_size).filter(|_| is_written);
+        let prefix = blocks_each.zip(request.locals);
         let fill = |queued: &mut Box<QueuedDecision>| {
             queued.record.copy_from((at_ns, space), policy, observation, decision);
             (queued.lost_before, queued.is_written, queued.is_judged) = (lost_before, is_written, is_judged);
+            let identity = &mut queued.record.identity;
+            identity.booking = decision.booking.map(|handle| handle.generation);
+            (identity.session, identity.waited_ns) = (request.sample.session, request.waited_ns);
+            identity.expected_output_tokens = request.expected_output_tokens;
+            identity.prefix_tokens = prefix.map_or(0, |(blocks_each, _)| blocks_each as u32 * block_size);
+            match prefix {
+                Some((blocks_each, locals)) => fold(locals, blocks_each, &mut identity.prefix),
+                None => identity.prefix.clear(),
+            }
         };
-        if self.queue.0.push(observation.workers.len(), fill) {
+        let identities = prefix.map_or(0, |(blocks_each, locals)| identities(locals.len(), blocks_each));
+        if self.queue.0.push(weight(observation.workers.len(), identities), fill) {
             self.lost = 0;
             Noted::Queued
         } else {
@@ -196,15 +255,21 @@ impl DecisionRecorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::{BookingRequest, Prompt};
 
     fn noted(recorder: &mut DecisionRecorder, seed: u64) -> Noted {
+        noted_of(recorder, seed, RequestSample::default())
+    }
+
+    fn noted_of(recorder: &mut DecisionRecorder, seed: u64, sample: RequestSample) -> Noted {
         let decision = Decision { seed, ..Decision::default() };
-        recorder.note((seed, SpaceId(0)), &Policy::default(), &Observation::default(), &decision)
+        let noted = NotedRequest { sample, ..NotedRequest::default() };
+        recorder.note((seed, SpaceId(0)), &Policy::default(), &Observation::default(), (&decision, &noted))
     }
 
     fn recorder(records_max: usize) -> (Arc<DecisionQueue>, Arc<SampleShares>, DecisionRecorder) {
         let (queue, shares) = (Arc::new(DecisionQueue::new(records_max)), Arc::new(SampleShares::default()));
-        let recorder = DecisionRecorder::new(Arc::clone(&queue), Arc::clone(&shares));
+        let recorder = DecisionRecorder::new(Arc::clone(&queue), Arc::clone(&shares), IdentityHasher::new(64));
         (queue, shares, recorder)
     }
 
@@ -228,6 +293,40 @@ mod tests {
         assert!(Share::of(1.0).has(u64::MAX) && Share::of(1.0).has(0) && Share::of(2.0).has(u64::MAX));
         assert!(!Share::of(0.0).has(0) && !Share::of(f64::NAN).has(0) && !Share::of(-1.0).has(0));
         assert!(Share::of(0.5).has(u64::MAX / 2 - 1024) && !Share::of(0.5).has(u64::MAX / 2 + 2048));
+    }
+
+    /// A request of a session and with a booking, if they have names.
+    fn request<'a>(session: Option<&'a str>, request_id: Option<&'a str>) -> RouteRequest<'a> {
+        let book = request_id.map(|request_id| BookingRequest { request_id, attempt: 0 });
+        RouteRequest { affinity_session: session, book, ..RouteRequest::new(SpaceId(0), Prompt::of_tokens(&[])) }
+    }
+
+    #[test]
+    fn a_session_is_sampled_as_a_whole_and_so_are_the_attempts_of_a_request() {
+        let (queue, shares, mut recorder) = recorder(1 << 12);
+        assert_eq!(recorder.sample(&request(Some("s"), Some("r"))), RequestSample::default(), "nothing is recorded");
+        shares.set_journal(0.3);
+        let mut sessions = 0;
+        for number in 0..200 {
+            let (session, name) = (format!("s{number}"), format!("r{number}"));
+            let is_recorded = recorder.sample(&request(Some(&session), Some("a"))).is_recorded;
+            sessions += u32::from(is_recorded);
+            for turn in ["b", "c"] {
+                assert_eq!(recorder.sample(&request(Some(&session), Some(turn))).is_recorded, is_recorded);
+            }
+            let attempts = [0, 1].map(|_| recorder.sample(&request(None, Some(&name))));
+            assert_eq!(attempts[0], attempts[1]);
+            for (seed, attempt) in attempts.into_iter().enumerate() {
+                let queued = noted_of(&mut recorder, u64::MAX - seed as u64, attempt) == Noted::Queued;
+                assert_eq!(queued, attempt.is_recorded, "whatever the seed");
+            }
+        }
+        assert!((30..90).contains(&sessions), "{sessions} of 200");
+        assert_eq!(recorder.sample(&request(Some(""), None)), RequestSample::default(), "it is drawn by its seed");
+        assert!(
+            std::iter::from_fn(|| queue.pop())
+                .all(|queued| queued.is_written && queued.record.identity.session.is_none())
+        );
     }
 
     #[test]

@@ -11,21 +11,29 @@
 //! version.
 //!
 //! If a file's last record is cut off, its writer died while it wrote; the records before it are good.
+//!
+//! Version 2 added the identity of a decision's request, the ends of bookings, and the names of classes. Files of version 1
+//! are read without them.
 
 use serde::{Deserialize, Serialize};
 
 use super::columns::{self, names, put, take};
 use super::decision_record::{DecisionRecord, ListedCandidate, Outcome, RemovedWorker};
+use super::identity::RequestIdentity;
+use super::prefix_table::PrefixTable;
 use crate::columns::Column;
 use crate::error::{Error, Kind, Result};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::ids::SpaceId;
-use crate::limits::{JOURNAL_NUMBER_MAX, PROMPT_TOKENS_MAX, SPACES_MAX, WORKERS_MAX};
+use crate::limits::{JOURNAL_NUMBER_MAX, PREFILL_CLASSES_MAX, PROMPT_TOKENS_MAX, SPACES_MAX, WORKERS_MAX};
+use crate::load::EndedBooking;
 use crate::route::{Observation, Policy, RequestFacts, Rule, WorkerFacts};
 
 const MAGIC: [u8; 8] = *b"KVRDJRNL";
 /// The version of the framing. It changes with the framing; values may come and go without.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The oldest version that this release reads.
+const VERSION_MIN: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 const RECORD_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
 
@@ -41,6 +49,10 @@ enum RecordKind {
     Gap = 3,
     /// The writer closed the file.
     End = 4,
+    /// A recorded booking has ended.
+    Ended = 5,
+    /// Ends of recorded bookings are missing, because too many waited.
+    EndsLost = 6,
 }
 
 impl RecordKind {
@@ -50,6 +62,8 @@ impl RecordKind {
             2 => Some(Self::Decision),
             3 => Some(Self::Gap),
             4 => Some(Self::End),
+            5 => Some(Self::Ended),
+            6 => Some(Self::EndsLost),
             _ => None,
         }
     }
@@ -79,6 +93,9 @@ pub struct Origin {
     pub sample: f64,
     /// The daemon's spaces.
     pub spaces: Vec<SpaceLabel>,
+    /// The names of the classes of workers when the file began. Ended bookings refer to them by their position.
+    #[serde(default)]
+    pub classes: Vec<String>,
 }
 
 /// The names of the values, in the order in which they are written.
@@ -92,6 +109,8 @@ pub(super) struct Columns {
     worker: Vec<String>,
     listed: Vec<String>,
     removed: Vec<String>,
+    #[serde(default)]
+    ended: Vec<String>,
     /// The names of the rules, by their number.
     rules: Vec<String>,
 }
@@ -106,6 +125,7 @@ impl Columns {
             worker: names(WorkerFacts::COLUMNS),
             listed: names(columns::LISTED),
             removed: names(columns::REMOVED),
+            ended: names(EndedBooking::COLUMNS),
             rules: Rule::ALL.iter().map(|rule| rule.name().to_owned()).collect(),
         }
     }
@@ -125,6 +145,7 @@ struct Head {
 pub struct Encoder {
     /// The policy that was written last, by space.
     policies: Vec<Option<Policy>>,
+    prefixes: PrefixTable,
     /// Records so far.
     records: u64,
 }
@@ -152,6 +173,7 @@ impl Encoder {
             self.policies[space] = Some(record.policy);
             self.policy(record.space, &record.policy, out);
         }
+        let mut prefixes = std::mem::take(&mut self.prefixes);
         self.record(RecordKind::Decision, out, |out| {
             put(u64::from(core), out);
             put(u64::from(record.space.0), out);
@@ -160,7 +182,19 @@ impl Encoder {
             rows(WorkerFacts::COLUMNS, record.observation.workers.iter(), out);
             rows(columns::LISTED, record.outcome.listed.iter().copied(), out);
             rows(columns::REMOVED, record.outcome.removed.iter().copied(), out);
+            prefixes.put(&record.identity.prefix, out);
         });
+        self.prefixes = prefixes;
+    }
+
+    /// Appends what became of a booking.
+    pub fn ended(&mut self, ended: &EndedBooking, out: &mut Vec<u8>) {
+        self.record(RecordKind::Ended, out, |out| row(EndedBooking::COLUMNS, ended, out));
+    }
+
+    /// Appends that the ends of `lost` bookings are missing here.
+    pub fn ends_lost(&mut self, lost: u64, out: &mut Vec<u8>) {
+        self.record(RecordKind::EndsLost, out, |out| put(lost, out));
     }
 
     fn policy(&mut self, space: SpaceId, policy: &Policy, out: &mut Vec<u8>) {
@@ -223,6 +257,13 @@ pub enum JournalEntry {
         /// The number of missing decisions.
         lost: u64,
     },
+    /// A booking that the journal records has ended.
+    Ended(EndedBooking),
+    /// The ends of bookings are missing here.
+    EndsLost {
+        /// The number of missing ends.
+        lost: u64,
+    },
     /// The file has no more entries.
     End(Ending),
 }
@@ -260,6 +301,7 @@ struct Layout {
     worker: Order<WorkerFacts>,
     listed: Order<ListedCandidate>,
     removed: Order<RemovedWorker>,
+    ended: Order<EndedBooking>,
     /// For each rule of the file, its index in [`Rule::ALL`].
     rules: Vec<u32>,
 }
@@ -268,11 +310,13 @@ struct Layout {
 pub struct Reader<'a> {
     file: &'a [u8],
     at: usize,
+    version: u32,
     origin: Origin,
     layout: Layout,
     unknown: Vec<String>,
     missing: Vec<String>,
     policies: Vec<Option<Policy>>,
+    prefixes: PrefixTable,
     records: u64,
     ended: Option<Ending>,
 }
@@ -283,7 +327,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// `Config` if the file is not a journal, has another version, or its head is damaged.
     pub fn open(file: &'a [u8]) -> Result<Self> {
-        let (head, at) = head(file)?;
+        let (head, version, at) = head(file)?;
         let (mut unknown, mut missing) = (Vec::new(), Vec::new());
         let theirs = &head.columns;
         let mut notes = (&mut unknown, &mut missing);
@@ -294,10 +338,17 @@ impl<'a> Reader<'a> {
             worker: order("worker", WorkerFacts::COLUMNS, &theirs.worker, &mut notes),
             listed: order("listed", columns::LISTED, &theirs.listed, &mut notes),
             removed: order("removed", columns::REMOVED, &theirs.removed, &mut notes),
+            ended: match theirs.ended.is_empty() {
+                true => {
+                    notes.1.push("ended".to_owned());
+                    Order::new()
+                }
+                false => order("ended", EndedBooking::COLUMNS, &theirs.ended, &mut notes),
+            },
             rules: rules(&theirs.rules)?,
         };
-        let (origin, policies) = (head.origin, Vec::new());
-        Ok(Self { file, at, origin, layout, unknown, missing, policies, records: 0, ended: None })
+        let (origin, policies, prefixes) = (head.origin, Vec::new(), PrefixTable::default());
+        Ok(Self { file, at, version, origin, layout, unknown, missing, policies, prefixes, records: 0, ended: None })
     }
 
     /// The daemon run that wrote the file.
@@ -384,9 +435,18 @@ impl<'a> Reader<'a> {
                 record.policy = (*self.policies.get(space)?)?;
                 record.space = SpaceId(space as u32);
                 self.layout.decision(record, rest)?;
+                if self.version > VERSION_MIN {
+                    self.prefixes.take(rest, &mut record.identity.prefix)?;
+                }
                 Some(JournalEntry::Decision { core })
             }
             RecordKind::Gap => Some(JournalEntry::Gap { core: take(rest)?.try_into().ok()?, lost: take(rest)? }),
+            RecordKind::Ended => {
+                let mut ended = EndedBooking::default();
+                fill(&self.layout.ended, &mut ended, rest)?;
+                Some(JournalEntry::Ended(is_valid_end(&ended).then_some(ended)?))
+            }
+            RecordKind::EndsLost => Some(JournalEntry::EndsLost { lost: take(rest)? }),
             RecordKind::End => {
                 let is_whole = take(rest)?.checked_add(1) == Some(self.records) && self.at == self.file.len();
                 is_whole.then_some(Some(JournalEntry::End(Ending::Closed)))?
@@ -401,11 +461,14 @@ impl Layout {
         let workers = std::mem::take(&mut record.observation.workers);
         let (listed, removed) =
             (std::mem::take(&mut record.outcome.listed), std::mem::take(&mut record.outcome.removed));
+        let mut prefix = std::mem::take(&mut record.identity.prefix);
+        prefix.clear();
         *record = DecisionRecord {
             space: record.space,
             policy: record.policy,
             observation: Observation { workers, ..Observation::default() },
             outcome: Outcome { listed, removed, ..Outcome::default() },
+            identity: RequestIdentity { prefix, ..RequestIdentity::default() },
             ..DecisionRecord::default()
         };
         fill(&self.record, record, rest)?;
@@ -433,6 +496,14 @@ fn is_valid(facts: &WorkerFacts) -> bool {
         && blocks.iter().all(|number| *number as usize <= PROMPT_TOKENS_MAX)
 }
 
+/// Whether the numbers of an ended booking are within their limits.
+fn is_valid_end(ended: &EndedBooking) -> bool {
+    let tokens = ended.prefill_tokens.checked_add(ended.cached_tokens);
+    let has_valid_load = ended.requests <= JOURNAL_NUMBER_MAX && ended.decode_blocks <= JOURNAL_NUMBER_MAX;
+    let has_valid_class = (ended.class as usize) < PREFILL_CLASSES_MAX;
+    tokens.is_some_and(|tokens| tokens <= PROMPT_TOKENS_MAX as u64) && has_valid_load && has_valid_class
+}
+
 /// The body of the first record of `rest`, and the checksum that it should have; `None` if the record is cut off.
 fn framed(rest: &[u8]) -> Option<(&[u8], u64)> {
     let (bytes, rest) = rest.split_first_chunk()?;
@@ -444,25 +515,25 @@ fn refused(message: impl Into<String>, remedy: &str) -> Error {
     Error::new(Kind::Config, message, remedy)
 }
 
-/// The head of a file, and the offset of its first record.
-fn head(file: &[u8]) -> Result<(Head, usize)> {
+/// The head of a file, its version, and the offset of its first record.
+fn head(file: &[u8]) -> Result<(Head, u32, usize)> {
     if !file.starts_with(&MAGIC) {
         return Err(refused("it is not a journal", "name files of the directory that [journal] dir names"));
     }
     let damaged = || refused("its head is cut off or damaged", "leave it out");
     let (preamble, rest) = file.split_first_chunk::<PREAMBLE_BYTES>().ok_or_else(damaged)?;
     let Preamble { version, extra: head_bytes, .. } = Preamble::from_bytes(preamble);
-    if version != VERSION {
-        let message = format!("it has version {version}; this release reads version {VERSION}");
+    if !(VERSION_MIN..=VERSION).contains(&version) {
+        let message = format!("it has version {version}; this release reads versions {VERSION_MIN} to {VERSION}");
         return Err(refused(message, "read it with the release that wrote it"));
     }
     let (json, rest) = rest.split_at_checked(head_bytes as usize).ok_or_else(damaged)?;
     let sum = rest.first_chunk().ok_or_else(damaged)?;
-    if u64::from_le_bytes(*sum) != checksum(u64::from(VERSION), json) {
+    if u64::from_le_bytes(*sum) != checksum(u64::from(version), json) {
         return Err(damaged());
     }
     let head = serde_json::from_slice(json).map_err(|error| damaged().caused_by(error))?;
-    Ok((head, PREAMBLE_BYTES + json.len() + CHECKSUM_BYTES))
+    Ok((head, version, PREAMBLE_BYTES + json.len() + CHECKSUM_BYTES))
 }
 
 /// Finds our column for each of theirs. Columns that only one side has are noted.
@@ -516,4 +587,41 @@ fn each<T: Copy>(order: &Order<T>, default: T, mut take_row: impl FnMut(T), rest
         take_row(row);
     }
     Some(())
+}
+
+#[cfg(test)]
+pub(super) mod tests_of_old_files {
+    use super::*;
+
+    /// A file of version 1 with these decisions, each of a serving thread.
+    pub(in crate::journal) fn first_version(decisions: &[(u32, DecisionRecord)]) -> Vec<u8> {
+        let is_old = |name: &&Column<DecisionRecord>| {
+            !["booking", "session_identity", "waited_ns", "expected_output_tokens", "prefix_tokens"]
+                .contains(&name.name)
+        };
+        let columns: Vec<&Column<DecisionRecord>> = columns::RECORD.iter().filter(is_old).collect();
+        let mut names = Columns::ours();
+        names.record = columns.iter().map(|column| column.name.to_owned()).collect();
+        let mut head = serde_json::to_value(Head { columns: names, ..Head::default() }).unwrap();
+        head["columns"].as_object_mut().unwrap().remove("ended");
+        head["origin"].as_object_mut().unwrap().remove("classes");
+        let head = head.to_string().into_bytes();
+        let mut file = Preamble { magic: MAGIC, version: 1, extra: head.len() as u32 }.to_bytes().to_vec();
+        file.extend_from_slice(&head);
+        file.extend_from_slice(&checksum(1, &head).to_le_bytes());
+        let mut encoder = Encoder::default();
+        for (core, record) in decisions {
+            encoder.policy(record.space, &record.policy, &mut file);
+            encoder.record(RecordKind::Decision, &mut file, |out| {
+                put(u64::from(*core), out);
+                put(u64::from(record.space.0), out);
+                columns.iter().for_each(|column| put((column.get)(record), out));
+                row(RequestFacts::COLUMNS, &record.observation.request, out);
+                rows(WorkerFacts::COLUMNS, record.observation.workers.iter(), out);
+                rows(columns::LISTED, record.outcome.listed.iter().copied(), out);
+                rows(columns::REMOVED, record.outcome.removed.iter().copied(), out);
+            });
+        }
+        file
+    }
 }

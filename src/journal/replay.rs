@@ -45,6 +45,7 @@ impl Replayed {
                 JournalEntry::Gap { lost, .. } => {
                     (self.gaps, self.lost) = (self.gaps + 1, self.lost.saturating_add(lost))
                 }
+                JournalEntry::Ended(_) | JournalEntry::EndsLost { .. } => {}
                 JournalEntry::End(ending) => return ending,
             }
         }

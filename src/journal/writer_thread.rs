@@ -12,12 +12,15 @@ use std::time::Duration;
 use super::decision_record::DecisionRecord;
 use super::decision_recorder::{DecisionQueue, QueuedDecision};
 use super::format::{Encoder, Origin};
+use super::identity::IdentityHasher;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     JOURNAL_OFF_PAUSE_MS, JOURNAL_PAUSE_MS, JOURNAL_RECORDS_PER_QUANTUM_MAX, JOURNAL_RETRY_ROUNDS, JOURNAL_WRITE_BYTES,
 };
+use crate::load::Loads;
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::owned_directory::{self, OwnedDirectory};
+use crate::sandbox::{self, ThreadKind};
 
 const SUFFIX: &str = ".kvrj";
 
@@ -124,6 +127,10 @@ pub struct WriterPlan {
     pub files: Option<FilesPlan>,
     /// The queues, by serving thread.
     pub queues: Vec<Arc<DecisionQueue>>,
+    /// Where the ends of recorded bookings wait.
+    pub loads: Arc<Loads>,
+    /// Makes the identities of prefixes.
+    pub hasher: IdentityHasher,
     /// The shadow policy's judge.
     pub judge: Box<dyn Judge>,
     /// The journal's counters.
@@ -152,7 +159,7 @@ impl Writer {
         Ok(Self { plan, files, encoder: Encoder::default(), bytes: Vec::new(), retry_rounds: 0 })
     }
 
-    /// Takes a bounded number of decisions from every queue. Whether more may wait.
+    /// Takes a bounded number of records from every queue. Whether more may wait.
     pub(super) fn round(&mut self) -> bool {
         self.retry_rounds = self.retry_rounds.saturating_sub(1);
         let mut more = false;
@@ -162,8 +169,29 @@ impl Writer {
             let count = taken.map(|queued| self.take(core as u32, &queue, queued)).count();
             more |= count == JOURNAL_RECORDS_PER_QUANTUM_MAX;
         }
+        // After the decisions, so that most bookings are recorded before their end.
+        more |= self.take_ends();
         self.flush();
         more
+    }
+
+    /// Takes a bounded number of ended bookings. Whether more may wait.
+    fn take_ends(&mut self) -> bool {
+        let loads = Arc::clone(&self.plan.loads);
+        let lost = loads.take_ended_lost();
+        if lost > 0 {
+            self.plan.counters.add(JournalCounter::EndsLost, lost);
+            self.append(|encoder, bytes| encoder.ends_lost(lost, bytes));
+        }
+        let ends = std::iter::from_fn(|| loads.take_ended()).take(JOURNAL_RECORDS_PER_QUANTUM_MAX);
+        let take = |ended| {
+            let counter = match self.append(|encoder, bytes| encoder.ended(&ended, bytes)) {
+                true => JournalCounter::Ends,
+                false => JournalCounter::EndsLost,
+            };
+            self.plan.counters.bump(counter);
+        };
+        ends.map(take).count() == JOURNAL_RECORDS_PER_QUANTUM_MAX
     }
 
     fn take(&mut self, core: u32, queue: &DecisionQueue, mut queued: Box<QueuedDecision>) {
@@ -171,29 +199,38 @@ impl Writer {
             self.plan.judge.judge(&mut queued.record);
         }
         if self.files.is_some() && (queued.is_written || queued.lost_before > 0) {
+            self.plan.hasher.chain(&mut queued.record.identity.prefix);
             self.write(core, &queued);
         }
         queue.recycle(queued);
     }
 
     fn write(&mut self, core: u32, queued: &QueuedDecision) {
-        if !self.begin_file() {
-            self.plan.counters.bump(JournalCounter::Unwritten);
-            return;
-        }
-        if queued.lost_before > 0 {
+        let lost = queued.lost_before;
+        if lost > 0 && self.append(|encoder, bytes| encoder.gap(core, lost, bytes)) {
             self.plan.counters.bump(JournalCounter::Gaps);
-            self.encoder.gap(core, queued.lost_before, &mut self.bytes);
         }
         if queued.is_written {
-            self.plan.counters.bump(JournalCounter::Records);
-            self.encoder.decision(core, &queued.record, &mut self.bytes);
+            let counter = match self.append(|encoder, bytes| encoder.decision(core, &queued.record, bytes)) {
+                true => JournalCounter::Records,
+                false => JournalCounter::Unwritten,
+            };
+            self.plan.counters.bump(counter);
         }
+    }
+
+    /// Appends a record to the open file, or to one that is begun for it. `false` = no file can be written.
+    fn append(&mut self, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>)) -> bool {
+        if !self.begin_file() {
+            return false;
+        }
+        encode(&mut self.encoder, &mut self.bytes);
         if self.files.as_ref().is_some_and(|files| files.is_full(self.bytes.len())) {
             self.end_file();
         } else if self.bytes.len() >= JOURNAL_WRITE_BYTES {
             self.flush();
         }
+        true
     }
 
     /// Begins a file if none is open. Whether one is open now.
@@ -216,6 +253,7 @@ impl Writer {
             return false;
         }
         self.bytes.clear();
+        self.plan.origin.classes = self.plan.loads.prefill_class_names();
         self.encoder = Encoder::begin(&self.plan.origin, &mut self.bytes);
         true
     }
@@ -276,6 +314,7 @@ impl WriterThread {
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
         let run = move || {
+            sandbox::enter(ThreadKind::Journal);
             // Acquire: pairs with the Release in `stop`.
             while !ended.load(Ordering::Acquire) {
                 if !writer.round() {

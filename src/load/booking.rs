@@ -39,6 +39,8 @@ pub struct Demand<'a> {
     pub block_size: u32,
     /// Expected output tokens; 0 = unknown.
     pub expected_output_tokens: u32,
+    /// Whether the journal records what becomes of the booking.
+    pub is_recorded: bool,
 }
 
 /// The output of a request so far.
@@ -47,7 +49,7 @@ pub(super) struct Output {
     pub(super) block_size: u32,
     pub(super) expected_tokens: u32,
     pub(super) tokens: u32,
-    pub(super) blocks: u64,
+    pub(super) blocks: u32,
     /// The weight of its output blocks, and of the prompt blocks that it runs alone, in parts of a block. It falls
     /// towards the expected end.
     pub(super) weight: u64,
@@ -64,7 +66,8 @@ impl Output {
         self.tokens = tokens;
         if self.block_size > 0 {
             let size = u64::from(self.block_size);
-            self.blocks = (prompt_tokens + u64::from(tokens)).div_ceil(size) - prompt_tokens.div_ceil(size);
+            // No more than the tokens.
+            self.blocks = ((prompt_tokens + u64::from(tokens)).div_ceil(size) - prompt_tokens.div_ceil(size)) as u32;
         }
         let left = u64::from(self.expected_tokens.saturating_sub(tokens));
         self.weight = (BLOCK_PARTS * left).checked_div(u64::from(self.expected_tokens)).unwrap_or(BLOCK_PARTS);
@@ -91,10 +94,18 @@ pub(super) struct Booking {
     pub(super) prefill: Option<PrefillId>,
     pub(super) space: SpaceId,
     /// Tokens of the prompt that were to be computed, and cached ones.
-    pub(super) prompt_tokens: [u64; 2],
+    pub(super) prompt_tokens: [u32; 2],
     pub(super) held: HeldBlocks,
     pub(super) output: Output,
     pub(super) prefilling: bool,
+    /// When the first token was reported; meaningless while it prefills.
+    pub(super) first_token_at_ns: u64,
+    /// Whether the journal records what becomes of it; the two fields below are for that.
+    pub(super) is_recorded: bool,
+    /// Whether its worker had no other prefill when it was booked. Known with the first token.
+    pub(super) began_alone: bool,
+    /// The worker's count of predicted prefill time at the first token, microseconds, modulo 2³².
+    pub(super) prefilled_us: u32,
     /// Whether the name is that of the prefill half of a request.
     pub(super) is_prefill_half: bool,
     pub(super) booked_at_ns: u64,
@@ -103,13 +114,18 @@ pub(super) struct Booking {
 const _: () = assert!(size_of::<Option<Booking>>() <= 128, "two cache lines");
 
 impl Booking {
+    /// Tokens of the prompt that were to be computed, and cached ones.
+    pub(super) fn tokens(&self) -> [u64; 2] {
+        self.prompt_tokens.map(u64::from)
+    }
+
     /// What the booking adds to its worker beyond shared blocks, in parts of a block.
     pub(super) const fn own_parts(&self) -> u64 {
         let alone = match self.held {
             HeldBlocks::Alone(blocks) => blocks,
             HeldBlocks::Shared(_) => 0,
         };
-        (alone + self.output.blocks) * self.output.weight
+        (alone + self.output.blocks as u64) * self.output.weight
     }
 }
 

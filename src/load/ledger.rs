@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
 use super::loads::LoadsConfig;
-use super::prefill::{Prefill, PrefillId, Prefills};
+use super::prefill::{PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
@@ -54,17 +54,8 @@ impl Ledger {
     }
 
     /// Adds a booking's prefill, computed and cached tokens, to its worker; `None` if there is nothing to compute.
-    pub(super) fn begin_prefill(
-        &mut self,
-        worker: WorkerIndex,
-        [tokens, cached]: [u64; 2],
-        now_ns: u64,
-    ) -> Option<PrefillId> {
-        if tokens == 0 {
-            return None;
-        }
-        let duration_ns = self.prefills.duration_ns(worker, tokens, cached);
-        Some(self.prefills.add(worker, Prefill { tokens, duration_ns, cached_tokens: cached }, now_ns))
+    pub(super) fn begin_prefill(&mut self, worker: WorkerIndex, tokens: [u64; 2], now_ns: u64) -> Option<PrefillId> {
+        (tokens[0] > 0).then(|| self.prefills.begin(worker, tokens, now_ns))
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.

@@ -3,6 +3,7 @@
 use super::active::BLOCK_PARTS;
 use super::change_log::{ChangeLog, ChangesSeen};
 use super::prefill::{Backlog, PrefillLoad};
+use super::recent_work::RecentWork;
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
@@ -23,6 +24,8 @@ pub struct Load {
     pub work: PrefillWork,
     /// How long a prefill takes on the worker, as learnt so far.
     pub law: PrefillLaw,
+    /// What it was given lately.
+    pub recent: RecentWork,
     /// The end of the back-off after a failure, nanoseconds of the bookings' clock; 0 = no failure.
     pub back_off_until_ns: u64,
     /// The worker's own report, if a time is given and the report is recent.
@@ -80,6 +83,8 @@ struct LoadCell {
     work: [AtomicU64; 3],
     /// The constants of a prefill's time, as bits.
     law: [AtomicU64; 3],
+    /// The share of recent prefills, and when it was so; then the mean decode, as bits.
+    recent: [AtomicU64; 2],
 }
 
 const _: () = assert!(
@@ -102,6 +107,7 @@ pub(super) struct Record {
     /// In parts of a block.
     pub(super) decode_parts: u64,
     pub(super) requests: u64,
+    pub(super) recent: RecentWork,
     pub(super) back_off_until_ns: u64,
     /// The last report and its time.
     pub(super) engine_report: Option<(EngineLoad, u64)>,
@@ -126,6 +132,7 @@ impl LoadCell {
             spare: zero(),
             work: std::array::from_fn(|_| zero()),
             law: std::array::from_fn(|_| zero()),
+            recent: std::array::from_fn(|_| zero()),
         };
         cell.store(&Record::default());
         cell
@@ -139,6 +146,7 @@ impl LoadCell {
             prefill: PrefillLoad { backlog: self.backlog(), work: self.work(), law: self.law() },
             decode_parts: of(&self.decode_parts),
             requests: of(&self.requests),
+            recent: self.recent(),
             back_off_until_ns: of(&self.back_off_until_ns),
             engine_report: (reported_ns != NO_REPORT).then(|| (self.engine_report(), reported_ns)),
         }
@@ -156,6 +164,17 @@ impl LoadCell {
     fn law(&self) -> PrefillLaw {
         let constant = |at: usize| f64::from_bits(self.law[at].load(Ordering::Relaxed));
         PrefillLaw { base_s: constant(0), token_s: constant(1), attention_s: constant(2) }
+    }
+
+    /// Relaxed: as `load`.
+    #[inline]
+    fn recent(&self) -> RecentWork {
+        let [share_and_time, decode_s] = [0, 1].map(|at: usize| self.recent[at].load(Ordering::Relaxed));
+        RecentWork {
+            prefill_share: f32::from_bits((share_and_time >> 32) as u32),
+            at_ms: share_and_time as u32,
+            decode_s: f32::from_bits(decode_s as u32),
+        }
     }
 
     /// Relaxed: as `load`.
@@ -188,12 +207,21 @@ impl LoadCell {
     #[inline]
     fn booked(&self, version: u64, to: &mut Load) {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
-        let Load { prefill_tokens, decode_blocks, requests, work, law, back_off_until_ns, engine, version: of_version } =
-            to;
+        let Load {
+            prefill_tokens,
+            decode_blocks,
+            requests,
+            work,
+            law,
+            recent,
+            back_off_until_ns,
+            engine,
+            version: of_version,
+        } = to;
         *prefill_tokens = of(&self.prefill_tokens);
         *decode_blocks = (of(&self.decode_parts) + BLOCK_PARTS / 2) / BLOCK_PARTS;
         *requests = of(&self.requests);
-        (*work, *law) = (self.work(), self.law());
+        (*work, *law, *recent) = (self.work(), self.law(), self.recent());
         *back_off_until_ns = of(&self.back_off_until_ns);
         (*engine, *of_version) = (None, version);
     }
@@ -217,7 +245,7 @@ impl LoadCell {
 
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
-        let Record { prefill, decode_parts, requests, back_off_until_ns, engine_report } = record;
+        let Record { prefill, decode_parts, requests, recent, back_off_until_ns, engine_report } = record;
         let PrefillLoad { backlog, work, law } = prefill;
         let (word, reported_ns) = engine_report.unwrap_or((EngineLoad::default(), NO_REPORT));
         let requests_word = u64::from(word.running) << 32 | u64::from(word.waiting);
@@ -234,6 +262,9 @@ impl LoadCell {
         self.requests.store(*requests, Ordering::Relaxed);
         let work = [work.queued_ns, work.running_ns, work.since_ns];
         self.work.iter().zip(work).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
+        let share_and_time = u64::from(recent.prefill_share.to_bits()) << 32 | u64::from(recent.at_ms);
+        let recent = [share_and_time, u64::from(recent.decode_s.to_bits())];
+        self.recent.iter().zip(recent).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
         let law = [law.base_s, law.token_s, law.attention_s];
         self.law.iter().zip(law).for_each(|(field, value)| field.store(value.to_bits(), Ordering::Relaxed));
     }

@@ -5,15 +5,16 @@ use parking_lot::Mutex;
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
 use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
+use super::ended::{EndReason, EndedBooking, EndedQueue};
 use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
-use super::prefill::{PrefillFigures, PrefillId, PrefillModel};
-use super::prefill_laws::PrefillClass;
+use super::prefill::{PrefillFigures, PrefillModel};
+use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
 use super::reporters::{BackOff, BeyondShare, Reporter};
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
-use crate::ids::{LocalHash, SpaceId, WorkerIndex};
+use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 
@@ -36,6 +37,8 @@ pub struct LoadsConfig {
     pub reported_load_ms_max: u64,
     /// The share of sessions, bookings and prompt memory that one user may take, percent.
     pub user_share_percent: u8,
+    /// Ended bookings that may wait for the journal; 0 = there is no journal.
+    pub ended_waiting_max: usize,
 }
 
 impl Default for LoadsConfig {
@@ -50,6 +53,7 @@ impl Default for LoadsConfig {
             back_off: BackOff::default(),
             reported_load_ms_max: 5_000,
             user_share_percent: 100,
+            ended_waiting_max: 0,
         }
     }
 }
@@ -119,6 +123,8 @@ pub struct Loads {
     /// One short critical section per report; never held across a system call.
     pub(super) ledger: Mutex<Ledger>,
     pub(super) config: LoadsConfig,
+    /// Recorded bookings that have ended; `None` = there is no journal.
+    ended: Option<EndedQueue>,
 }
 
 impl Loads {
@@ -126,7 +132,8 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
-        Self { cells, tree, ledger: Mutex::new(Ledger::new(&config)), config }
+        let ended = (config.ended_waiting_max > 0).then(|| EndedQueue::new(config.ended_waiting_max));
+        Self { cells, tree, ledger: Mutex::new(Ledger::new(&config)), config, ended }
     }
 
     /// A worker's load as booked, without a lock: every prefill in progress counts in full.
@@ -203,18 +210,61 @@ impl Loads {
     }
 
     /// Puts an admitted worker into a class, whose workers share the law of their prefills' time. The first worker of a
-    /// class gives its prior.
-    pub fn set_prefill_class(&self, worker: WorkerIndex, name: &str, prior: Option<PrefillLaw>) {
+    /// class gives its prior. Returns what a new class has from an earlier run.
+    pub fn set_prefill_class(
+        &self,
+        index: WorkerIndex,
+        worker: Worker,
+        name: &str,
+        prior: Option<PrefillLaw>,
+    ) -> Option<LawRestored> {
         let mut ledger = self.ledger.lock();
-        ledger.prefills.laws.set_class(worker, name, prior);
-        let prefill = ledger.prefills.load_of(worker);
-        self.cells.change(worker, |record| record.prefill = prefill);
+        let restored = ledger.prefills.laws.set_class(index, worker, name, prior);
+        let prefill = ledger.prefills.load_of(index);
+        self.cells.change(index, |record| record.prefill = prefill);
+        restored
     }
 
     /// What is known of each class of workers.
     #[must_use]
     pub fn prefill_classes(&self) -> Vec<PrefillClass> {
         self.ledger.lock().prefills.laws.classes().cloned().collect()
+    }
+
+    /// Takes what an earlier run learnt of the workers, for those that join a class from now on. Returns the names of
+    /// classes whose constants are beyond the bounds of learning: these are left out.
+    pub fn restore_laws(&self, learnt: &LearntLaws, now_unix_ms: u64) -> Vec<String> {
+        self.ledger.lock().prefills.laws.restore(learnt, now_unix_ms)
+    }
+
+    /// What is learnt so far, for the next run, and what an earlier one knew of workers that have not joined for at most
+    /// `keep_ms`.
+    #[must_use]
+    pub fn learnt_laws(&self, now_ns: u64, now_unix_ms: u64, keep_ms: u64) -> LearntLaws {
+        self.ledger.lock().prefills.laws.save(now_ns, now_unix_ms, keep_ms)
+    }
+
+    /// Publishes laws that have changed, and gives them to their workers among `places_max` places from `from`, 0 at
+    /// first. Returns where to continue; `None` = done, or no law has changed.
+    ///
+    /// Reports only change the estimates, so that no report pays for the other workers of its class.
+    pub fn publish_laws(&self, from: usize, places_max: usize) -> Option<usize> {
+        let mut ledger = self.ledger.lock();
+        if from == 0 && !ledger.prefills.laws.publish() {
+            return None;
+        }
+        let to = from.saturating_add(places_max);
+        for index in ledger.prefills.laws.with_new_law(from..to) {
+            let prefill = ledger.prefills.load_of(index);
+            self.cells.change(index, |record| record.prefill = prefill);
+        }
+        (to < ledger.prefills.laws.places()).then_some(to)
+    }
+
+    /// The names of all classes of workers, in the order in which [`EndedBooking::class`] counts them.
+    #[must_use]
+    pub fn prefill_class_names(&self) -> Vec<String> {
+        self.ledger.lock().prefills.laws.class_names().map(str::to_owned).collect()
     }
 
     /// Whether a worker can be booked.
@@ -241,7 +291,7 @@ impl Loads {
         let of_worker = |slot: &u32| ledger.bookings.get(*slot).is_some_and(|booking| booking.worker == worker);
         let slots: Vec<u32> = (from as u32..to as u32).filter(of_worker).collect();
         // The time does not matter: no reader is left for the backlog of a removed worker.
-        slots.iter().for_each(|slot| self.end(&mut ledger, *slot, 0));
+        slots.iter().for_each(|slot| self.end(&mut ledger, *slot, EndReason::WorkerLeft, 0));
         Leaving { ended: slots.len() as u64, next: (to < ledger.bookings.slots()).then_some(to) }
     }
 
@@ -318,7 +368,7 @@ impl Loads {
         }
         ledger.admit(session, superseded.is_some())?;
         if let Some(slot) = superseded {
-            self.end(&mut ledger, slot, now_ns);
+            self.end(&mut ledger, slot, EndReason::Superseded, now_ns);
         }
         let placed = self.place(&mut ledger, (session, worker), &demand);
         let prefill = ledger.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
@@ -333,18 +383,24 @@ impl Loads {
             worker,
             prefill,
             space: demand.space,
-            prompt_tokens: [demand.prefill_tokens, demand.cached_tokens],
+            prompt_tokens: [demand.prefill_tokens, demand.cached_tokens].map(|of| of.try_into().unwrap_or(u32::MAX)),
             held: placed.held,
             output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
+            is_recorded: demand.is_recorded,
+            began_alone: false,
+            prefilled_us: 0,
+            first_token_at_ns: 0,
             is_prefill_half: request_id.ends_with(PREFILL_BOOKING_SUFFIX),
             booked_at_ns: now_ns,
         };
         let (slot, generation) = ledger.keep(booking, prompt_blocks);
         let handle = ledger.handle(session, slot, generation);
+        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
         let prefill = ledger.prefills.load_of(worker);
         self.cells.change(worker, |record| {
             record.prefill = prefill;
+            record.recent.add_prefill(work_ns, now_ns);
             record.decode_parts += placed.added_parts;
             record.requests += 1;
         });
@@ -358,12 +414,12 @@ impl Loads {
         let mut ledger = self.ledger.lock();
         let mut expired = Expired::default();
         for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
-            self.end(&mut ledger, slot, now_ns);
+            self.end(&mut ledger, slot, EndReason::SessionGone, now_ns);
             expired.by_session += 1;
         }
         while expired.bookings() < bookings_max as u64 {
             let Some(slot) = ledger.bookings.oldest_beyond(now_ns, ns(self.config.age_ms_max)) else { break };
-            self.end(&mut ledger, slot, now_ns);
+            self.end(&mut ledger, slot, EndReason::TooOld, now_ns);
             expired.by_age += 1;
         }
         expired
@@ -395,9 +451,46 @@ impl Loads {
         }
     }
 
-    /// Ends the booking in `slot` and subtracts its load.
-    pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, now_ns: u64) {
+    /// The recorded booking that ended first of those that [`Loads::take_ended`] has not returned. For one thread.
+    #[must_use]
+    pub fn take_ended(&self) -> Option<EndedBooking> {
+        self.ended.as_ref()?.pop()
+    }
+
+    /// Takes the number of recorded bookings whose end was lost since the last call, because too many waited.
+    #[must_use]
+    pub fn take_ended_lost(&self) -> u64 {
+        self.ended.as_ref().map_or(0, EndedQueue::take_lost)
+    }
+
+    /// Tells the journal what became of a booking that is about to end.
+    fn record_end(&self, ledger: &Ledger, booking: &Booking, reason: EndReason, now_ns: u64) {
+        let Some(queue) = self.ended.as_ref().filter(|_| booking.is_recorded) else { return };
+        let (worker, since_ns) = (booking.worker, booking.booked_at_ns);
+        let load = self.cells.read(worker);
+        let [prefill_tokens, cached_tokens] = booking.tokens();
+        queue.push(EndedBooking {
+            booking: booking.generation,
+            reason,
+            worker,
+            class: ledger.prefills.laws.class_of(worker),
+            prefill_tokens,
+            cached_tokens,
+            first_token_ns: (!booking.prefilling).then(|| booking.first_token_at_ns.saturating_sub(since_ns)),
+            end_ns: now_ns.saturating_sub(since_ns),
+            output_tokens: booking.output.tokens,
+            began_alone: booking.began_alone,
+            requests: load.requests,
+            decode_blocks: load.decode_blocks,
+            prefilled_us: ledger.prefills.done_us(worker).wrapping_sub(booking.prefilled_us),
+        });
+    }
+
+    /// Ends the booking in `slot` and subtracts its load. If its gateway freed it, learns how long it decoded.
+    pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, reason: EndReason, now_ns: u64) {
         let Some(booking) = ledger.end(slot) else { return };
+        self.record_end(ledger, &booking, reason, now_ns);
+        let is_decoded = reason == EndReason::Freed && !booking.prefilling;
         let mut freed_parts = booking.own_parts();
         if let HeldBlocks::Shared(node) = booking.held {
             freed_parts += ledger.active.remove(&self.tree, node, booking.worker);
@@ -410,6 +503,9 @@ impl Loads {
             record.prefill = prefill;
             record.decode_parts -= freed_parts;
             record.requests -= 1;
+            if is_decoded {
+                record.recent.end_decode(now_ns.saturating_sub(booking.first_token_at_ns) as f32 * 1e-9);
+            }
         });
     }
 }
@@ -448,11 +544,20 @@ impl Loads {
                 if !std::mem::take(&mut booking.prefilling) {
                     return BookingOutcome::AlreadyApplied;
                 }
+                booking.first_token_at_ns = now_ns;
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
+                let (is_recorded, booked_at_ns) = (booking.is_recorded, booking.booked_at_ns);
+                let mut began_alone = false;
                 if let Some(prefill) = prefill {
                     ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
-                    self.learn_law(&mut ledger, worker, prefill, now_ns);
+                    began_alone = ledger.prefills.began_alone_at(prefill, booked_at_ns);
                     ledger.prefills.end(worker, prefill, now_ns);
+                }
+                if is_recorded {
+                    let prefilled_us = ledger.prefills.done_us(worker);
+                    if let Some(booking) = ledger.bookings.get_mut(slot) {
+                        (booking.began_alone, booking.prefilled_us) = (began_alone, prefilled_us);
+                    }
                 }
                 let prefill = ledger.prefills.load_of(worker);
                 self.cells.change(worker, |record| record.prefill = prefill);
@@ -462,21 +567,12 @@ impl Loads {
         }
     }
 
-    /// Learns from a prefill that was reported done, and tells idle workers of the same class.
-    fn learn_law(&self, ledger: &mut Ledger, worker: WorkerIndex, prefill: PrefillId, now_ns: u64) {
-        let Some(class) = ledger.prefills.learn_law(worker, prefill, now_ns) else { return };
-        for member in ledger.prefills.laws.members_of(class).iter().filter(|member| **member != worker) {
-            let prefill = ledger.prefills.load_of(*member);
-            self.cells.change(*member, |record| record.prefill = prefill);
-        }
-    }
-
     /// Reports that a request has ended. Idempotent.
     pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
         let mut ledger = self.ledger.lock();
         match ledger.find(session, booking) {
             Ok(slot) => {
-                self.end(&mut ledger, slot, now_ns);
+                self.end(&mut ledger, slot, EndReason::Freed, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -489,11 +585,11 @@ impl Loads {
         let mut ledger = self.ledger.lock();
         let prefill_half = self.prefill_half(&mut ledger, session, request_id, attempt);
         if let Some(slot) = prefill_half {
-            self.end(&mut ledger, slot, now_ns);
+            self.end(&mut ledger, slot, EndReason::Freed, now_ns);
         }
         let outcome = match ledger.find(session, BookingRef::Request { request_id, attempt }) {
             Ok(slot) => {
-                self.end(&mut ledger, slot, now_ns);
+                self.end(&mut ledger, slot, EndReason::Freed, now_ns);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -517,7 +613,7 @@ impl Loads {
         let Some(slot) = ledger.bookings.live_named(name) else { return false };
         let is_earlier = ledger.bookings.get(slot).is_some_and(|booking| booking.attempt < attempt);
         if is_earlier {
-            self.end(&mut ledger, slot, now_ns);
+            self.end(&mut ledger, slot, EndReason::Superseded, now_ns);
         }
         is_earlier
     }
@@ -540,7 +636,7 @@ impl Loads {
             return BookingOutcome::Applied;
         }
         let (worker, held, before_parts) = (booking.worker, booking.held, booking.own_parts());
-        booking.output.grow(booking.prompt_tokens.iter().sum(), tokens);
+        booking.output.grow(booking.tokens().iter().sum(), tokens);
         let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
         let taken_parts = match held {
             HeldBlocks::Shared(node) => ledger.active.weigh(&self.tree, node, worker, weight),
@@ -581,12 +677,13 @@ impl Loads {
             return Err(Error::new(Kind::Overloaded, "the worker has just left", "free the booking"));
         }
         let from = std::mem::replace(&mut booking.worker, to);
-        let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.prompt_tokens, booking.prefill.take());
+        let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.tokens(), booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
         if let Some(prefill) = prefill {
             ledger.prefills.end(from, prefill, now_ns);
         }
         let prefill = if begins { ledger.begin_prefill(to, prompt_tokens, now_ns) } else { None };
+        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
         if let HeldBlocks::Shared(node) = held {
@@ -599,8 +696,9 @@ impl Loads {
                 unshared = true;
             }
         }
+        let prefilled_us = ledger.prefills.done_us(to);
         if let Some(booking) = ledger.bookings.get_mut(slot) {
-            (booking.prefill, booking.held) = (prefill, held_there);
+            (booking.prefill, booking.held, booking.prefilled_us) = (prefill, held_there, prefilled_us);
             came_parts = if unshared { booking.own_parts() } else { came_parts };
         }
         for (worker, is_there) in [(from, false), (to, true)] {
@@ -608,6 +706,7 @@ impl Loads {
             self.cells.change(worker, |record| {
                 record.prefill = prefill;
                 if is_there {
+                    record.recent.add_prefill(work_ns, now_ns);
                     record.decode_parts += came_parts;
                     record.requests += 1;
                 } else {

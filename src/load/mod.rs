@@ -13,11 +13,14 @@
 mod active;
 mod booking;
 mod change_log;
+mod ended;
+mod law_estimate;
 mod ledger;
 mod load_cells;
 mod loads;
 mod prefill;
 mod prefill_laws;
+mod recent_work;
 mod reporters;
 mod session;
 #[cfg(test)]
@@ -27,9 +30,12 @@ pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad,
 pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
+pub use ended::{EndReason, EndedBooking};
+pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, LoadsConfig, Moved};
 pub use prefill::{PrefillFigures, PrefillModel};
-pub use prefill_laws::PrefillClass;
+pub use prefill_laws::{LawRestored, LearntLaws, LearntWorker, PrefillClass};
+pub use recent_work::{RecentWork, recent_ms};
 pub use reporters::{BackOff, BeyondShare, Reporter};
 pub use session::SessionId;

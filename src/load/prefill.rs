@@ -7,10 +7,10 @@
 use hashbrown::HashMap;
 
 use super::load_cells::PrefillWork;
-use super::prefill_laws::{ClassIndex, DonePrefill, PrefillLaws};
+use super::prefill_laws::{DonePrefill, PrefillLaws};
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
-use crate::limits::{PREFILL_SAMPLE_WEIGHT, PREFILL_SAMPLES_MIN, PREFILL_WORK_NS_MAX};
+use crate::limits::PREFILL_WORK_NS_MAX;
 
 /// The model of the duration of a prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum PrefillModel {
         /// Nanoseconds of a token that is cached.
         cached_token_ns: u64,
     },
-    /// By each worker's own recent prefills: their time per computed token.
+    /// By the law that was learnt for the worker; unknown until there is one.
     Learnt,
 }
 
@@ -47,10 +47,12 @@ pub struct PrefillFigures {
 pub(super) struct Prefill {
     /// Tokens to compute, at least 1.
     pub(super) tokens: u64,
-    /// Its duration, nanoseconds; `None` = unknown.
+    /// Its duration by the model, nanoseconds; `None` = unknown.
     pub(super) duration_ns: Option<u64>,
     /// Tokens before them, in the cache.
     pub(super) cached_tokens: u64,
+    /// Its duration by the law of its worker, nanoseconds.
+    pub(super) work_ns: u64,
 }
 
 /// A worker's prefills in progress, as far as the backlog at a time depends on them.
@@ -106,9 +108,7 @@ pub(super) struct PrefillId(u32);
 #[derive(Clone, Copy, Debug)]
 struct PrefillSlot {
     prefill: Prefill,
-    /// Its duration by the law of its worker, nanoseconds.
-    work_ns: u64,
-    /// The same with what was left of the prefills before it: the predicted time to the first token.
+    /// Its work, and what was left of the prefills before it: the predicted time to the first token, nanoseconds.
     predicted_ns: u64,
     booked_ns: u64,
     began_alone: bool,
@@ -129,37 +129,8 @@ struct WorkerPrefills {
     /// By the law of the worker, nanoseconds.
     work_ns: u64,
     since_ns: u64,
-}
-
-/// The durations of one worker's prefills.
-#[derive(Clone, Copy, Debug, Default)]
-struct LearntRate {
-    /// Weighted means of time and tokens, recent ones first. Their quotient is the time per token: short prefills,
-    /// whose time has other causes, weigh little in it.
-    nanoseconds: f64,
-    tokens: f64,
-    samples: u32,
-}
-
-/// A sample counts at most this many times the expected duration, because a report may be late.
-const SURPRISE_MAX: f64 = 4.0;
-
-impl LearntRate {
-    fn take(&mut self, tokens: u64, took_ns: u64) {
-        let (tokens, mut took_ns) = (tokens as f64, took_ns as f64);
-        if let Some(expected) = self.expects(tokens) {
-            took_ns = took_ns.min(expected * SURPRISE_MAX);
-        }
-        // The first sample stands for all before it.
-        let weight = if self.samples == 0 { 1.0 } else { PREFILL_SAMPLE_WEIGHT };
-        self.nanoseconds += weight * (took_ns - self.nanoseconds);
-        self.tokens += weight * (tokens - self.tokens);
-        self.samples = self.samples.saturating_add(1);
-    }
-
-    fn expects(&self, tokens: f64) -> Option<f64> {
-        (self.samples >= PREFILL_SAMPLES_MIN).then(|| self.nanoseconds / self.tokens.max(1.0) * tokens)
-    }
+    /// The time, by the law of the worker, of the prefills that have ended, microseconds, modulo 2³².
+    done_us: u32,
 }
 
 /// The prefills of all workers, under the bookings' lock.
@@ -171,7 +142,6 @@ pub(super) struct Prefills {
     /// The slots of all prefills, and the first free one.
     places: Vec<PrefillSlot>,
     free: Option<PrefillId>,
-    learnt: HashMap<WorkerIndex, LearntRate>,
     /// For workers that have some.
     figures: HashMap<WorkerIndex, PrefillFigures>,
     pub(super) laws: PrefillLaws,
@@ -182,25 +152,31 @@ impl Prefills {
         Self { model, ..Self::default() }
     }
 
-    /// The duration of a prefill of `tokens` after `cached_tokens` on a worker.
-    pub(super) fn duration_ns(&self, worker: WorkerIndex, tokens: u64, cached_tokens: u64) -> Option<u64> {
+    /// Adds a prefill of `tokens` after `cached_tokens` behind the others of its worker. Returns its slot.
+    pub(super) fn begin(&mut self, worker: WorkerIndex, [tokens, cached_tokens]: [u64; 2], now_ns: u64) -> PrefillId {
+        let work_s = self.laws.law_of(worker).prefill_s(tokens as f64, cached_tokens as f64);
+        let work_ns = ((work_s * 1e9) as u64).min(PREFILL_WORK_NS_MAX);
+        let duration_ns = self.duration_ns(worker, [tokens, cached_tokens], work_ns);
+        self.add(worker, Prefill { tokens, duration_ns, cached_tokens, work_ns }, now_ns)
+    }
+
+    /// The duration by the model of a prefill of these tokens, computed and cached, which takes `work_ns` by the law.
+    fn duration_ns(&self, worker: WorkerIndex, [tokens, cached]: [u64; 2], work_ns: u64) -> Option<u64> {
         match self.model {
             PrefillModel::Off => None,
             PrefillModel::Fixed { base_ns, token_ns, cached_token_ns } => {
                 let own = self.figures.get(&worker).copied().unwrap_or_default();
                 let of_tokens = own.token_ns.unwrap_or(token_ns).saturating_mul(tokens);
-                let of_cached = own.cached_token_ns.unwrap_or(cached_token_ns).saturating_mul(cached_tokens);
+                let of_cached = own.cached_token_ns.unwrap_or(cached_token_ns).saturating_mul(cached);
                 Some(own.base_ns.unwrap_or(base_ns).saturating_add(of_tokens).saturating_add(of_cached))
             }
-            PrefillModel::Learnt => self.learnt.get(&worker)?.expects(tokens as f64).map(|ns| ns as u64),
+            PrefillModel::Learnt => self.laws.is_known(worker).then_some(work_ns),
         }
     }
 
     /// Adds a prefill behind the others of its worker. Returns its slot.
-    pub(super) fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
+    fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
         let ahead_s = self.work(worker).left_s(now_ns);
-        let work_s = self.laws.law_of(worker).prefill_s(prefill.tokens as f64, prefill.cached_tokens as f64);
-        let work_ns = ((work_s * 1e9) as u64).min(PREFILL_WORK_NS_MAX);
         if worker.place() >= self.queues.len() {
             self.queues.resize_with(worker.place() + 1, WorkerPrefills::default);
         }
@@ -211,8 +187,7 @@ impl Prefills {
         }
         let place = PrefillSlot {
             prefill,
-            work_ns,
-            predicted_ns: work_ns + (ahead_s * 1e9) as u64,
+            predicted_ns: prefill.work_ns + (ahead_s * 1e9) as u64,
             booked_ns: now_ns,
             began_alone: queue.last.is_none(),
             before: queue.last,
@@ -234,14 +209,14 @@ impl Prefills {
             None => (queue.anchor, queue.since_ns) = (Some(id), now_ns),
         }
         queue.tokens += prefill.tokens;
-        queue.work_ns += work_ns;
+        queue.work_ns += prefill.work_ns;
         queue.unmodelled += usize::from(prefill.duration_ns.is_none());
         id
     }
 
     /// Ends a prefill, for whatever reason.
     pub(super) fn end(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) {
-        let PrefillSlot { prefill, work_ns, before, after, .. } = self.places[id.0 as usize];
+        let PrefillSlot { prefill, before, after, .. } = self.places[id.0 as usize];
         self.places[id.0 as usize].after = self.free.replace(id);
         let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) else { return };
         match before {
@@ -253,7 +228,8 @@ impl Prefills {
             None => queue.last = before,
         }
         queue.tokens -= prefill.tokens;
-        queue.work_ns -= work_ns;
+        queue.work_ns -= prefill.work_ns;
+        queue.done_us = queue.done_us.wrapping_add((prefill.work_ns / 1000) as u32);
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
         if before.is_none() {
             queue.since_ns = now_ns;
@@ -268,39 +244,34 @@ impl Prefills {
         self.queues.get(worker.place()).filter(|queue| queue.worker == worker)
     }
 
-    /// Learns from a prefill that was reported done; `took_us` is the reported duration, 0 = unknown. Call it before
-    /// [`Prefills::end`]. Without a reported duration only the anchor is learnt from, because the start of the others
-    /// is unknown.
-    pub(super) fn learn(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
-        if self.model != PrefillModel::Learnt {
-            return;
-        }
-        let Some(queue) = self.queue(worker) else { return };
-        let (prefill, is_anchor) = (self.places[id.0 as usize].prefill, queue.anchor == Some(id));
-        let took_ns = match took_us {
-            0 if is_anchor => now_ns.saturating_sub(queue.since_ns),
-            0 => return,
-            said => said.saturating_mul(1000),
-        };
-        self.learnt.entry(worker).or_default().take(prefill.tokens, took_ns);
+    /// The time of a worker's prefills that have ended, by its law, microseconds, modulo 2³².
+    pub(super) fn done_us(&self, worker: WorkerIndex) -> u32 {
+        self.queue(worker).map_or(0, |queue| queue.done_us)
     }
 
-    /// Learns the law of a worker's prefills from one that was reported done. Call it before [`Prefills::end`]. Returns
-    /// its class if that has a new law.
-    pub(super) fn learn_law(&mut self, worker: WorkerIndex, id: PrefillId, now_ns: u64) -> Option<ClassIndex> {
-        let queue = self.queue(worker)?;
+    /// Whether a prefill was booked at this time, on a worker without another prefill. Call it before [`Prefills::end`].
+    pub(super) fn began_alone_at(&self, id: PrefillId, booked_ns: u64) -> bool {
+        let slot = self.places[id.0 as usize];
+        slot.began_alone && slot.booked_ns == booked_ns
+    }
+
+    /// Learns from a prefill that was reported done, in `took_us` microseconds by the gateway's clock (0 = unknown). Call
+    /// it before [`Prefills::end`].
+    pub(super) fn learn(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
+        let Some(queue) = self.queue(worker) else { return };
         let slot = self.places[id.0 as usize];
         let done = DonePrefill {
             tokens: [slot.prefill.tokens, slot.prefill.cached_tokens],
             since_ns: queue.since_ns.max(slot.booked_ns),
             booked_ns: slot.booked_ns,
             now_ns,
-            work_ns: slot.work_ns,
+            said_ns: (took_us > 0).then(|| took_us.saturating_mul(1000)),
+            work_ns: slot.prefill.work_ns,
             predicted_ns: slot.predicted_ns,
             began_alone: slot.began_alone,
             ended_alone: queue.anchor == queue.last,
         };
-        self.laws.learn(worker, &done)
+        self.laws.learn(worker, &done);
     }
 
     /// Sets a worker's figures for later prefills.
@@ -312,11 +283,15 @@ impl Prefills {
         }
     }
 
-    /// Forgets a worker's durations and figures.
+    /// Forgets a worker's class and figures.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
-        self.learnt.remove(&worker);
         self.laws.forget(worker);
         self.figures.remove(&worker);
+    }
+
+    /// The predicted time of a prefill in progress, nanoseconds.
+    pub(super) fn work_ns(&self, id: PrefillId) -> u64 {
+        self.places.get(id.0 as usize).map_or(0, |slot| slot.prefill.work_ns)
     }
 
     /// What a worker's prefills add to its load.
@@ -344,7 +319,7 @@ impl Prefills {
         let Some((queue, anchor)) = self.queue(worker).and_then(|queue| Some((queue, queue.anchor?))) else {
             return PrefillWork::default();
         };
-        let running_ns = self.places[anchor.0 as usize].work_ns;
+        let running_ns = self.places[anchor.0 as usize].prefill.work_ns;
         PrefillWork { queued_ns: queue.work_ns, running_ns, since_ns: queue.since_ns }
     }
 
@@ -360,8 +335,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::Worker;
+    use crate::limits::PREFILL_SAMPLES_MIN;
 
     const W: WorkerIndex = WorkerIndex(3);
+    const V: WorkerIndex = WorkerIndex(4);
 
     /// The documented rules over a plain list.
     #[derive(Default)]
@@ -422,7 +400,8 @@ mod tests {
                 now += passes;
                 match add {
                     Some((tokens, duration_ns)) => {
-                        let id = prefills.add(W, Prefill { tokens, duration_ns, cached_tokens: 0 }, now);
+                        let prefill = Prefill { tokens, duration_ns, cached_tokens: 0, work_ns: 0 };
+                        let id = prefills.add(W, prefill, now);
                         plain.add(id, tokens, duration_ns, now);
                     }
                     None if plain.active.is_empty() => {}
@@ -443,8 +422,8 @@ mod tests {
     #[test]
     fn prefills_of_the_previous_owner_of_a_place_do_not_count() {
         let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
-        let (mut prefills, prefill) =
-            (Prefills::default(), Prefill { tokens: 10, duration_ns: None, cached_tokens: 0 });
+        let prefill = Prefill { tokens: 10, duration_ns: None, cached_tokens: 0, work_ns: 0 };
+        let mut prefills = Prefills::default();
         let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, now));
         prefills.end(left, of_left[0], 3);
         assert_eq!((prefills.backlog(left).tokens, prefills.backlog(here)), (20, Backlog::default()));
@@ -462,45 +441,43 @@ mod tests {
     #[test]
     fn a_fixed_prefill_takes_what_its_tokens_take() {
         let model = PrefillModel::Fixed { base_ns: 5, token_ns: 10, cached_token_ns: 1 };
-        assert_eq!(Prefills::new(model).duration_ns(W, 100, 7), Some(1012));
+        assert_eq!(Prefills::new(model).duration_ns(W, [100, 7], 0), Some(1012));
         // One worker has figures of its own.
         let mut prefills = Prefills::new(model);
         prefills.set_figures(W, PrefillFigures { token_ns: Some(20), ..PrefillFigures::default() });
-        assert_eq!(prefills.duration_ns(W, 100, 7), Some(2012));
-        assert_eq!(prefills.duration_ns(WorkerIndex(4), 100, 7), Some(1012));
+        assert_eq!(prefills.duration_ns(W, [100, 7], 0), Some(2012));
+        assert_eq!(prefills.duration_ns(V, [100, 7], 0), Some(1012));
         let all = PrefillFigures { base_ns: Some(0), token_ns: Some(1), cached_token_ns: Some(2) };
         prefills.set_figures(W, all);
-        assert_eq!(prefills.duration_ns(W, 100, 7), Some(114));
+        assert_eq!(prefills.duration_ns(W, [100, 7], 0), Some(114));
         prefills.forget(W);
-        assert_eq!(prefills.duration_ns(W, 100, 7), Some(1012), "its successor in the place has none");
-        assert_eq!(Prefills::new(PrefillModel::Off).duration_ns(W, 100, 7), None);
+        assert_eq!(prefills.duration_ns(W, [100, 7], 0), Some(1012), "its successor in the place has none");
+        assert_eq!(Prefills::new(PrefillModel::Off).duration_ns(W, [100, 7], 1), None);
     }
 
     #[test]
-    fn the_time_per_token_is_learnt_from_a_workers_own_prefills() {
+    fn a_learnt_prefill_takes_what_the_law_of_its_worker_says() {
+        let duration = |prefills: &Prefills, id: PrefillId| prefills.places[id.0 as usize].prefill.duration_ns;
         let mut prefills = Prefills::new(PrefillModel::Learnt);
+        prefills.laws.set_class(W, Worker::new(1, 0), "c", None);
         let mut now = 0;
-        let mut run = |prefills: &mut Prefills, tokens: u64, token_ns: u64, said: bool| {
-            let id = prefills.add(W, Prefill { tokens, duration_ns: None, cached_tokens: 0 }, now);
-            now += if said { 1 } else { tokens * token_ns };
-            prefills.learn(W, id, if said { tokens * token_ns / 1000 } else { 0 }, now);
+        for done in 0..20 {
+            let id = prefills.begin(W, [4000, 0], now);
+            assert_eq!(duration(&prefills, id).is_some(), done >= PREFILL_SAMPLES_MIN, "after {done}");
+            now += 4000 * 20_000;
+            prefills.learn(W, id, 0, now);
             prefills.end(W, id, now);
-        };
-        assert_eq!(prefills.duration_ns(W, 1000, 0), None, "nothing is known yet");
-        for prefill in 0..20 {
-            run(&mut prefills, 1000 + prefill, 2000, prefill % 2 == 0);
+            prefills.laws.publish();
         }
-        let about = |prefills: &Prefills, token_ns: u64| {
-            let ns = prefills.duration_ns(W, 1000, 0).expect("learnt");
-            assert!((token_ns * 950..token_ns * 1050).contains(&ns), "{ns}");
-        };
-        about(&prefills, 2000);
-        // One very late report has no lasting effect.
-        run(&mut prefills, 1000, 2_000_000, false);
-        (0..40).for_each(|_| run(&mut prefills, 1000, 2000, false));
-        about(&prefills, 2000);
-        assert_eq!(prefills.duration_ns(WorkerIndex(4), 1000, 0), None, "nothing of other workers");
+        let id = prefills.begin(W, [4000, 0], now);
+        let ns = duration(&prefills, id).expect("it was learnt");
+        assert!((76_000_000..84_000_000).contains(&ns), "{ns}");
+        assert_eq!(prefills.work(W).running_ns, ns, "one law");
+        prefills.laws.set_class(V, Worker::new(2, 0), "of a preset", Some(PrefillLaw::default()));
+        let id = prefills.begin(V, [4000, 0], now);
+        assert!(duration(&prefills, id).is_some(), "a preset is believed at once");
         prefills.forget(W);
-        assert_eq!(prefills.duration_ns(W, 1000, 0), None);
+        let id = prefills.begin(W, [4000, 0], now);
+        assert_eq!(duration(&prefills, id), None);
     }
 }

@@ -21,6 +21,7 @@ const NOTHING: Demand<'static> = Demand {
     blocks: PromptBlocks::Alone(0),
     block_size: 16,
     expected_output_tokens: 0,
+    is_recorded: false,
 };
 const DEMAND: Demand<'static> =
     Demand { prefill_tokens: 100, cached_tokens: 0, blocks: PromptBlocks::Alone(10), ..NOTHING };
@@ -54,6 +55,41 @@ fn a_booking_lives_from_book_to_free() {
     assert_eq!(loads.free(session, handle, 0), BookingOutcome::AlreadyApplied);
     assert_eq!(loads.free(session, by_id("r1", 0), 0), BookingOutcome::AlreadyApplied);
     assert_eq!(loads.free(session, by_id("r2", 0), 0), BookingOutcome::Unknown);
+}
+
+#[test]
+fn the_journal_gets_what_became_of_recorded_bookings() {
+    let config = LoadsConfig { age_ms_max: 1000, ended_waiting_max: 2, ..LoadsConfig::default() };
+    let loads = Loads::new(2, config);
+    let session = loads.open_session(None, 7).unwrap();
+    let recorded = Demand { is_recorded: true, cached_tokens: 30, ..DEMAND };
+    let book = |name, demand, now_ns| loads.book(session, name, 0, W, demand, now_ns).unwrap().handle.generation;
+    let first = book("a", recorded, 1_000);
+    book("not recorded", DEMAND, 1_500);
+    let second = book("b", recorded, 2_000);
+    loads.prefill_complete(session, by_id("a", 0), 0, 5_000);
+    loads.prefill_complete(session, by_id("b", 0), 0, 6_000);
+    loads.output_progress(session, by_id("a", 0), 12);
+    loads.free(session, by_id("not recorded", 0), 7_000);
+    loads.free(session, by_id("a", 0), 9_000);
+    let ended = loads.take_ended().unwrap();
+    assert_eq!((ended.booking, ended.reason, ended.worker), (first, EndReason::Freed, W));
+    assert_eq!((ended.prefill_tokens, ended.cached_tokens, ended.output_tokens), (100, 30, 12));
+    assert_eq!((ended.first_token_ns, ended.end_ns, ended.requests), (Some(4_000), 8_000, 2));
+    assert!(ended.began_alone && ended.prefilled_us > 0, "the prefill of b ended while a decoded: {ended:?}");
+    assert_eq!(loads.take_ended(), None);
+
+    loads.expire(2_000_000_000, 10);
+    let ended = loads.take_ended().unwrap();
+    assert_eq!((ended.booking, ended.reason, ended.began_alone), (second, EndReason::TooOld, false));
+    // Nothing waits for the journal: a record without room is lost and counted.
+    for name in ["c", "d", "e"] {
+        book(name, recorded, 3_000_000_000);
+        loads.free(session, by_id(name, 0), 3_000_000_001);
+    }
+    assert_eq!((loads.take_ended_lost(), loads.take_ended_lost()), (1, 0));
+    let ended = loads.take_ended().unwrap();
+    assert_eq!((ended.first_token_ns, ended.end_ns), (None, 1));
 }
 
 #[test]

@@ -133,6 +133,11 @@ macro_rules! cost_terms {
             fetch_s: "s" = VT_FETCH_S;
             /// What this prefill costs the worker's other requests: its time, weighted, for each of them.
             delay_s: "s" = VT_DELAY_S;
+            /// What this prefill costs requests that come later: its time, weighted by how busy all workers are.
+            later_delay_s: "s" = VT_LATER_DELAY_S;
+            /// What other prefills on the worker cost this request's output: the share of its time that they took
+            /// lately, of the mean time of an output.
+            output_delay_s: "s" = VT_OUTPUT_DELAY_S;
             /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
             cost: "" = VT_COST;
         }

@@ -23,6 +23,7 @@ mod publish;
 mod snapshot;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -50,9 +51,10 @@ use crate::limits::{
     ZMQ_COMMAND_BYTES_MAX,
 };
 use crate::metrics::{CounterName as _, CounterSet, PageCounter, RelayCounter};
+use crate::sandbox::{self, Grant, Place, Program, RefusalLog, ThreadKind};
 use crate::serve::{MetricsPort, MetricsThread};
 use crate::trust::Trust;
-use crate::zmtp::{Bounds, Role, Server, ServerPlan};
+use crate::zmtp::{Bounds, Role, Server, ServerPlan, prepare_lookups};
 use answer::Answering;
 use publish::{Kept, Outbound, Publication, Sending};
 
@@ -110,6 +112,8 @@ pub struct RelayPlan {
     pub heartbeat_ms: u64,
     /// The ingest configuration.
     pub ingest: IngestConfig,
+    /// What the relay gives up once it has started.
+    pub sandbox: sandbox::Mode,
     /// The port of the metrics page on the loopback interface; 0 = no page.
     pub metrics_port: u16,
     /// Host names that requests for that page may use, beside IP addresses and `localhost`.
@@ -135,6 +139,7 @@ impl RelayPlan {
             buffer_bytes_max: RELAY_BUFFER_BYTES_DEFAULT,
             heartbeat_ms: RELAY_HEARTBEAT_MS,
             ingest: IngestConfig::default(),
+            sandbox: sandbox::Mode::Off,
             metrics_port: 0,
             metrics_hosts: Vec::new(),
         }
@@ -164,6 +169,7 @@ impl Relay {
         let publishing = bind(&plan.endpoint, PUBLISHING)?;
         let replaying = bind(&plan.replay, REPLAYING)?;
         let (endpoint, replay) = (publishing.endpoint().to_owned(), replaying.endpoint().to_owned());
+        confine(plan)?;
         let counters = Arc::new(CounterSet::default());
         let kept = Arc::new(Mutex::new(Kept {
             buffer: ReplayBuffer::new(plan.buffer_batches_max, plan.buffer_bytes_max),
@@ -294,7 +300,24 @@ fn bind(endpoint: &str, plan: ServerPlan) -> Result<Server> {
     Server::bind(&endpoint, plan)
 }
 
+/// Confines the process, if the plan says so, and starts the thread that looks up host names.
+fn confine(plan: &RelayPlan) -> Result<()> {
+    let mut grants = Grant::resolver();
+    grants.push(Grant::new(Place::Process, "/proc/self"));
+    for endpoint in [&plan.endpoint, &plan.replay] {
+        let path = endpoint.strip_prefix("ipc://").filter(|path| !path.starts_with('@'));
+        grants.extend(path.and_then(|path| Grant::folder_of(Place::Sockets, Path::new(path))));
+    }
+    sandbox::start(&sandbox::Plan { mode: plan.sandbox, program: Program::Relay, grants, bind_ports: Vec::new() })?;
+    prepare_lookups();
+    Ok(())
+}
+
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let run = move || {
+        sandbox::enter(ThreadKind::RelayPort);
+        run();
+    };
     std::thread::Builder::new().name(name.into()).spawn(run).map_err(|cause| {
         Error::new(Kind::System, "cannot start a thread of the relay", "check the limit of threads").caused_by(cause)
     })
@@ -315,6 +338,7 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
         let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts)?;
         let relay = Relay::start(plan)?;
         let metrics = port.map(|port| start_metrics(port, &relay)).transpose()?;
+        sandbox::enter(ThreadKind::RelayControl);
         let ended = tokio::select! {
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
@@ -339,7 +363,7 @@ fn ended(what: &str) -> Error {
 async fn watch(relay: &Relay, metrics: Option<&MetricsThread>) -> &'static str {
     let mut every = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     let ticks_per_report = RELAY_REPORT_EVERY_S * 1000 / THREADS_WATCH_EVERY_MS;
-    let mut ticks = 0_u64;
+    let (mut ticks, mut refusals) = (0_u64, RefusalLog::default());
     loop {
         if !relay.is_running() {
             return "a thread of the relay";
@@ -348,6 +372,7 @@ async fn watch(relay: &Relay, metrics: Option<&MetricsThread>) -> &'static str {
             return "the metrics page";
         }
         every.tick().await;
+        refusals.note();
         ticks += 1;
         if ticks.is_multiple_of(ticks_per_report) {
             report(relay);
@@ -384,6 +409,7 @@ impl Collector for Sources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         exposition::counters_of(&mut encoder, &self.counters)?;
         exposition::counters_of(&mut encoder, &self.pages)?;
-        exposition::encode(&mut encoder, &[(self.worker, &self.view)])
+        exposition::encode(&mut encoder, &[(self.worker, &self.view)])?;
+        exposition::sandbox(&mut encoder)
     }
 }

@@ -10,9 +10,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::Space;
 use crate::ids::SpaceId;
 use crate::journal::{
-    DecisionQueue, DecisionRecord, DecisionRecorder, FilesPlan, Judge, Origin, SampleShares, SpaceLabel, WriterPlan,
-    WriterThread,
+    DecisionQueue, DecisionRecord, DecisionRecorder, FilesPlan, IdentityHasher, Judge, Origin, SampleShares,
+    SpaceLabel, WriterPlan, WriterThread,
 };
+use crate::load::Loads;
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::route::Policy;
 use crate::shadow::{PolicyComparison, ShadowTally};
@@ -23,6 +24,7 @@ pub(crate) struct DecisionRecording {
     shares: Arc<SampleShares>,
     /// By serving thread.
     queues: Vec<Arc<DecisionQueue>>,
+    hasher: IdentityHasher,
     pub(crate) counters: Arc<CounterSet<JournalCounter>>,
     pub(crate) shadow: ShadowPolicy,
 }
@@ -31,7 +33,8 @@ impl DecisionRecording {
     /// A queue for each of `cores` threads. Nothing is recorded yet.
     pub(super) fn new(config: &Config, cores: usize) -> Self {
         let queue = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max));
-        Self { queues: (0..cores).map(queue).collect(), ..Self::default() }
+        let hasher = IdentityHasher::new(config.journal.prefix_tokens);
+        Self { queues: (0..cores).map(queue).collect(), hasher, ..Self::default() }
     }
 
     /// Has a shadow policy judge a share of the decisions from now on, 0 to 1. Its counts begin at 0.
@@ -57,10 +60,10 @@ impl DecisionRecording {
     /// The recorder of one serving thread.
     pub(super) fn recorder(&self, core: usize) -> DecisionRecorder {
         let queue = self.queues.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
-        DecisionRecorder::new(queue, Arc::clone(&self.shares))
+        DecisionRecorder::new(queue, Arc::clone(&self.shares), self.hasher.clone())
     }
 
-    /// Starts the thread that writes what serving threads record from now on.
+    /// Starts the thread that writes what serving threads record from now on, and what becomes of the bookings in `loads`.
     ///
     /// # Errors
     /// `System` if the directory is not usable or the thread cannot be started.
@@ -68,7 +71,7 @@ impl DecisionRecording {
         &self,
         config: &Config,
         (instance_id, started_unix_ms): (u64, u64),
-        spaces: &[Space],
+        (spaces, loads): (&[Space], &Arc<Loads>),
     ) -> Result<WriterThread> {
         let journal = &config.journal;
         let label = |space: &Space| SpaceLabel {
@@ -82,6 +85,7 @@ impl DecisionRecording {
             started_unix_ms,
             sample: journal.sample,
             spaces: spaces.iter().map(label).collect(),
+            classes: Vec::new(),
         };
         let files = journal.dir.clone().map(|dir| FilesPlan {
             dir,
@@ -92,7 +96,8 @@ impl DecisionRecording {
         let (queues, counters) = (self.queues.clone(), Arc::clone(&self.counters));
         self.set_shadow(&config.shadow.policy, config.shadow.share)?;
         let judge = Box::new(self.shadow.clone());
-        let plan = WriterPlan { origin, files, queues, judge, counters };
+        let (loads, hasher) = (Arc::clone(loads), self.hasher.clone());
+        let plan = WriterPlan { origin, files, queues, loads, hasher, judge, counters };
         let shares = Arc::clone(&self.shares);
         let thread = WriterThread::start(plan, move || shares.is_off())?;
         if has_files {

@@ -244,6 +244,9 @@ impl<S: Service> RequestHandler<S> {
         let worker = self.worker_to_free(session, booking);
         let outcome = self.service.prefill_complete(session, booking, prefill_us)?;
         self.count_outcome(outcome);
+        if outcome == BookingOutcome::Applied {
+            self.counters.bump(CoreCounter::PrefillsReported);
+        }
         self.on_room(worker);
         Ok(outcome)
     }
@@ -416,6 +419,7 @@ impl<S: Service> RequestHandler<S> {
     fn decide_queued(&mut self, dispatched: DispatchedRequest) -> Option<(Ticket, Vec<WorkerIndex>)> {
         let queued = dispatched.queued()?;
         let (session, mut decided) = (queued.session, None);
+        self.service.waited_since(dispatched.since_ns());
         let read = queued.request.read(&mut |request| decided = Some(self.decide(session, request)));
         let unread = || Err(Error::new(Kind::Internal, "the queued request is no route request", "report it"));
         let outcome: Outcome = match read.and_then(|()| decided.unwrap_or_else(unread)) {

@@ -10,7 +10,7 @@ use crate::limits::PREFILL_BOOKING_SUFFIX;
 use crate::load::{BookingRef, SessionId};
 use crate::metrics::CoreCounter;
 use crate::route::{
-    BookingRequest, Bypass, Decision, Half, Mode, Overrides, ReplyNotes, RouteRequest, decode_overrides, prefill_pool,
+    Bypass, Decision, Half, Mode, ReplyNotes, RouteRequest, decode_overrides, prefill_pool, prefill_request,
 };
 
 /// The booking name of a request's prefill half, written into `name`.
@@ -35,7 +35,7 @@ impl RoutingService {
         let Some(pool) = pool else { return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision) };
         let mut name = String::new();
         let name = request.book.map(|book| prefill_name(book.request_id, &mut name));
-        let prefills = prefill_half(&alone, pool, name);
+        let prefills = prefill_request(&alone, pool, name);
         if self.bypasses(&alone, &prefills, decision)? {
             return self.route_alone(session, &alone, ReplyNotes::PREFILL_LOCAL, decision);
         }
@@ -107,13 +107,4 @@ impl RoutingService {
         let Some(decode) = Half::chosen(self.scratch.observation(), decision) else { return Ok(false) };
         Ok(policy.bypasses(&decode, &prefill))
     }
-}
-
-/// The request for the prefill pool. Pins and allow lists of the original name workers that decode, so they go.
-fn prefill_half<'a>(alone: &RouteRequest<'a>, pool: SpaceId, name: Option<&'a str>) -> RouteRequest<'a> {
-    let book = alone.book.zip(name).map(|(book, request_id)| BookingRequest { request_id, ..book });
-    // Mode `direct` needs the pin, which belongs to the decode half.
-    let mode = alone.overrides.mode.filter(|mode| *mode != Mode::Direct);
-    let overrides = Overrides { mode, ..alone.overrides };
-    RouteRequest { space: pool, book, overrides, pin: None, allow: None, ..*alone }
 }

@@ -458,6 +458,11 @@ pub(super) enum Delivery {
 }
 
 impl DispatchedRequest {
+    /// When the request was queued, nanoseconds since the daemon started.
+    pub(super) fn since_ns(&self) -> u64 {
+        self.taken.as_ref().map_or(0, |taken| taken.since_ns)
+    }
+
     pub(super) fn queued(&self) -> Option<&QueuedRequest> {
         self.taken.as_ref().map(|taken| &taken.what)
     }

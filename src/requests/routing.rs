@@ -16,13 +16,14 @@ use super::shared_tables::RequestTables;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
-use crate::journal::{DecisionRecorder, Noted};
-use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
+use crate::journal::{DecisionRecorder, Noted, NotedRequest, RequestSample};
+use crate::limits::PREFILL_BOOKING_SUFFIX;
+use crate::load::{BeyondShare, BookingOutcome, BookingRef, Demand, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::route::{
-    AffinityOutcome, BindOutcome, Decision, Draws, Mode, Policy, PotentialLoads, RouteRequest, Scratch, Wait,
-    advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
+    AffinityOutcome, BindOutcome, Decision, Draws, MatchStatus, Mode, Policy, PotentialLoads, RouteRequest, Scratch,
+    Wait, advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
 };
 use crate::trust::TrustLevel;
 
@@ -46,6 +47,12 @@ pub(crate) struct RoutingService {
     work: u64,
     /// When the present request began: one reading of the clock for all its decisions.
     now_ns: u64,
+    /// Since when the next request has waited in the queue; `None` = it has not.
+    waited_since_ns: Option<u64>,
+    /// How long the present request waited there.
+    waited_ns: u64,
+    /// By what the journal samples the present request.
+    sample: RequestSample,
     /// For the failures that gateways report.
     failures_logged: LogQuota,
 }
@@ -68,6 +75,9 @@ impl RoutingService {
             rng,
             work: 0,
             now_ns: 0,
+            waited_since_ns: None,
+            waited_ns: 0,
+            sample: RequestSample::default(),
             failures_logged,
         }
     }
@@ -157,7 +167,10 @@ impl RoutingService {
         self.advance_round_robin(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.request_facts().block_size;
-        let demand = demand(request, decision, chosen, block_size, self.scratch.shared_locals(decision));
+        // Of a pair, the journal records the decode half.
+        let is_recorded = self.sample.is_recorded && !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
+        let locals = self.scratch.shared_locals(decision);
+        let demand = Demand { is_recorded, ..demand(request, decision, chosen, block_size, locals) };
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
@@ -223,9 +236,15 @@ impl RoutingService {
 impl RoutingService {
     /// Records the decision for the journal and the shadow policy, if either wants it.
     fn record(&mut self, request: &RouteRequest<'_>, decision: &Decision) {
-        let Some(policy) = self.judged_by.filter(|_| self.recorder.takes(decision)) else { return };
+        let Some(policy) = self.judged_by.filter(|_| self.recorder.takes(decision, self.sample)) else { return };
         let (at_ns, observation) = (self.now_ns, self.scratch.observation());
-        if self.recorder.note((at_ns, request.space), &policy, observation, decision) == Noted::Lost {
+        let noted = NotedRequest {
+            sample: self.sample,
+            waited_ns: self.waited_ns,
+            expected_output_tokens: request.expected_output_tokens,
+            locals: (decision.matched == MatchStatus::Matched).then(|| self.scratch.locals(decision)),
+        };
+        if self.recorder.note((at_ns, request.space), &policy, observation, (decision, &noted)) == Noted::Lost {
             self.metrics.counters.bump(CoreCounter::JournalLost);
         }
     }
@@ -250,6 +269,8 @@ impl Service for RoutingService {
 
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
         self.now_ns = self.tables.now_ns();
+        self.sample = self.recorder.sample(request);
+        self.waited_ns = self.waited_since_ns.take().map_or(0, |since_ns| self.now_ns.saturating_sub(since_ns));
         let routed = match request.disaggregate {
             false => self.decide_and_book(session, request, decision)?,
             true => self.route_pair(session, request, decision)?,
@@ -261,6 +282,10 @@ impl Service for RoutingService {
         self.record(request, decision);
         self.metrics.decisions.record(self.tables.now_ns() - self.now_ns);
         Ok(Routed::Decided)
+    }
+
+    fn waited_since(&mut self, since_ns: u64) {
+        self.waited_since_ns = Some(since_ns);
     }
 
     fn take_work(&mut self) -> u64 {

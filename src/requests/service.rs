@@ -63,6 +63,9 @@ pub trait Service {
     /// Unknown space, scheme mismatch, a full table. If no worker is eligible the decision is empty; that is no error.
     fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed>;
 
+    /// The request that is routed next came at `since_ns`, nanoseconds of the bookings' clock, and waited in the queue.
+    fn waited_since(&mut self, _since_ns: u64) {}
+
     /// Takes the work done since the previous call, in blocks of prompts that were hashed and looked up. It limits a
     /// connection's quantum. 0 = the service does not count work.
     fn take_work(&mut self) -> u64 {

@@ -191,7 +191,7 @@ fn is_overloaded(load_max: f64, bound_requests: u64, eligible_requests: impl Ite
 /// Whether a mode chooses by lowest cost, so that a factor has an effect. In other modes a soft session is treated as a
 /// hard one.
 const fn chooses_by_lowest_cost(mode: Mode) -> bool {
-    matches!(mode, Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::LeastLoaded | Mode::Lmetric)
+    matches!(mode, Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::LeastLoaded | Mode::Lmetric | Mode::Latency)
 }
 
 /// Entries of one bucket. The model checker gets a small world.
@@ -415,7 +415,7 @@ mod tests {
     }
 
     fn policy(mode: AffinityMode, load_max: f64) -> Policy {
-        Policy { affinity: AffinityPolicy { mode, load_max, ..AffinityPolicy::default() }, ..Policy::default() }
+        Policy { affinity: AffinityPolicy { mode, load_max, ..AffinityPolicy::default() }, ..Policy::kv() }
     }
 
     fn judged(policy: &Policy, observation: &Observation) -> (u64, AffinityOutcome, u32) {
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn infinite_and_negative_costs_ignore_the_factor() {
         let affinity = AffinityPolicy { factor: 0.0, ..AffinityPolicy::default() };
-        let free = Policy { affinity, ..Policy::default() };
+        let free = Policy { affinity, ..Policy::kv() };
         let discount =
             |cost| AffinityEffect::Discounted(0).discount(&free, 0, CostTerms { cost, ..CostTerms::default() }).cost;
         assert_eq!([30.0, f64::INFINITY, -3.0].map(discount), [0.0, f64::INFINITY, -3.0]);

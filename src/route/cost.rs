@@ -4,6 +4,7 @@ use super::observation::{PlainFacts, WorkerFacts};
 use super::policy::{CostModel, Policy};
 use super::request_facts::RequestFacts;
 use crate::ids::TierBlocks;
+use crate::load::{RecentWork, recent_ms};
 use crate::protocol::{CostTerms, Mode, PoolRole};
 use crate::trust::TrustLevel;
 
@@ -18,21 +19,39 @@ pub struct PoolFacts {
     pub round_robin_first: u32,
     /// Requests in flight per unit of weight, on GPUs and on CPUs.
     pub pool_loads: [f64; 2],
+    /// What a second of prefill costs the requests that come later, seconds: `ρ / (1 − ρ)`, the wait in a queue with
+    /// the load `ρ`, which is the share of their time that all workers spent on prefills lately.
+    pub later_wait: f64,
+    /// The mean time from a request's first token to its end, seconds.
+    pub decode_s: f64,
 }
 
 impl PoolFacts {
-    /// The facts of these workers that the policy's costs depend on.
+    /// The facts of these workers that the policy's costs depend on. `recent` is that of each of them, without the rest
+    /// of its row: mode `latency` reads no more.
     #[must_use]
     pub fn of(
         policy: &Policy,
-        round_robin_counter: u64,
+        request: &RequestFacts,
         running: impl ExactSizeIterator<Item = WorkerFacts> + Clone,
+        recent: impl Iterator<Item = RecentWork>,
     ) -> Self {
         let mut pool = Self { count: running.len() as u32, ..Self::default() };
-        pool.round_robin_first = round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
+        pool.round_robin_first = request.round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
         if policy.track_prefill_tokens && policy.credit_decay > 0.0 {
             let tokens = running.clone().map(|worker| worker.load.prefill_tokens);
             pool.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
+        }
+        if policy.mode.cost_model() == CostModel::Seconds && pool.count > 0 {
+            let now_ms = recent_ms(request.now_ns);
+            let mut sums = [0.0_f64; 2];
+            for recent in recent {
+                sums[0] += recent.prefill_share_at(now_ms);
+                sums[1] += f64::from(recent.decode_s);
+            }
+            let [share, decode_s] = sums.map(|sum| sum / f64::from(pool.count));
+            let load = share.min(LOAD_MAX);
+            (pool.later_wait, pool.decode_s) = (load / (1.0 - load), decode_s);
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
@@ -48,6 +67,9 @@ impl PoolFacts {
     }
 }
 
+/// The load from which on a queue's wait grows no more: there a small error of the load would decide.
+const LOAD_MAX: f64 = 0.8;
+
 /// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
 ///
 /// The formula of `kv` is that of Dynamo 1.6.1 (`scheduling/selector/reference.rs` there), with every tier counted
@@ -57,9 +79,11 @@ impl PoolFacts {
 #[must_use]
 #[inline(always)]
 pub fn cost(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, pool: &PoolFacts, place: u32) -> CostTerms {
-    let terms = seconds(policy, request, worker, blocks(policy, request, worker, pool.prefill_tokens_min));
+    let terms = seconds(policy, request, worker, pool, blocks(policy, request, worker, pool.prefill_tokens_min));
     let cost = match policy.mode.cost_model() {
         CostModel::Blocks => terms.cost,
+        // Without a prefill, as in the decode half of a pair, there are no seconds to weigh.
+        CostModel::Seconds if !policy.track_prefill_tokens => terms.cost,
         CostModel::UncachedTimesInFlight => {
             (request.prompt_tokens as f64 - terms.cached_tokens).max(0.0) * (terms.active_requests + 1.0)
         }
@@ -83,7 +107,12 @@ pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
 }
 
 /// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
-pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
+pub(super) fn plain_costs(
+    policy: &Policy,
+    request: &RequestFacts,
+    plain: (PlainFacts<'_>, &PoolFacts),
+    costs: &mut Vec<f64>,
+) {
     // These values are the policy's own, or cannot matter here. As constants they let the compiler drop the terms that
     // they switch off, and compute several costs at once.
     let policy = Policy {
@@ -95,7 +124,9 @@ pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainF
     };
     let request = RequestFacts { prefers_taints: false, shared_blocks: 0, ..*request };
     match (policy.mode.cost_model(), policy.track_prefill_tokens) {
-        (CostModel::Seconds, _) => fill_costs(&Policy { mode: Mode::Latency, ..policy }, &request, plain, costs),
+        (CostModel::Seconds, true) => {
+            fill_costs(&Policy { mode: Mode::Latency, track_prefill_tokens: true, ..policy }, &request, plain, costs)
+        }
         (_, track_prefill_tokens) => {
             let policy = Policy { mode: Mode::Kv, ..policy };
             match track_prefill_tokens {
@@ -107,12 +138,16 @@ pub(super) fn plain_costs(policy: &Policy, request: &RequestFacts, plain: PlainF
 }
 
 #[inline(always)]
-fn fill_costs(policy: &Policy, request: &RequestFacts, plain: PlainFacts<'_>, costs: &mut Vec<f64>) {
-    let pool = PoolFacts::default();
+fn fill_costs(
+    policy: &Policy,
+    request: &RequestFacts,
+    (plain, pool): (PlainFacts<'_>, &PoolFacts),
+    costs: &mut Vec<f64>,
+) {
     costs.clear();
     costs.resize(plain.len(), 0.0);
     for (to, facts) in costs.iter_mut().zip(plain.iter()) {
-        *to = cost(policy, request, &facts, &pool, 0).cost;
+        *to = cost(policy, request, &facts, pool, 0).cost;
     }
 }
 
@@ -169,7 +204,13 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
 
 /// Adds the terms in seconds: what the worker has to do before the first token, and whom that delays.
 #[inline(always)]
-fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms: CostTerms) -> CostTerms {
+fn seconds(
+    policy: &Policy,
+    request: &RequestFacts,
+    worker: &WorkerFacts,
+    pool: &PoolFacts,
+    terms: CostTerms,
+) -> CostTerms {
     let is_believed = worker.trust.level >= policy.credit_trust_min;
     let overlap = if is_believed { worker.overlap } else { TierBlocks::default() };
     let (host, below) = (exact(overlap.host), exact(overlap.disk) + exact(overlap.external));
@@ -191,6 +232,10 @@ fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms:
         prefill_s,
         fetch_s: fetched_tokens * law.token_s,
         delay_s: policy.delay_weight * prefill_s * worker.load.requests as f64,
+        later_delay_s: policy.later_delay_weight * prefill_s * pool.later_wait,
+        output_delay_s: policy.output_delay_weight
+            * pool.decode_s
+            * worker.load.recent.prefill_share_at(recent_ms(request.now_ns)),
         ..terms
     }
 }
@@ -198,7 +243,8 @@ fn seconds(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, terms:
 /// The cost in seconds.
 #[inline(always)]
 fn in_seconds(request: &RequestFacts, terms: &CostTerms) -> f64 {
-    let sum = terms.queue_s + terms.prefill_s + terms.fetch_s + terms.delay_s;
+    let ttft_s = terms.queue_s + terms.prefill_s + terms.fetch_s;
+    let sum = ttft_s + terms.delay_s + terms.later_delay_s + terms.output_delay_s;
     if applies_preferences(request) { sum * terms.taint_factor } else { sum }
 }
 
@@ -316,7 +362,7 @@ mod tests {
 
     #[test]
     fn an_idle_worker_without_blocks_costs_prefill_and_decode() {
-        let terms = cost(&Policy::default(), &request_facts(), &held(0, 0, 0, 0), 0);
+        let terms = cost(&Policy::kv(), &request_facts(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole blocks to decode.
         assert_eq!((terms.prefill, terms.decode, terms.cost), (6.25, 6.0, 12.25));
     }
@@ -345,7 +391,7 @@ mod tests {
 
     #[test]
     fn every_tier_is_credited_at_its_weight() {
-        let terms = cost(&Policy::default(), &request_facts(), &held(2, 2, 1, 1), 0);
+        let terms = cost(&Policy::kv(), &request_facts(), &held(2, 2, 1, 1), 0);
         assert_eq!(terms.effective_overlap, 2.0 + 1.5 + 0.5);
         assert_eq!(terms.cached_tokens, 64.0);
         assert_eq!((terms.device_credit, terms.host_credit, terms.disk_credit), (2.0, 1.5, 0.5));
@@ -355,7 +401,7 @@ mod tests {
     #[test]
     fn load_adds_its_prefill_and_decode_blocks() {
         let load = Load { prefill_tokens: 320, decode_blocks: 5, requests: 3, ..Load::default() };
-        let policy = Policy { active_request_weight: 0.5, ..Policy::default() };
+        let policy = Policy { active_request_weight: 0.5, ..Policy::kv() };
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(6, 0, 0, 0) }, 0);
         assert_eq!(terms.prefill, 20.0 + 6.25 - 6.0);
         assert_eq!(terms.decode, 11.0);
@@ -365,19 +411,19 @@ mod tests {
     #[test]
     fn active_blocks_are_not_added_again() {
         let terms =
-            cost(&Policy::default(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
+            cost(&Policy::kv(), &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!((terms.additional_decode_blocks, terms.cost), (2.0, 8.25));
     }
 
     #[test]
     fn the_prefill_term_is_never_negative() {
-        let policy = Policy { device_credit: 3.0, ..Policy::default() };
+        let policy = Policy { device_credit: 3.0, ..Policy::kv() };
         assert_eq!(cost(&policy, &request_facts(), &held(6, 0, 0, 0), 0).prefill, 0.0);
     }
 
     #[test]
     fn a_backlog_above_the_minimum_reduces_the_credit() {
-        let policy = Policy { credit_decay: 1.0, ..Policy::default() };
+        let policy = Policy { credit_decay: 1.0, ..Policy::kv() };
         let load = Load { prefill_tokens: 100 + 7 * 16, ..Load::default() };
         // The excess is 7 blocks, as many as the request has: this halves the credit.
         let terms = cost(&policy, &request_facts(), &WorkerFacts { load, ..held(4, 0, 0, 0) }, 100);
@@ -386,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_decode_pool_credits_the_decode_term() {
-        let policy = Policy { track_prefill_tokens: false, ..Policy::default() };
+        let policy = Policy { track_prefill_tokens: false, ..Policy::kv() };
         let decode = RequestFacts { role: PoolRole::Decode, ..request_facts() };
         let terms = cost(&policy, &decode, &held(3, 0, 0, 0), 0);
         assert_eq!((terms.prefill, terms.cost), (0.0, 3.0));
@@ -395,7 +441,7 @@ mod tests {
 
     #[test]
     fn shared_blocks_are_credited_and_distrusted_overlap_is_not() {
-        let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::default() };
+        let policy = Policy { shared_multiplier: 0.5, credit_trust_min: TrustLevel::LowerBound, ..Policy::kv() };
         let shared = RequestFacts { shared_blocks: 5, ..request_facts() };
         let trusted = |level| Trust { level, ..Trust::default() };
         let holds = WorkerFacts { shared_blocks: 2, ..held(3, 1, 0, 0) };
@@ -408,21 +454,21 @@ mod tests {
 
     #[test]
     fn labels_and_weights_are_factors() {
-        let policy = Policy { capability: true, ..Policy::default() };
+        let policy = Policy { capability: true, ..Policy::kv() };
         let worker = WorkerFacts { weight: 4.0, taint_weight: 1e9, ..held(0, 0, 0, 0) };
         assert_eq!(cost(&policy, &request_facts(), &worker, 0).cost, 12.25 / 4.0);
         let prefers = RequestFacts { prefers_taints: true, ..request_facts() };
-        let terms = cost(&Policy::default(), &prefers, &worker, 0);
+        let terms = cost(&Policy::kv(), &prefers, &worker, 0);
         assert!((terms.taint_factor - (-1.0_f64).exp()).abs() < 1e-15, "at most by e: {terms:?}");
         assert_eq!(terms.cost, 12.25 * terms.taint_factor);
         let pinned = RequestFacts { pin: Some(Worker::new(1, 0)), ..prefers };
-        assert_eq!(cost(&Policy::default(), &pinned, &worker, 0).taint_factor, 1.0);
+        assert_eq!(cost(&Policy::kv(), &pinned, &worker, 0).taint_factor, 1.0);
         assert_eq!(libm::exp(-libm::tanh(0.5)).to_bits(), 0x3fe4_2889_d332_40c2, "the same on every machine");
     }
 
     #[test]
     fn without_reuse_a_prompt_shares_nothing() {
-        let policy = Policy { assume_kv_reuse: false, ..Policy::default() };
+        let policy = Policy { assume_kv_reuse: false, ..Policy::kv() };
         let terms = cost(&policy, &request_facts(), &WorkerFacts { active_depth_blocks: 4, ..held(0, 0, 0, 0) }, 0);
         assert_eq!(terms.additional_decode_blocks, 6.0);
     }
@@ -442,7 +488,9 @@ mod tests {
         ];
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
-            let pool = PoolFacts::of(&policy, 4, workers.iter().copied());
+            let counted = RequestFacts { round_robin_counter: 4, ..request_facts() };
+            let recent = workers.iter().map(|facts| facts.load.recent);
+            let pool = PoolFacts::of(&policy, &counted, workers.iter().copied(), recent);
             let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);
             [0, 1, 2].map(|place| terms(place).cost)
@@ -453,5 +501,14 @@ mod tests {
         assert_eq!(costs(Mode::Random), [0.0; 3]);
         assert_eq!(costs(Mode::DeviceAwareWeighted), [1.5, 1.5, 2.0]);
         assert_eq!(costs(Mode::Lmetric), [100.0, 36.0 * 4.0, 200.0]);
+    }
+
+    #[test]
+    fn without_a_prefill_the_mode_of_seconds_counts_blocks() {
+        let decodes = Policy { track_prefill_tokens: false, ..Policy::default() };
+        let load = Load { decode_blocks: 5, requests: 3, ..Load::default() };
+        let busy = WorkerFacts { load, ..held(6, 0, 0, 0) };
+        assert_eq!(cost(&decodes, &request_facts(), &busy, 0).cost, 11.0);
+        assert!(cost(&Policy::default(), &request_facts(), &busy, 0).cost < 1.0, "seconds");
     }
 }

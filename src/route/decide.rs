@@ -8,7 +8,7 @@ use super::policy::Policy;
 use super::read_observation::{self, ObservationBuffers, View, observe};
 use super::request_facts::RequestFacts;
 use super::rules::{apply_rules, no_worker_kind};
-use super::select::{Draws, choose};
+use super::select::{Draws, PlaceFacts, choose};
 use super::space_cache::SpaceCache;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
@@ -207,6 +207,7 @@ pub fn demand<'a>(
         blocks,
         block_size,
         expected_output_tokens: request.expected_output_tokens,
+        is_recorded: false,
     }
 }
 
@@ -236,7 +237,8 @@ impl<'a> Pricing<'a> {
         let affinity = AffinityEffect::of(policy, observation, decision);
         affinity.apply(observation, decision);
         let eligible = decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
-        let pool = PoolFacts::of(policy, observation.request.round_robin_counter, eligible);
+        let recent = decision.eligible_rows.iter().map(|row| observation.workers.recent(*row as usize));
+        let pool = PoolFacts::of(policy, &observation.request, eligible, recent);
         Self { policy, affinity, pool }
     }
 
@@ -261,7 +263,7 @@ impl<'a> Pricing<'a> {
 
     /// Computes the costs of all workers, several at once, and keeps those of the eligible ones.
     fn price_columns(&self, plain: PlainFacts<'_>, request: &RequestFacts, decision: &mut Decision) {
-        plain_costs(self.policy, request, plain, &mut decision.costs);
+        plain_costs(self.policy, request, (plain, &self.pool), &mut decision.costs);
         if decision.eligible_rows.len() < decision.costs.len() {
             // Rows ascend, so that no cost is overwritten before it is moved.
             for (place, row) in decision.eligible_rows.iter().enumerate() {
@@ -280,11 +282,18 @@ impl<'a> Pricing<'a> {
     fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
         decision.seed = draws.seed();
         decision.eligible = decision.eligible_rows.len() as u32;
-        let pick = self.policy.mode.pick(self.policy.temperature);
-        let requests = |place: usize| observation.workers.requests(decision.eligible_rows[place] as usize) as f64;
+        let rows = &decision.eligible_rows;
+        let places = PlaceFacts {
+            requests: |place: usize| observation.workers.requests(rows[place] as usize) as f64,
+            promise: |place: usize| {
+                let facts = observation.workers.row(rows[place] as usize);
+                let terms = self.terms(&observation.request, place as u32, rows[place], &facts);
+                (facts.worker, terms.queue_s + terms.prefill_s + terms.fetch_s)
+            },
+        };
         let listed = observation.request.candidates_max as usize;
-        let drawing = &mut draws.begin();
-        decision.ties = choose(&decision.costs, requests, listed, pick, drawing, &mut decision.selected);
+        let (pick, drawing) = (self.policy.pick(), &mut draws.begin());
+        decision.ties = choose(&decision.costs, places, listed, pick, drawing, &mut decision.selected);
     }
 
     /// Lists the selected workers with all their facts and terms.

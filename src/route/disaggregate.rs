@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::SpaceId;
 use crate::load::Load;
-use crate::protocol::{Overrides, PoolRole};
+use crate::protocol::{BookingRequest, Mode, Overrides, PoolRole, RouteRequest};
 
 /// When a prompt is prefilled by the worker that decodes it, although a prefill pool exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,6 +123,17 @@ pub const fn decode_overrides(overrides: &Overrides) -> Overrides {
         track_prefill_tokens: Some(false),
         ..*overrides
     }
+}
+
+/// The request for the prefill pool, booked under `name`. Pins and allow lists of the original name workers that decode,
+/// so they go.
+#[must_use]
+pub fn prefill_request<'a>(alone: &RouteRequest<'a>, pool: SpaceId, name: Option<&'a str>) -> RouteRequest<'a> {
+    let book = alone.book.zip(name).map(|(book, request_id)| BookingRequest { request_id, ..book });
+    // Mode `direct` needs the pin, which belongs to the decode half.
+    let mode = alone.overrides.mode.filter(|mode| *mode != Mode::Direct);
+    let overrides = Overrides { mode, ..alone.overrides };
+    RouteRequest { space: pool, book, overrides, pin: None, allow: None, ..*alone }
 }
 
 /// The space that prefills for `space`: the prefill pool of the same model and namespace.

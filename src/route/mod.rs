@@ -38,7 +38,7 @@ pub use affinity::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySessio
 pub use cost::{PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};
 pub use decision::{CandidateCost, Decision, Scored};
-pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool};
+pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool, prefill_request};
 pub use observation::{Observation, WorkerColumns, WorkerFacts};
 pub use policy::{BusyThresholds, Policy, PolicyTable, QueuePolicy};
 pub use potential_loads::potential_loads;

@@ -8,7 +8,7 @@ use super::request_facts::RequestFacts;
 use crate::columns::{Column, Word, column};
 use crate::engine_law::PrefillLaw;
 use crate::ids::{EventSeq, TierBlocks, Worker, WorkerIndex};
-use crate::load::{Load, PrefillWork};
+use crate::load::{Load, PrefillWork, RecentWork};
 use crate::protocol::{DeviceClass, EngineLoad, MatchStatus, ReplyNotes, WorkerState};
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
@@ -102,6 +102,9 @@ impl WorkerFacts {
         column!("prefill_base_s": load.law.base_s),
         column!("prefill_token_s": load.law.token_s),
         column!("prefill_attention_s": load.law.attention_s),
+        column!("recent_prefill_share": load.recent.prefill_share),
+        column!("recent_at_ms": load.recent.at_ms),
+        column!("recent_decode_s": load.recent.decode_s),
         Column {
             name: "engine_prefill_tokens",
             get: |facts| facts.load.engine.map(|report| report.prefill_tokens).to_word(),
@@ -266,6 +269,7 @@ pub struct WorkerColumns {
     requests: Vec<u64>,
     work: Vec<PrefillWork>,
     laws: Vec<PrefillLaw>,
+    recent: Vec<RecentWork>,
     load_details: Vec<LoadDetails>,
     backing_off: Vec<bool>,
     trust_levels: Vec<TrustLevel>,
@@ -281,7 +285,7 @@ macro_rules! each_column {
     ($columns:expr, $($method:tt)+) => {{
         let WorkerColumns {
             records, states, device, active_depth_blocks, prefill_tokens, decode_blocks, requests, work, laws,
-            load_details, backing_off, trust_levels, trust_details, as_of,
+            recent, load_details, backing_off, trust_levels, trust_details, as_of,
             lower_tiers: Sparse(lower_tiers), shared_blocks: Sparse(shared_blocks), constraints: Sparse(constraints),
         } = $columns;
         records.$($method)+;
@@ -293,6 +297,7 @@ macro_rules! each_column {
         requests.$($method)+;
         work.$($method)+;
         laws.$($method)+;
+        recent.$($method)+;
         load_details.$($method)+;
         backing_off.$($method)+;
         trust_levels.$($method)+;
@@ -368,6 +373,7 @@ impl WorkerColumns {
         self.requests.push(0);
         self.work.push(PrefillWork::default());
         self.laws.push(PrefillLaw::default());
+        self.recent.push(RecentWork::default());
         self.load_details.push(LoadDetails { back_off_until_ns: 0, engine: None, version: 0 });
         self.backing_off.push(false);
         self.trust_levels.push(TrustLevel::None);
@@ -449,6 +455,7 @@ impl WorkerColumns {
         self.requests.clone_from(&other.requests);
         self.work.clone_from(&other.work);
         self.laws.clone_from(&other.laws);
+        self.recent.clone_from(&other.recent);
         self.load_details.clone_from(&other.load_details);
         self.backing_off.clone_from(&other.backing_off);
         self.trust_levels.clone_from(&other.trust_levels);
@@ -485,6 +492,12 @@ impl WorkerColumns {
         self.requests[row]
     }
 
+    /// What a worker was given lately.
+    #[inline(always)]
+    pub(super) fn recent(&self, row: usize) -> RecentWork {
+        self.recent[row]
+    }
+
     /// The version of a worker's load when it was read.
     pub(super) fn load_version(&self, row: usize) -> u64 {
         self.load_details[row].version
@@ -512,6 +525,7 @@ impl WorkerColumns {
             requests: self.requests[row],
             work: self.work[row],
             law: self.laws[row],
+            recent: self.recent[row],
             back_off_until_ns,
             engine,
             version,
@@ -519,11 +533,12 @@ impl WorkerColumns {
     }
 
     pub(super) fn set_load(&mut self, row: usize, load: &Load, backing_off: bool) {
-        let Load { prefill_tokens, decode_blocks, requests, work, law, back_off_until_ns, engine, version } = *load;
+        let Load { prefill_tokens, decode_blocks, requests, work, law, recent, back_off_until_ns, engine, version } =
+            *load;
         self.prefill_tokens[row] = prefill_tokens;
         self.decode_blocks[row] = decode_blocks;
         self.requests[row] = requests;
-        (self.work[row], self.laws[row]) = (work, law);
+        (self.work[row], self.laws[row], self.recent[row]) = (work, law, recent);
         self.load_details[row] = LoadDetails { back_off_until_ns, engine, version };
         self.backing_off[row] = backing_off;
     }
@@ -609,6 +624,7 @@ impl WorkerColumns {
             requests: &self.requests,
             work: &self.work,
             laws: &self.laws,
+            recent: &self.recent,
         })
     }
 
@@ -652,6 +668,7 @@ pub(super) struct PlainFacts<'a> {
     requests: &'a [u64],
     work: &'a [PrefillWork],
     laws: &'a [PrefillLaw],
+    recent: &'a [RecentWork],
 }
 
 impl PlainFacts<'_> {
@@ -665,42 +682,45 @@ impl PlainFacts<'_> {
     pub(super) fn iter(&self) -> impl Iterator<Item = WorkerFacts> + '_ {
         let prompts = self.device.iter().zip(self.active_depth_blocks);
         let booked = self.prefill_tokens.iter().zip(self.decode_blocks).zip(self.requests);
-        let loads = booked.zip(self.work.iter().zip(self.laws));
+        let loads = booked.zip(self.work.iter().zip(self.laws).zip(self.recent));
         // Without `..`: a new fact has to be given a column here, or a reason why no plain cost depends on it.
-        prompts.zip(loads).map(|((device, depth), (((prefill_tokens, decode_blocks), requests), (work, law)))| {
-            WorkerFacts {
-                overlap: TierBlocks { device: *device, host: 0, disk: 0, external: 0 },
-                active_depth_blocks: *depth,
-                load: Load {
-                    prefill_tokens: *prefill_tokens,
-                    decode_blocks: *decode_blocks,
-                    requests: *requests,
-                    work: *work,
-                    law: *law,
-                    back_off_until_ns: 0,
-                    engine: None,
-                    version: 0,
-                },
-                // These default in every row: see `WorkerColumns::plain`.
-                shared_blocks: 0,
-                // A plain cost is not divided by a weight, and every worker's trust is high enough.
-                weight: 1.0,
-                trust: Trust::default(),
-                taint_weight: 0.0,
-                // No plain cost depends on these: see `is_plain` in cost.rs.
-                index: WorkerIndex::default(),
-                worker: Worker::default(),
-                state: WorkerState::Ready,
-                device_class: DeviceClass::Gpu,
-                capacity_blocks: 0,
-                batched_tokens_max: 0,
-                allowed: true,
-                backing_off: false,
-                is_pinned: true,
-                has_adapter: false,
-                has_required_taints: true,
-            }
-        })
+        prompts.zip(loads).map(
+            |((device, depth), (((prefill_tokens, decode_blocks), requests), ((work, law), recent)))| {
+                WorkerFacts {
+                    overlap: TierBlocks { device: *device, host: 0, disk: 0, external: 0 },
+                    active_depth_blocks: *depth,
+                    load: Load {
+                        prefill_tokens: *prefill_tokens,
+                        decode_blocks: *decode_blocks,
+                        requests: *requests,
+                        work: *work,
+                        law: *law,
+                        recent: *recent,
+                        back_off_until_ns: 0,
+                        engine: None,
+                        version: 0,
+                    },
+                    // These default in every row: see `WorkerColumns::plain`.
+                    shared_blocks: 0,
+                    // A plain cost is not divided by a weight, and every worker's trust is high enough.
+                    weight: 1.0,
+                    trust: Trust::default(),
+                    taint_weight: 0.0,
+                    // No plain cost depends on these: see `is_plain` in cost.rs.
+                    index: WorkerIndex::default(),
+                    worker: Worker::default(),
+                    state: WorkerState::Ready,
+                    device_class: DeviceClass::Gpu,
+                    capacity_blocks: 0,
+                    batched_tokens_max: 0,
+                    allowed: true,
+                    backing_off: false,
+                    is_pinned: true,
+                    has_adapter: false,
+                    has_required_taints: true,
+                }
+            },
+        )
     }
 }
 

@@ -8,8 +8,8 @@ use crate::protocol::{Mode, Overrides};
 use crate::queue::Discipline;
 use crate::trust::TrustLevel;
 
-/// How a space chooses its workers. The defaults are those of the router of Dynamo 1.6.1, so that its users get the
-/// same decisions.
+/// How a space chooses its workers. The weights of `kv` are by default those of the router of Dynamo 1.6.1; see
+/// [`Policy::kv`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
     /// Counts changes of the daemon's policies; part of every reply.
@@ -24,6 +24,15 @@ pub struct Policy {
     pub prefill_load_scale: f64,
     /// Mode `latency`: the weight of a second by which a prefill delays another request of its worker.
     pub delay_weight: f64,
+    /// Mode `latency`: the weight of a second by which a prefill delays requests that come later.
+    pub later_delay_weight: f64,
+    /// Mode `latency`: the weight of a second by which a worker's prefills delay this request's output.
+    pub output_delay_weight: f64,
+    /// Mode `latency`: costs within this many seconds of the lowest count as equal, if the first token comes about as
+    /// early. Among them the router's own order of workers decides. 0 = the lowest cost wins.
+    pub near_cost_s: f64,
+    /// A number of this router's own among those of the same workers. Its order of workers follows from it.
+    pub router_id: u64,
     /// Cost of a request in flight, in blocks.
     pub active_request_weight: f64,
     /// Weight of a block in host memory, 0 to 1.
@@ -97,11 +106,15 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             version: 1,
-            mode: Mode::Kv,
+            mode: Mode::Latency,
             device_credit: 1.0,
             credit_decay: 0.0,
             prefill_load_scale: 1.0,
             delay_weight: 0.2,
+            later_delay_weight: 1.0,
+            output_delay_weight: 1.0,
+            near_cost_s: 0.0,
+            router_id: 0,
             active_request_weight: 0.0,
             host_hit_weight: 0.75,
             disk_hit_weight: 0.25,
@@ -130,6 +143,10 @@ impl Policy {
         "credit_decay": credit_decay;
         "prefill_load_scale": prefill_load_scale;
         "delay_weight": delay_weight;
+        "later_delay_weight": later_delay_weight;
+        "output_delay_weight": output_delay_weight;
+        "near_cost_s": near_cost_s;
+        "router_id": router_id;
         "active_request_weight": active_request_weight;
         "host_hit_weight": host_hit_weight;
         "disk_hit_weight": disk_hit_weight;
@@ -149,6 +166,30 @@ impl Policy {
         "affinity_factor": affinity.factor;
         "affinity_load_max": affinity.load_max;
     };
+
+    /// The rule and the weights of the router of Dynamo 1.6.1, so that its users get the same decisions.
+    #[must_use]
+    pub fn kv() -> Self {
+        Self { mode: Mode::Kv, ..Self::default() }
+    }
+
+    /// Weights that were changed although mode `latency` does not use them, by their names in the configuration.
+    #[must_use]
+    pub fn weights_without_effect(&self) -> Vec<&'static str> {
+        let usual = Self::default();
+        let weights = [
+            ("device_credit", self.device_credit == usual.device_credit),
+            ("credit_decay", self.credit_decay == usual.credit_decay),
+            ("prefill_load_scale", self.prefill_load_scale == usual.prefill_load_scale),
+            ("active_request_weight", self.active_request_weight == usual.active_request_weight),
+            ("shared_multiplier", self.shared_multiplier == usual.shared_multiplier),
+            ("track_active_blocks", self.track_active_blocks == usual.track_active_blocks),
+            ("assume_kv_reuse", self.assume_kv_reuse == usual.assume_kv_reuse),
+            ("capability", self.capability == usual.capability),
+        ];
+        let changed = weights.into_iter().filter(|(_, is_usual)| !is_usual && self.mode == Mode::Latency);
+        changed.map(|(name, _)| name).collect()
+    }
 
     /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
@@ -200,6 +241,12 @@ impl PolicyTable {
         this == *other
     }
 
+    /// Whether a mode decides in any space, before overrides.
+    #[must_use]
+    pub fn has_mode(&self, mode: Mode) -> bool {
+        self.spaces.iter().any(|policy| policy.mode == mode)
+    }
+
     /// Counts changes, from 1.
     #[must_use]
     pub const fn version(&self) -> u64 {
@@ -232,15 +279,19 @@ impl Mode {
             Self::Latency => CostModel::Seconds,
         }
     }
+}
 
-    /// How the mode picks a worker by cost, at this temperature.
-    pub(super) fn pick(self, temperature: f64) -> Pick {
-        match self {
-            Self::PowerOfTwo => Pick::BetterOfTwo,
-            Self::DeviceAwareWeighted => Pick::LowestThenIdlest,
-            Self::Kv | Self::LoadAware | Self::Approximate | Self::Lmetric | Self::Latency if temperature > 0.0 => {
+impl Policy {
+    /// How a worker is picked by cost.
+    pub(super) fn pick(&self) -> Pick {
+        let Self { temperature, near_cost_s, router_id, .. } = *self;
+        match self.mode {
+            Mode::PowerOfTwo => Pick::BetterOfTwo,
+            Mode::DeviceAwareWeighted => Pick::LowestThenIdlest,
+            Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Lmetric | Mode::Latency if temperature > 0.0 => {
                 Pick::Sampled { temperature }
             }
+            Mode::Latency if near_cost_s > 0.0 => Pick::OwnOrder { near_cost_s, router_id },
             _ => Pick::Lowest,
         }
     }
@@ -279,6 +330,13 @@ pub(super) enum Pick {
     },
     /// The lower of two random costs, of equals the first.
     BetterOfTwo,
+    /// Of the costs that are nearly the lowest, that of the worker which is first in the order of the router.
+    OwnOrder {
+        /// Seconds above the lowest cost; above 0.
+        near_cost_s: f64,
+        /// The order follows from it.
+        router_id: u64,
+    },
 }
 
 #[cfg(test)]
@@ -303,6 +361,14 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_another_mode_are_named() {
+        let changed = Policy { credit_decay: 0.5, capability: true, delay_weight: 1.0, ..Policy::default() };
+        assert_eq!(changed.weights_without_effect(), ["credit_decay", "capability"]);
+        assert!(Policy { mode: Mode::Kv, ..changed }.weights_without_effect().is_empty());
+        assert!(Policy::default().weights_without_effect().is_empty());
+    }
+
+    #[test]
     fn a_table_has_one_version_and_a_policy_for_each_space() {
         let table = PolicyTable::new(
             7,
@@ -319,6 +385,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|id| decayed.of(SpaceId(id)).credit_decay), [0.5; 3]);
         assert_eq!(decayed.of(SpaceId(1)).device_credit, 3.0);
         assert!(!later.equals_but_for_version(&PolicyTable::new(8, &table.fallback, &[])));
+        assert!(table.has_mode(Mode::Latency) && !table.has_mode(Mode::Kv));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use rand_xoshiro::rand_core::SeedableRng;
 
 use super::decision::CandidateCost;
 use super::policy::Pick;
+use crate::ids::Worker;
 
 /// Up to this many candidates are found in one pass; more are sorted.
 const INSERTED_MAX: usize = 16;
@@ -13,12 +14,22 @@ const INSERTED_MAX: usize = 16;
 /// Costs that are compared at once with the highest listed cost.
 const STRIDE: usize = 16;
 
-/// Selects among places with these `costs`; `requests` gives the requests in flight of a place. Overwrites `chosen`
-/// with the selected place and the next `listed - 1` by ascending cost; equal costs are in order of their places.
-/// Returns the number of places with the lowest cost.
+/// What some ways of picking depend on besides the costs, by place.
+pub(super) struct PlaceFacts<R, P> {
+    /// Requests in flight.
+    pub(super) requests: R,
+    /// The worker, and the predicted seconds to the first token.
+    pub(super) promise: P,
+}
+
+/// A first token comes about as early if it comes at most this share of the near costs later.
+const PROMISE_SHARE: f64 = 1.0 / 16.0;
+
+/// Selects among places with these `costs`. Overwrites `chosen` with the selected place and the next `listed - 1` by
+/// ascending cost; equal costs are in order of their places. Returns the number of places with the lowest cost.
 pub(super) fn choose(
     costs: &[f64],
-    requests: impl Fn(usize) -> f64,
+    places: PlaceFacts<impl Fn(usize) -> f64, impl Fn(usize) -> (Worker, f64)>,
     listed: usize,
     pick: Pick,
     drawing: &mut Drawing,
@@ -29,7 +40,7 @@ pub(super) fn choose(
         return 0;
     }
     let priced = |place: usize| {
-        let active_requests = if pick == Pick::LowestThenIdlest { requests(place) } else { 0.0 };
+        let active_requests = if pick == Pick::LowestThenIdlest { (places.requests)(place) } else { 0.0 };
         CandidateCost { place: place as u32, cost: costs[place], active_requests }
     };
     let listed = listed.clamp(1, costs.len());
@@ -39,6 +50,9 @@ pub(super) fn choose(
         Pick::Lowest | Pick::LowestThenIdlest => lowest,
         Pick::Sampled { temperature } => sampled(costs, temperature, drawing).unwrap_or(lowest),
         Pick::BetterOfTwo => better_of_two(costs, drawing),
+        Pick::OwnOrder { near_cost_s, router_id } => {
+            first_of_near(costs, places.promise, lowest, near_cost_s, router_id)
+        }
     };
     if !is_inserted {
         chosen.clear();
@@ -162,6 +176,34 @@ fn better_of_two(costs: &[f64], drawing: &mut Drawing) -> usize {
     if costs[second] < costs[first] { second } else { first }
 }
 
+/// Of the places whose cost is at most `near_cost_s` above that of `lowest`, and whose first token comes about as early,
+/// the one whose worker is first in the order of the router.
+///
+/// Routers that do not know of each other's last bookings see the same lowest cost. With orders of their own they choose
+/// different workers. One order also keeps workers that are last in it nearly idle, where a long prompt delays no other
+/// request.
+fn first_of_near(
+    costs: &[f64],
+    promise: impl Fn(usize) -> (Worker, f64),
+    lowest: usize,
+    near_cost_s: f64,
+    router_id: u64,
+) -> usize {
+    let latest_s = promise(lowest).1 + PROMISE_SHARE * near_cost_s;
+    let is_near = |place: &usize| costs[*place] <= costs[lowest] + near_cost_s;
+    let order = |place: usize| {
+        let (worker, first_token_s) = promise(place);
+        (first_token_s <= latest_s).then(|| (order_of(router_id, worker), place))
+    };
+    (0..costs.len()).filter(is_near).filter_map(order).max().map_or(lowest, |(_, place)| place)
+}
+
+/// A worker's place in the order of a router: the highest comes first. The same on every machine and in every release.
+fn order_of(router_id: u64, worker: Worker) -> u64 {
+    let drawn = |seed: u64| SplitMix64::seed_from_u64(seed).next_u64();
+    drawn(drawn(drawn(router_id) ^ worker.id.0) ^ u64::from(worker.rank.0))
+}
+
 /// The seed of a decision. All random draws of the decision follow from it, on every machine and in every later
 /// release.
 ///
@@ -214,7 +256,8 @@ mod tests {
 
     fn chosen(costs: &[f64], listed: usize, pick: Pick, drawing: &mut Drawing) -> (Vec<u32>, u32) {
         let mut chosen = Vec::new();
-        let ties = choose(costs, |_| 0.0, listed, pick, drawing, &mut chosen);
+        let places = PlaceFacts { requests: |_| 0.0, promise: |place| (Worker::new(place as u64, 0), 0.0) };
+        let ties = choose(costs, places, listed, pick, drawing, &mut chosen);
         assert!(chosen.iter().all(|priced| priced.cost.to_bits() == costs[priced.place as usize].to_bits()));
         (chosen.iter().map(|priced| priced.place).collect(), ties)
     }
@@ -335,10 +378,58 @@ mod tests {
     #[test]
     fn equal_pools_are_decided_by_requests_in_flight() {
         let requests = |place: usize| [4.0, 2.0, 3.0, 9.0][place];
+        let places = PlaceFacts { requests, promise: |_| (Worker::default(), 0.0) };
         let mut chosen = Vec::new();
         let drawing = &mut Draws::new(1).begin();
-        assert_eq!(choose(&[1.0; 4], requests, 3, Pick::LowestThenIdlest, drawing, &mut chosen), 1);
+        assert_eq!(choose(&[1.0; 4], places, 3, Pick::LowestThenIdlest, drawing, &mut chosen), 1);
         assert_eq!(chosen.iter().map(|priced| priced.place).collect::<Vec<_>>(), [1, 2, 0]);
+    }
+
+    /// The place that a router chooses among workers with these costs and times to the first token.
+    fn by_own_order(costs: &[f64], first_token_s: &[f64], router_id: u64) -> usize {
+        let promise = |place: usize| (Worker::new(place as u64 + 1, 0), first_token_s[place]);
+        let places = PlaceFacts { requests: |_| 0.0, promise };
+        let mut chosen = Vec::new();
+        let pick = Pick::OwnOrder { near_cost_s: 0.5, router_id };
+        choose(costs, places, 1, pick, &mut Draws::new(3).begin(), &mut chosen);
+        chosen[0].place as usize
+    }
+
+    #[test]
+    fn routers_choose_different_workers_among_near_costs() {
+        let costs: Vec<f64> = (0..16).map(|place| 1.0 + f64::from(place) * 0.025).collect();
+        let mut counts = [0; 16];
+        for router_id in 0..3200 {
+            let place = by_own_order(&costs, &[1.0; 16], router_id);
+            assert_eq!(place, by_own_order(&costs, &[1.0; 16], router_id), "a router keeps to its order");
+            counts[place] += 1;
+        }
+        assert!(counts.iter().all(|count| (140..260).contains(count)), "{counts:?}");
+        // Without the first of its order, a router chooses the second; all others keep their choice.
+        for router_id in 0..50 {
+            let first = by_own_order(&costs, &[1.0; 16], router_id);
+            let mut without = costs.clone();
+            let other = (first + 1) % 16;
+            without[other] = 9.0;
+            assert_eq!(by_own_order(&without, &[1.0; 16], router_id), first);
+            without[first] = 9.0;
+            assert_ne!(by_own_order(&without, &[1.0; 16], router_id), first);
+        }
+    }
+
+    #[test]
+    fn a_cost_is_near_within_its_bound_and_if_the_first_token_comes_about_as_early() {
+        let seen = |costs: &[f64], first_token_s: &[f64]| {
+            let mut places: Vec<usize> = (0..200).map(|id| by_own_order(costs, first_token_s, id)).collect();
+            places.sort_unstable();
+            places.dedup();
+            places
+        };
+        assert_eq!(seen(&[1.0, 1.5, 1.51, 0.9], &[1.0; 4]), [0, 3], "0.6 above the lowest is not near");
+        // A sixteenth of 0.5 s later is about as early; earlier is too.
+        assert_eq!(seen(&[1.0, 1.1, 1.1, 1.1], &[1.0, 1.031, 1.032, 0.2]), [0, 1, 3]);
+        assert_eq!(seen(&[f64::INFINITY, f64::INFINITY], &[0.0; 2]), [0, 1]);
+        assert_eq!(seen(&[f64::NAN], &[0.0]), [0]);
     }
 
     #[test]

@@ -4128,6 +4128,8 @@ impl<'a> CostTerms<'a> {
   pub const VT_PREFILL_S: ::flatbuffers::VOffsetT = 46;
   pub const VT_FETCH_S: ::flatbuffers::VOffsetT = 48;
   pub const VT_DELAY_S: ::flatbuffers::VOffsetT = 50;
+  pub const VT_LATER_DELAY_S: ::flatbuffers::VOffsetT = 52;
+  pub const VT_OUTPUT_DELAY_S: ::flatbuffers::VOffsetT = 54;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4139,6 +4141,8 @@ impl<'a> CostTerms<'a> {
     args: &'args CostTermsArgs
   ) -> ::flatbuffers::WIPOffset<CostTerms<'bldr>> {
     let mut builder = CostTermsBuilder::new(_fbb);
+    builder.add_output_delay_s(args.output_delay_s);
+    builder.add_later_delay_s(args.later_delay_s);
     builder.add_delay_s(args.delay_s);
     builder.add_fetch_s(args.fetch_s);
     builder.add_prefill_s(args.prefill_s);
@@ -4335,6 +4339,20 @@ impl<'a> CostTerms<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<f64>(CostTerms::VT_DELAY_S, Some(0.0)).unwrap()}
   }
+  #[inline]
+  pub fn later_delay_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_LATER_DELAY_S, Some(0.0)).unwrap()}
+  }
+  #[inline]
+  pub fn output_delay_s(&self) -> f64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<f64>(CostTerms::VT_OUTPUT_DELAY_S, Some(0.0)).unwrap()}
+  }
 }
 
 impl ::flatbuffers::Verifiable for CostTerms<'_> {
@@ -4367,6 +4385,8 @@ impl ::flatbuffers::Verifiable for CostTerms<'_> {
      .visit_field::<f64>("prefill_s", Self::VT_PREFILL_S, false)?
      .visit_field::<f64>("fetch_s", Self::VT_FETCH_S, false)?
      .visit_field::<f64>("delay_s", Self::VT_DELAY_S, false)?
+     .visit_field::<f64>("later_delay_s", Self::VT_LATER_DELAY_S, false)?
+     .visit_field::<f64>("output_delay_s", Self::VT_OUTPUT_DELAY_S, false)?
      .finish();
     Ok(())
   }
@@ -4396,6 +4416,8 @@ pub struct CostTermsArgs {
     pub prefill_s: f64,
     pub fetch_s: f64,
     pub delay_s: f64,
+    pub later_delay_s: f64,
+    pub output_delay_s: f64,
 }
 impl<'a> Default for CostTermsArgs {
   #[inline]
@@ -4425,6 +4447,8 @@ impl<'a> Default for CostTermsArgs {
       prefill_s: 0.0,
       fetch_s: 0.0,
       delay_s: 0.0,
+      later_delay_s: 0.0,
+      output_delay_s: 0.0,
     }
   }
 }
@@ -4531,6 +4555,14 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> CostTermsBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<f64>(CostTerms::VT_DELAY_S, delay_s, 0.0);
   }
   #[inline]
+  pub fn add_later_delay_s(&mut self, later_delay_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_LATER_DELAY_S, later_delay_s, 0.0);
+  }
+  #[inline]
+  pub fn add_output_delay_s(&mut self, output_delay_s: f64) {
+    self.fbb_.push_slot::<f64>(CostTerms::VT_OUTPUT_DELAY_S, output_delay_s, 0.0);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> CostTermsBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     CostTermsBuilder {
@@ -4572,6 +4604,8 @@ impl ::core::fmt::Debug for CostTerms<'_> {
       ds.field("prefill_s", &self.prefill_s());
       ds.field("fetch_s", &self.fetch_s());
       ds.field("delay_s", &self.delay_s());
+      ds.field("later_delay_s", &self.later_delay_s());
+      ds.field("output_delay_s", &self.output_delay_s());
       ds.finish()
   }
 }

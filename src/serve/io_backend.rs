@@ -50,6 +50,7 @@ use super::busy_poll::PollCost;
 use crate::config::IoSetting;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{IO_PROBE_MS_MAX, SOCKET_POLL_COST, URING_ENTRIES, WRITE_RETRY_MS};
+use crate::sandbox::{self, ThreadKind};
 
 /// What the sockets of the cores run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -313,6 +314,7 @@ pub(super) fn registered<F: AsRawFd + AsFd>(descriptor: F, interest: Interest) -
 pub(super) fn block_on_epoll<F: Future<Output = ()>>(ready: impl FnOnce(Result<()>), future: F) {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
+            sandbox::enter(ThreadKind::Serving);
             ready(Ok(()));
             tokio::task::LocalSet::new().block_on(&runtime, future);
         }
@@ -365,6 +367,8 @@ pub(super) fn block_on_uring<F: Future<Output = ()>>(ready: impl FnOnce(Result<(
     ring.setup_coop_taskrun().setup_single_issuer();
     match tokio_uring::Runtime::new(tokio_uring::builder().entries(URING_ENTRIES).uring_builder(&ring)) {
         Ok(runtime) => {
+            // After the runtime, which makes its ring: the thread makes no other.
+            sandbox::enter(ThreadKind::ServingUring);
             ready(Ok(()));
             runtime.block_on(future);
         }

@@ -37,6 +37,7 @@ use crate::limits::{
     METRICS_PAGE_REUSE_FACTOR, METRICS_PAGES_MAX, METRICS_SCRAPES_WAITING_MAX,
 };
 use crate::metrics::{CounterSet, PageCounter};
+use crate::sandbox::ThreadKind;
 
 /// The content type of OpenMetrics text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -89,7 +90,7 @@ impl MetricsThread {
         let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
         let maker = PageMaker { render, newest: None, alive: Arc::default(), counters };
         let scraped = pages.clone();
-        let thread = PortThread::start("kvrouted-metrics", PORT, move |ending| {
+        let thread = PortThread::start(("kvrouted-metrics", ThreadKind::MetricsPage), PORT, move |ending| {
             let listen = |port: MetricsPort| -> Result<Listening> {
                 Ok((port_thread::register(port.listener, PORT)?, port.hosts))
             };

@@ -12,13 +12,18 @@
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::experiment::silent;
 use super::figures::Outcome;
 use super::peer_rules::{Candidate, Question, Rule};
 use super::policies::SimulatedPolicy;
 use super::router::Decider;
+use super::routers::RouterSettings;
 use super::run::{FleetChange, FleetChangeKind, Run, Settings};
-use super::spec::EngineSpec;
 use super::workload::Workload;
+use crate::engine_law::EngineLaw;
+use crate::fleet::PoolRole;
+use crate::ids::Tier;
+use crate::simulated_engine::{EngineSpec, TierSpec};
 
 /// The name of the pooled bound in tables.
 pub const POOLED: &str = "pooled (bound)";
@@ -36,27 +41,65 @@ impl Rule for Planned {
     }
 }
 
+/// A run in which every request goes to the worker that is planned for it.
+fn replayed(workload: &Workload, settings: &Settings, plan: &[u32]) -> Vec<Outcome> {
+    let decider = || Some(vec![Decider::Peer(Box::new(Planned(plan.to_vec())) as Box<dyn Rule>)]);
+    Run::new(workload, settings, decider, &silent).map_or_else(Vec::new, Run::finish)
+}
+
 /// The fleet as one engine: the memory of all, and a step in the time that one engine takes, divided by their number.
-/// Of a mixed fleet, every engine counts as one of the first kind.
+/// Each constant of a mixed fleet is that of its fastest engine. Pools are one, and nothing is handed over.
 #[must_use]
 pub fn pooled_settings(settings: &Settings) -> Settings {
     let Some(first) = settings.engines.first() else { return settings.clone() };
-    let engines = settings.engines.len();
-    let share = u32::try_from(engines).unwrap_or(u32::MAX);
+    let engines = &settings.engines;
+    let share = u32::try_from(engines.len()).unwrap_or(u32::MAX);
     let pooled = EngineSpec {
         class: "pooled".into(),
-        kv_tokens: settings.engines.iter().map(|engine| engine.kv_tokens).sum(),
-        sequences_max: first.sequences_max.saturating_mul(share),
+        role: PoolRole::Both,
+        law: engines.iter().fold(first.law, |law, engine| fastest(&law, &engine.law)),
+        kv_tokens: engines.iter().map(|engine| engine.kv_tokens).sum(),
+        step_tokens_max: engines.iter().map(|engine| engine.step_tokens_max).max().unwrap_or(0),
+        sequences_max: engines.iter().map(|engine| engine.sequences_max).fold(0, u32::saturating_add),
+        tiers: pooled_tiers(engines),
         ..first.clone()
     };
     let speeds = FleetChange { at_s: 0.0, worker: 0, kind: FleetChangeKind::Slows(1.0 / f64::from(share)) };
-    Settings { engines: vec![pooled], changes: vec![speeds], ..settings.clone() }
+    let routers = RouterSettings::default();
+    Settings { engines: vec![pooled], changes: vec![speeds], routers, ..settings.clone() }
+}
+
+/// The lesser of each constant.
+fn fastest(a: &EngineLaw, b: &EngineLaw) -> EngineLaw {
+    let (prefill, decode) = (&a.prefill, &a.decode);
+    EngineLaw::of(
+        [
+            prefill.base_s.min(b.prefill.base_s),
+            prefill.token_s.min(b.prefill.token_s),
+            prefill.attention_s.min(b.prefill.attention_s),
+        ],
+        [
+            decode.step_s.min(b.decode.step_s),
+            decode.request_s.min(b.decode.request_s),
+            decode.kv_token_s.min(b.decode.kv_token_s),
+        ],
+    )
+}
+
+/// The stores of all engines, from the fastest to the slowest: the room of all and the speed of the fastest.
+fn pooled_tiers(engines: &[EngineSpec]) -> Vec<TierSpec> {
+    let of_tier = |tier: Tier| {
+        let stores = || engines.iter().flat_map(|engine| &engine.tiers).filter(move |store| store.tier == tier);
+        let token_s = stores().map(|store| store.token_s).reduce(f64::min)?;
+        Some(TierSpec { tier, tokens: stores().map(|store| store.tokens).sum(), token_s })
+    };
+    [Tier::Host, Tier::Disk, Tier::External].into_iter().filter_map(of_tier).collect()
 }
 
 /// Runs a workload on the pooled server. Requests that one of the fleet's engines could not hold are refused there too,
-/// and end their sessions. `None`: the fleet has no engine.
+/// and end their sessions. `arrived` hears how many more requests have arrived. `None`: the fleet has no engine.
 #[must_use]
-pub fn pooled(workload: &Workload, settings: &Settings) -> Option<Vec<Outcome>> {
+pub fn pooled(workload: &Workload, settings: &Settings, arrived: &dyn Fn(u64)) -> Option<Vec<Outcome>> {
     let least = settings.engines.iter().map(|engine| engine.kv_tokens / u64::from(engine.block_size)).min()?;
     let block_size = u64::from(settings.engines.first()?.block_size);
     let mut held = workload.clone();
@@ -68,7 +111,7 @@ pub fn pooled(workload: &Workload, settings: &Settings) -> Option<Vec<Outcome>> 
         session.turns.truncate(whole);
     }
     held.sessions.retain(|session| !session.turns.is_empty());
-    super::simulate(&held, &pooled_settings(settings), &SimulatedPolicy::named("round-robin"))
+    super::simulate_with_progress(&held, &pooled_settings(settings), &SimulatedPolicy::named("round-robin"), arrived)
 }
 
 /// What a hindsight search found.
@@ -84,18 +127,19 @@ pub struct Hindsight {
 
 /// Improves on the assignments of a run of the same workload under the same settings. Each of at most `tries` tries
 /// replays the whole run, so this is for short workloads. It tries slow requests first: of two random ones, the one with
-/// the longer end-to-end time moves to a random other worker. The same for the same `seed`.
+/// the longer end-to-end time moves to a random other worker. The same for the same `seed`. `tried` is called after each
+/// try. For fleets without pools.
 #[must_use]
 pub fn hindsight(
     workload: &Workload,
     settings: &Settings,
     outcomes: Vec<Outcome>,
-    tries: usize,
-    seed: u64,
+    (tries, seed): (usize, u64),
+    tried: &dyn Fn(),
 ) -> Hindsight {
     let mut best = Hindsight { outcomes, tries: 0, kept: 0 };
     let workers = settings.engines.len();
-    if workers < 2 || best.outcomes.is_empty() {
+    if workers < 2 || best.outcomes.is_empty() || settings.has_pools() {
         return best;
     }
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -106,13 +150,14 @@ pub fn hindsight(
     let mut least_ns = total_ns(&best.outcomes);
     while best.tries < tries {
         best.tries += 1;
+        tried();
         let (one, other) = (rng.random_range(0..plan.len()), rng.random_range(0..plan.len()));
         let slow =
             |at: usize| best.outcomes.get(at).map_or(0, |outcome| outcome.end_ns.saturating_sub(outcome.arrived_ns));
         let moved = if slow(one) >= slow(other) { one } else { other };
         let before = plan[moved];
         plan[moved] = (before + rng.random_range(1..workers as u32)) % workers as u32;
-        let outcomes = Run::new(workload, settings, Decider::Peer(Box::new(Planned(plan.clone())))).finish();
+        let outcomes = replayed(workload, settings, &plan);
         // In a closed loop the number of arrivals may differ; a plan that serves fewer is no improvement.
         if outcomes.len() == best.outcomes.len() && total_ns(&outcomes) < least_ns {
             (least_ns, best.kept) = (total_ns(&outcomes), best.kept + 1);
@@ -136,7 +181,7 @@ mod tests {
     }
 
     fn run(workload: &Workload, settings: &Settings, policy: &str) -> Vec<Outcome> {
-        super::super::experiment::outcomes(workload, settings, policy).expect("a policy of this name")
+        super::super::experiment::outcomes(workload, settings, policy, &silent).expect("a policy of this name")
     }
 
     #[test]
@@ -155,8 +200,8 @@ mod tests {
     fn a_replay_of_a_runs_own_assignments_is_that_run() {
         let (workload, settings) = (chat(150), super::super::tests::fleet(3));
         let outcomes = run(&workload, &settings, "lpwl");
-        let plan = outcomes.iter().map(|outcome| outcome.worker).collect();
-        let again = Run::new(&workload, &settings, Decider::Peer(Box::new(Planned(plan)))).finish();
+        let plan: Vec<u32> = outcomes.iter().map(|outcome| outcome.worker).collect();
+        let again = replayed(&workload, &settings, &plan);
         assert!(again.iter().zip(&outcomes).all(|(again, first)| again.end_ns == first.end_ns));
         assert_eq!(again.len(), outcomes.len());
     }
@@ -166,9 +211,9 @@ mod tests {
         let (workload, settings) = (chat(120), super::super::tests::fleet(3));
         let first = run(&workload, &settings, "round-robin");
         let total = |outcomes: &[Outcome]| outcomes.iter().map(Outcome::e2e_s).sum::<f64>();
-        let found = hindsight(&workload, &settings, first.clone(), 40, 1);
+        let found = hindsight(&workload, &settings, first.clone(), (40, 1), &|| ());
         assert!(found.kept > 0 && total(&found.outcomes) < total(&first));
-        let again = hindsight(&workload, &settings, first, 40, 1);
+        let again = hindsight(&workload, &settings, first, (40, 1), &|| ());
         assert_eq!((again.kept, total(&again.outcomes)), (found.kept, total(&found.outcomes)));
     }
 }

@@ -1,5 +1,6 @@
 //! One workload under one policy at one load: what capacities, suites and bounds are made of.
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,14 +22,19 @@ pub fn peers() -> impl Iterator<Item = &'static str> {
 
 /// The workload at a load: `load` times its own rate or, if a number of sessions is live at a time, that number.
 #[must_use]
-pub fn loaded(workload: &Workload, load: f64) -> Workload {
+pub fn loaded(workload: &Workload, load: f64) -> Cow<'_, Workload> {
     match workload.arrivals {
-        Arrivals::Timed => workload.clone().scaled(load),
+        Arrivals::Timed if load.total_cmp(&1.0).is_eq() => Cow::Borrowed(workload),
+        Arrivals::Timed => Cow::Owned(workload.clone().scaled(load)),
         Arrivals::Live(_) => {
-            Workload { sessions: workload.sessions.clone(), arrivals: Arrivals::Live(load.round().max(1.0) as usize) }
+            let arrivals = Arrivals::Live(load.round().max(1.0) as usize);
+            Cow::Owned(Workload { sessions: workload.sessions.clone(), arrivals })
         }
     }
 }
+
+/// Tells no one how many requests have arrived.
+pub fn silent(_: u64) {}
 
 /// Whether loads of a workload are live sessions.
 #[must_use]
@@ -43,19 +49,27 @@ pub fn own_rps(workload: &Workload) -> f64 {
     if is_closed(workload) || span_s <= 0.0 { 0.0 } else { workload.requests() as f64 / span_s }
 }
 
-/// Runs a workload as it is. `policy` is a policy's name or [`bounds::POOLED`]; `None` = neither.
+/// Runs a workload as it is. `policy` is a policy's name or [`bounds::POOLED`]; `None` = neither. `arrived` hears how many
+/// more requests have arrived.
 #[must_use]
-pub fn outcomes(workload: &Workload, settings: &Settings, policy: &str) -> Option<Vec<Outcome>> {
+pub fn outcomes(workload: &Workload, settings: &Settings, policy: &str, arrived: &dyn Fn(u64)) -> Option<Vec<Outcome>> {
     if policy == bounds::POOLED {
-        return bounds::pooled(workload, settings);
+        return bounds::pooled(workload, settings, arrived);
     }
-    super::simulate(workload, settings, &SimulatedPolicy::parse(policy).ok()?)
+    super::simulate_with_progress(workload, settings, &SimulatedPolicy::parse(policy).ok()?, arrived)
 }
 
-/// The figures of a workload at a load.
+/// The figures of a workload at a load. `arrived` as for [`outcomes`].
 #[must_use]
-pub fn measure(workload: &Workload, load: f64, settings: &Settings, slo: &Slo, policy: &str) -> Option<Measured> {
-    let outcomes = outcomes(&loaded(workload, load), settings, policy)?;
+pub fn measure(
+    workload: &Workload,
+    load: f64,
+    settings: &Settings,
+    slo: &Slo,
+    policy: &str,
+    arrived: &dyn Fn(u64),
+) -> Option<Measured> {
+    let outcomes = outcomes(&loaded(workload, load), settings, policy, arrived)?;
     let pooled = bounds::pooled_settings(settings);
     let engines = if policy == bounds::POOLED { &pooled.engines } else { &settings.engines };
     Some(Measured::of(&outcomes, slo, engines))
@@ -73,7 +87,7 @@ pub fn capacity(
 ) -> Option<(Capacity, f64)> {
     let mut closed_rps = Vec::new();
     let goodput = |load: f64| {
-        let measured = measure(workload, load, settings, slo, policy).unwrap_or_default();
+        let measured = measure(workload, load, settings, slo, policy, &silent).unwrap_or_default();
         closed_rps.push((load, measured.served_rps));
         measured.goodput
     };
@@ -136,7 +150,10 @@ mod tests {
         let chat = Chat { requests: 200, ..Chat::default() }.generate(1);
         let settings = super::super::tests::fleet(2);
         let run = |threads| {
-            in_parallel(4, threads, |job| measure(&chat, 1.0, &settings, &Slo::default(), NAMES[job]).map(|m| m.ttft_s))
+            in_parallel(4, threads, |job| {
+                let measured = measure(&chat, 1.0, &settings, &Slo::default(), NAMES[job], &silent);
+                measured.map(|measured| measured.ttft_s)
+            })
         };
         assert_eq!(run(1), run(3));
     }

@@ -15,7 +15,7 @@ pub struct Outcome {
     pub first_ns: u64,
     /// When its last token came; 0 = never.
     pub end_ns: u64,
-    /// The worker that ran it, from 0.
+    /// The worker that computed its prompt, from 0. In a fleet with pools another one may have decoded it.
     pub worker: u32,
     /// Tokens of the prompt that the engine found in its caches.
     pub cached_tokens: u32,
@@ -32,6 +32,9 @@ pub struct Outcome {
     /// them, cached ones left out, alone on the engine), less the least such time among the engines that were there. It
     /// charges nothing for what the request does to others, so a rule that takes later requests into account has some.
     pub regret_s: f64,
+    /// How unequal the engines' queues were when the request was sent: over the engines that might have computed it, the
+    /// standard deviation of the seconds of prefill that are still to do. NaN = not sampled.
+    pub imbalance_s: f64,
 }
 
 impl Outcome {
@@ -49,6 +52,7 @@ impl Outcome {
             preemptions: 0,
             is_refused: false,
             regret_s: f64::NAN,
+            imbalance_s: f64::NAN,
         }
     }
 

@@ -1,5 +1,6 @@
 //! `kv-tuned`: the block cost of Dynamo's `kv` mode, with the weights that suit a training workload best.
 
+use super::experiment::silent;
 use super::figures::Slo;
 use super::measure::Measured;
 use super::router::Decider;
@@ -22,7 +23,7 @@ impl TunedWeights {
     /// The product's default policy with these weights.
     pub(super) fn policy(self) -> Policy {
         let Self { device_credit, prefill_load_scale, active_request_weight } = self;
-        Policy { device_credit, prefill_load_scale, active_request_weight, ..Policy::default() }
+        Policy { device_credit, prefill_load_scale, active_request_weight, ..Policy::kv() }
     }
 }
 
@@ -46,7 +47,8 @@ pub fn tuned_weights(workload: &Workload, rates: &[f64], settings: &Settings) ->
     let workloads: Vec<Workload> = rates.iter().map(|rate| workload.clone().scaled(*rate)).collect();
     least_of(grid(), |weights| {
         let of_rate = |workload: &Workload| {
-            let outcomes = Run::new(workload, settings, Decider::Product(Box::new(weights.policy()))).finish();
+            let decider = || Some(vec![Decider::Product { policy: Box::new(weights.policy()), unseen_weight: 1.0 }]);
+            let outcomes = Run::new(workload, settings, decider, &silent).map_or_else(Vec::new, Run::finish);
             let figures = Measured::of(&outcomes, &Slo::default(), &settings.engines);
             figures.ttft_s.mean * figures.e2e_s.mean
         };
@@ -99,7 +101,7 @@ mod tests {
     fn the_grid_begins_with_the_default_and_has_the_tuned_weights() {
         let all: Vec<TunedWeights> = grid().collect();
         assert_eq!(all.len(), 120);
-        assert_eq!(all.first().map(|weights| weights.policy()), Some(Policy::default()));
+        assert_eq!(all.first().map(|weights| weights.policy()), Some(Policy::kv()));
         assert!(all.contains(&KV_TUNED));
     }
 }

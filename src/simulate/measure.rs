@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::figures::{Distribution, Outcome, Slo};
-use super::spec::EngineSpec;
 use super::statistics::median;
+use crate::simulated_engine::EngineSpec;
 
 /// The figures of a run, or the medians of several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,9 @@ pub struct Measured {
     pub ttft_error_p99: Option<f64>,
     /// Mean decision regret over the sampled requests, seconds: see [`Outcome::regret_s`].
     pub regret_s: Option<f64>,
+    /// Mean imbalance over the sampled requests, seconds: see [`Outcome::imbalance_s`].
+    #[serde(default)]
+    pub imbalance_s: Option<f64>,
     /// Requests served in a second of virtual time.
     pub served_rps: f64,
 }
@@ -73,6 +76,7 @@ impl Measured {
             ttft_error: errors.map(|errors| errors.mean),
             ttft_error_p99: errors.map(|errors| errors.p99),
             regret_s: known(|outcome| outcome.regret_s).map(|regrets| regrets.mean),
+            imbalance_s: known(|outcome| outcome.imbalance_s).map(|imbalances| imbalances.mean),
             served_rps: served.len() as f64 / span_s.max(1e-9),
         }
     }
@@ -105,6 +109,7 @@ impl Measured {
             ttft_error: maybe(|run| run.ttft_error),
             ttft_error_p99: maybe(|run| run.ttft_error_p99),
             regret_s: maybe(|run| run.regret_s),
+            imbalance_s: maybe(|run| run.imbalance_s),
             served_rps: of(&|run| run.served_rps),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::measure::Measured;
 use super::report::{Row, escaped, html_table};
 
 /// The line of one policy in a panel.
@@ -24,6 +25,25 @@ pub struct Panel {
     pub is_logarithmic: bool,
     /// The lines.
     pub curves: Vec<Curve>,
+}
+
+/// The panels of some policies' figures over load. `load` is what loads are, with the unit.
+#[must_use]
+pub fn panels(load: &str, policies: &[(String, Vec<(f64, Measured)>)]) -> Vec<Panel> {
+    let panel = |title: &str, is_logarithmic: bool, of: fn(&Measured) -> f64| {
+        let curve = |(policy, runs): &(String, Vec<(f64, Measured)>)| Curve {
+            policy: policy.clone(),
+            points: runs.iter().map(|(load, run)| (*load, of(run))).collect(),
+        };
+        let curves = policies.iter().map(curve).collect();
+        Panel { title: title.into(), load: load.into(), is_logarithmic, curves }
+    };
+    vec![
+        panel("mean TTFT, s", true, |run| run.ttft_s.mean),
+        panel("TPOT p99, ms", true, |run| run.tpot_s.p99 * 1e3),
+        panel("mean E2E, s", true, |run| run.e2e_s.mean),
+        panel("goodput, share that meets the SLO", false, |run| run.goodput),
+    ]
 }
 
 const WIDTH: f64 = 320.0;

@@ -1,15 +1,7 @@
 //! The blocks of a simulated request: what a router hashes, and what an engine caches.
 
 use super::workload::Turn;
-
-/// One whole block of a request's tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
-    /// The hash of the block's own tokens: a router's local hash.
-    pub(super) local: u64,
-    /// The hash of all tokens up to the end of the block: the engine's name for it.
-    pub(super) chain: u64,
-}
+use crate::simulated_engine::Block;
 
 /// Mixes two words. A finaliser of 64 bits, so that equal hashes are equal contents for all purposes of a simulation.
 pub(super) const fn mix(a: u64, b: u64) -> u64 {

@@ -44,6 +44,7 @@ impl Row {
             "ttft_error": figures.ttft_error,
             "ttft_error_p99": figures.ttft_error_p99,
             "decision_regret_s": figures.regret_s,
+            "imbalance_s": figures.imbalance_s,
         })
     }
 }
@@ -55,7 +56,7 @@ pub fn json(rows: &[Row], settings: &Value, seeds: &[u64]) -> Value {
 }
 
 /// The columns of the table.
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 17] = [
     "policy",
     "TTFT mean s",
     "p50",
@@ -71,11 +72,12 @@ const COLUMNS: [&str; 16] = [
     "saved s",
     "preempted",
     "regret ms",
+    "imbalance ms",
     "TTFT error",
 ];
 
 /// The cells of a row, as [`COLUMNS`] has them.
-fn cells(row: &Row) -> [String; 16] {
+fn cells(row: &Row) -> [String; 17] {
     let figures = &row.figures;
     let Distribution { mean, p50, p90, p99 } = figures.ttft_s;
     let maybe = |value: Option<f64>, of: fn(f64) -> String| value.map_or_else(|| "–".into(), of);
@@ -96,6 +98,7 @@ fn cells(row: &Row) -> [String; 16] {
         format!("{:.0}", figures.prefill_s_saved),
         format!("{:.0}", figures.preemptions),
         maybe(figures.regret_s, |regret_s| format!("{:.0}", regret_s * 1e3)),
+        maybe(figures.imbalance_s, |imbalance_s| format!("{:.0}", imbalance_s * 1e3)),
         maybe(figures.ttft_error, |error| format!("{:.0} %", error * 100.0)),
     ]
 }

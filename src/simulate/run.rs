@@ -1,18 +1,27 @@
-//! One run: a workload, a fleet of engines and a router, in virtual time.
+//! One run: a workload, a fleet of engines and its routers, in virtual time.
+
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use super::engine::{Engine, EngineRequest, KvEvent, Progress, RequestId};
 use super::figures::Outcome;
-use super::prompt_blocks::{Block, blocks_of};
-use super::router::{Decider, Router, Sent};
-use super::spec::EngineSpec;
+use super::prompt_blocks::blocks_of;
+use super::router::Decider;
+use super::routers::{RouterSettings, Routers, Sent};
 use super::workload::{Arrivals, Workload};
+use crate::fleet::PoolRole;
+use crate::route::DisaggregationPolicy;
+use crate::simulated_engine::{Block, Engine, EngineRequest, EngineSpec, KvEvent, Part, Progress, RequestId};
 
-/// Of how many decisions one is sampled for its regret: enough for a mean, and too few to be felt in the run's time.
-const REGRET_EVERY: u32 = 64;
+/// Of how many decisions one is sampled for its regret and the engines' queues: enough for a mean, and too few to be felt
+/// in the run's time.
+const SAMPLE_EVERY: u32 = 64;
+
+/// Arrivals after which a run says how far it is.
+const ARRIVED_EVERY: u32 = 512;
 
 /// Nanoseconds of a second.
 const SECOND_NS: f64 = 1e9;
@@ -22,7 +31,7 @@ const SECOND_NS: f64 = 1e9;
 pub struct FleetChange {
     /// Seconds from the beginning.
     pub at_s: f64,
-    /// The worker, from 0.
+    /// The worker, from 0. One whose first change is to join is not there before.
     pub worker: usize,
     /// What happens to it.
     pub kind: FleetChangeKind,
@@ -42,7 +51,7 @@ pub enum FleetChangeKind {
 /// What a run depends on, besides workload and policy.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The engines.
+    /// The engines: all of role `Both`, or a pool that prefills and one that decodes. Their blocks have one size.
     pub engines: Vec<EngineSpec>,
     /// The delay from a change in an engine to its event's effect in the router, seconds.
     pub event_lag_s: f64,
@@ -50,22 +59,57 @@ pub struct Settings {
     pub changes: Vec<FleetChange>,
     /// The engines' true constants times this are what the router begins with; `None` = it knows nothing of them.
     pub prior_factor: Option<f64>,
+    /// Whether gateways report first tokens. Otherwise they only book and free.
+    pub reports_first_tokens: bool,
+    /// How many routers decide, and what they know of each other.
+    pub routers: RouterSettings,
+    /// When our policies bypass the pool that prefills.
+    pub disaggregation: DisaggregationPolicy,
     /// The seed of all chance.
     pub seed: u64,
 }
 
+/// The delay of KV events, unless a fleet's description has another: as ZeroMQ and a busy engine take.
+pub const EVENT_LAG_S: f64 = 0.005;
+
+impl Settings {
+    /// These engines behind one router that knows their constants, with the usual lag of events, and nothing happens to
+    /// them.
+    #[must_use]
+    pub fn of(engines: Vec<EngineSpec>, seed: u64) -> Self {
+        Self {
+            engines,
+            event_lag_s: EVENT_LAG_S,
+            changes: Vec::new(),
+            prior_factor: Some(1.0),
+            reports_first_tokens: true,
+            routers: RouterSettings::default(),
+            disaggregation: DisaggregationPolicy::default(),
+            seed,
+        }
+    }
+
+    /// Whether one pool of engines prefills for another.
+    #[must_use]
+    pub fn has_pools(&self) -> bool {
+        self.engines.iter().any(|engine| engine.role == PoolRole::Prefill)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// Events of a worker reach the router.
+    /// Events of a worker reach the routers.
     Deliver {
         worker: u32,
     },
+    /// What one router did reaches the others.
+    Hear,
     /// The step of a worker ends, if it is still the same life of the worker.
     StepEnd {
         worker: u32,
         life: u32,
     },
-    /// Blocks that a worker fetched from a lower tier arrive.
+    /// A worker that had nothing to compute has something now.
     Wake {
         worker: u32,
         life: u32,
@@ -92,7 +136,7 @@ struct WorkerState {
     slowness: f64,
     is_present: bool,
     life: u32,
-    /// Batches of events on their way to the router, in order.
+    /// Batches of events on their way to the routers, in order.
     on_their_way: std::collections::VecDeque<Vec<KvEvent>>,
 }
 
@@ -101,7 +145,7 @@ pub(super) struct Run<'a> {
     workload: &'a Workload,
     settings: &'a Settings,
     workers: Vec<WorkerState>,
-    router: Router,
+    routers: Routers,
     requests: Vec<RequestState>,
     heap: BinaryHeap<Reverse<(u64, u64, Happening)>>,
     happenings: u64,
@@ -110,10 +154,19 @@ pub(super) struct Run<'a> {
     next_session: usize,
     progress: Vec<Progress>,
     scratch: Vec<Block>,
+    /// Hears how many more requests have arrived.
+    arrived: &'a dyn Fn(u64),
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(workload: &'a Workload, settings: &'a Settings, decider: Decider) -> Self {
+    /// A run of a workload. `deciders` makes the deciders of one router, by pool; `arrived` hears how many more requests
+    /// have arrived. `None`: there are no deciders.
+    pub(super) fn new(
+        workload: &'a Workload,
+        settings: &'a Settings,
+        deciders: impl FnMut() -> Option<Vec<Decider>>,
+        arrived: &'a dyn Fn(u64),
+    ) -> Option<Self> {
         let worker = |spec: &EngineSpec| WorkerState {
             engine: Engine::new(spec.clone()),
             slowness: 1.0,
@@ -125,7 +178,7 @@ impl<'a> Run<'a> {
             workload,
             settings,
             workers: settings.engines.iter().map(worker).collect(),
-            router: Router::new(&settings.engines, decider, settings.prior_factor, settings.seed),
+            routers: Routers::new(settings, deciders)?,
             requests: Vec::new(),
             heap: BinaryHeap::new(),
             happenings: 0,
@@ -133,9 +186,10 @@ impl<'a> Run<'a> {
             next_session: 0,
             progress: Vec::new(),
             scratch: Vec::new(),
+            arrived,
         };
         run.plan();
-        run
+        Some(run)
     }
 
     /// Runs to the end. Returns one outcome for each request that arrived, in the order of arrival.
@@ -152,12 +206,14 @@ impl<'a> Run<'a> {
                 }
                 Happening::Deliver { worker } => {
                     if let Some(events) = self.workers[worker as usize].on_their_way.pop_front() {
-                        self.router.apply(worker as usize, &events);
+                        self.routers.apply(worker as usize, &events);
                     }
                 }
+                Happening::Hear => self.routers.hear(self.now_ns),
                 Happening::Change { at } => self.change(at as usize),
             }
         }
+        (self.arrived)(self.requests.len() as u64 % u64::from(ARRIVED_EVERY));
         self.requests.into_iter().map(|request| request.outcome).collect()
     }
 
@@ -177,8 +233,17 @@ impl<'a> Run<'a> {
                 self.next_session = live.min(self.workload.sessions.len());
             }
         }
-        for (at, change) in self.settings.changes.iter().enumerate() {
+        let changes = &self.settings.changes;
+        for (at, change) in changes.iter().enumerate() {
             self.schedule(ns(change.at_s), Happening::Change { at: at as u32 });
+        }
+        for worker in 0..self.workers.len() {
+            let of_worker = changes.iter().filter(|change| change.worker == worker);
+            let first = of_worker.min_by(|a, b| a.at_s.total_cmp(&b.at_s));
+            if first.is_some_and(|change| change.kind == FleetChangeKind::Joins) {
+                self.workers[worker].is_present = false;
+                self.routers.set_present(worker, false);
+            }
         }
     }
 
@@ -193,8 +258,14 @@ impl<'a> Run<'a> {
         let prompt_tokens = asked.prompt_tokens();
         let output_tokens = asked.output.tokens.max(1);
         let id = RequestId(self.requests.len() as u32);
+        if id.0 % ARRIVED_EVERY == ARRIVED_EVERY - 1 {
+            (self.arrived)(u64::from(ARRIVED_EVERY));
+        }
         let mut outcome = Outcome::new(prompt_tokens, output_tokens, self.now_ns);
-        let fits = |worker: &WorkerState| worker.engine.can_hold(prompt_tokens, output_tokens);
+        let fits = |worker: &WorkerState| match worker.engine.spec().role {
+            PoolRole::Prefill => worker.engine.can_hold(prompt_tokens, 0),
+            PoolRole::Decode | PoolRole::Both => worker.engine.can_hold(prompt_tokens, output_tokens),
+        };
         if !self.workers.iter().all(fits) {
             outcome.is_refused = true;
             self.requests.push(RequestState { blocks: Rc::new([]), session, turn, sent: None, outcome });
@@ -210,23 +281,47 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, id: RequestId) {
         let request = &mut self.requests[id.0 as usize];
-        let Outcome { prompt_tokens, output_tokens, .. } = request.outcome;
-        let sent = self.router.send(u64::from(id.0), &request.blocks, prompt_tokens, self.now_ns);
-        let Some(sent) = sent else {
+        let (prompt_tokens, blocks) = (request.outcome.prompt_tokens, request.blocks.clone());
+        let Some(sent) = self.routers.send((id, request.session), &blocks, prompt_tokens, self.now_ns) else {
             request.outcome.is_refused = true;
             self.end_session();
             return;
         };
         request.sent = Some(sent);
-        request.outcome.worker = sent.worker as u32;
+        request.outcome.worker = sent.computes() as u32;
         request.outcome.believed_tokens = sent.held_tokens;
         request.outcome.predicted_ttft_s = sent.predicted_ttft_s;
-        if id.0.is_multiple_of(REGRET_EVERY) {
-            request.outcome.regret_s = regret_s(&self.workers, sent.worker, &request.blocks, prompt_tokens);
+        if id.0.is_multiple_of(SAMPLE_EVERY) {
+            let pool = Pool::of(&self.workers, sent.computes());
+            request.outcome.regret_s = pool.regret_s(sent.computes(), &blocks, prompt_tokens);
+            request.outcome.imbalance_s = pool.imbalance_s();
         }
+        self.post();
+        let part = if sent.prefills.is_some() { Part::Prefill } else { Part::Whole };
+        self.push(sent.computes(), id, part);
+        self.begin_step(sent.computes());
+    }
+
+    /// Gives a request to an engine.
+    fn push(&mut self, worker: usize, id: RequestId, part: Part) {
+        let request = &self.requests[id.0 as usize];
+        let Outcome { prompt_tokens, output_tokens, .. } = request.outcome;
         let blocks = request.blocks.clone();
-        self.workers[sent.worker].engine.push(EngineRequest { id, blocks, prompt_tokens, output_tokens });
-        self.begin_step(sent.worker);
+        self.workers[worker].engine.push(EngineRequest { id, blocks, prompt_tokens, output_tokens, part });
+    }
+
+    /// Schedules when the routers hear what was reported since the last call.
+    fn post(&mut self) {
+        let heard_ns = self.now_ns + ns(self.routers.age_s());
+        for _ in 0..self.routers.take_sent_off() {
+            self.schedule(heard_ns, Happening::Hear);
+        }
+    }
+
+    /// Lets a worker look for something to compute.
+    fn wake(&mut self, worker: usize) {
+        let life = self.workers[worker].life;
+        self.schedule(self.now_ns, Happening::Wake { worker: worker as u32, life });
     }
 
     fn begin_step(&mut self, worker: usize) {
@@ -265,7 +360,7 @@ impl<'a> Run<'a> {
         self.begin_step(worker);
     }
 
-    /// Sends a worker's new events to the router.
+    /// Sends a worker's new events to the routers.
     fn publish(&mut self, worker: usize) {
         let mut events = Vec::new();
         self.workers[worker].engine.take_events(&mut events);
@@ -273,7 +368,7 @@ impl<'a> Run<'a> {
             return;
         }
         if self.settings.event_lag_s <= 0.0 {
-            self.router.apply(worker, &events);
+            self.routers.apply(worker, &events);
             return;
         }
         self.workers[worker].on_their_way.push_back(events);
@@ -281,7 +376,7 @@ impl<'a> Run<'a> {
         self.schedule(at_ns, Happening::Deliver { worker: worker as u32 });
     }
 
-    /// Notes what requests went through, and reports it to the router.
+    /// Notes what requests went through, and reports it to their routers.
     fn tell(&mut self, progress: &mut Vec<Progress>) {
         for told in progress.drain(..) {
             match told {
@@ -292,27 +387,67 @@ impl<'a> Run<'a> {
                 Progress::FirstToken(id) => {
                     let request = &mut self.requests[id.0 as usize];
                     request.outcome.first_ns = self.now_ns;
-                    if let Some(sent) = &request.sent {
-                        self.router.first_token(u64::from(id.0), sent, self.now_ns);
+                    let Some(sent) = request.sent else { continue };
+                    if self.settings.reports_first_tokens || sent.prefills.is_some() {
+                        self.routers.first_token(&sent, self.now_ns);
+                    }
+                    if let Some(prefills) = sent.prefills {
+                        self.hand_over(id, prefills, sent.worker);
                     }
                 }
-                Progress::Finished(id) => {
-                    let request = &mut self.requests[id.0 as usize];
-                    request.outcome.end_ns = self.now_ns;
-                    request.blocks = Rc::new([]);
-                    let (session, turn) = (request.session, request.turn + 1);
-                    if let Some(sent) = request.sent.take() {
-                        self.router.end(u64::from(id.0), &sent, self.now_ns);
-                    }
-                    match self.workload.sessions[session as usize].turns.get(turn as usize) {
-                        Some(next) => {
-                            self.schedule(self.now_ns + ns(next.think_s), Happening::Arrive { session, turn });
-                        }
-                        None => self.end_session(),
+                Progress::Received(id) => {
+                    if let Some(prefills) = self.requests[id.0 as usize].sent.and_then(|sent| sent.prefills) {
+                        self.forget(prefills, id);
                     }
                 }
+                Progress::Finished(id) => self.finish_request(id),
             }
         }
+        self.post();
+    }
+
+    /// The worker that prefilled a request lets another one decode it.
+    fn hand_over(&mut self, id: RequestId, prefills: usize, decodes: usize) {
+        if self.requests[id.0 as usize].outcome.output_tokens == 1 {
+            self.forget(prefills, id);
+            self.finish_request(id);
+        } else if self.workers[decodes].is_present {
+            self.push(decodes, id, Part::Decode);
+            self.wake(decodes);
+        } else {
+            self.forget(prefills, id);
+            self.send_again(id);
+        }
+    }
+
+    /// A worker drops what it still holds for a request, and may have room for others now.
+    fn forget(&mut self, worker: usize, id: RequestId) {
+        self.workers[worker].engine.forget(id);
+        self.wake(worker);
+    }
+
+    fn finish_request(&mut self, id: RequestId) {
+        let request = &mut self.requests[id.0 as usize];
+        request.outcome.end_ns = self.now_ns;
+        request.blocks = Rc::new([]);
+        let (session, turn) = (request.session, request.turn + 1);
+        if let Some(sent) = request.sent.take() {
+            self.routers.end(&sent, self.now_ns);
+        }
+        match self.workload.sessions[session as usize].turns.get(turn as usize) {
+            Some(next) => self.schedule(self.now_ns + ns(next.think_s), Happening::Arrive { session, turn }),
+            None => self.end_session(),
+        }
+    }
+
+    /// A request has lost a worker: it begins again.
+    fn send_again(&mut self, id: RequestId) {
+        let request = &mut self.requests[id.0 as usize];
+        request.outcome.first_ns = 0;
+        if let Some(sent) = request.sent.take() {
+            self.routers.end(&sent, self.now_ns);
+        }
+        self.send(id);
     }
 
     /// If a number of sessions is live at a time, the next one begins.
@@ -330,152 +465,64 @@ impl<'a> Run<'a> {
             FleetChangeKind::Slows(slowness) => self.workers[worker].slowness = slowness,
             FleetChangeKind::Joins => {
                 self.workers[worker].is_present = true;
-                self.router.set_present(worker, true);
+                self.routers.set_present(worker, true);
             }
-            FleetChangeKind::Dies => {
-                let at = &mut self.workers[worker];
-                let mut lost: Vec<RequestId> = at.engine.requests().collect();
-                lost.sort_unstable();
-                at.engine = Engine::new(at.engine.spec().clone());
-                (at.is_present, at.life) = (false, at.life + 1);
-                at.on_their_way.iter_mut().for_each(Vec::clear);
-                self.router.set_present(worker, false);
-                for id in lost {
-                    let request = &mut self.requests[id.0 as usize];
-                    request.outcome.first_ns = 0;
-                    if let Some(sent) = request.sent.take() {
-                        self.router.end(u64::from(id.0), &sent, self.now_ns);
-                    }
-                    self.send(id);
-                }
+            FleetChangeKind::Dies => self.die(worker),
+        }
+    }
+
+    fn die(&mut self, worker: usize) {
+        let at = &mut self.workers[worker];
+        let mut lost: Vec<RequestId> = at.engine.requests().collect();
+        lost.sort_unstable();
+        at.engine = Engine::new(at.engine.spec().clone());
+        (at.is_present, at.life) = (false, at.life + 1);
+        at.on_their_way.iter_mut().for_each(Vec::clear);
+        self.routers.set_present(worker, false);
+        for id in lost {
+            let sent = self.requests[id.0 as usize].sent;
+            for half in sent.into_iter().flat_map(|sent| [sent.computes(), sent.worker]).filter(|half| *half != worker)
+            {
+                self.forget(half, id);
             }
+            self.send_again(id);
         }
     }
 }
 
-/// The regret of sending a prompt to `chosen`: see [`Outcome::regret_s`].
-fn regret_s(workers: &[WorkerState], chosen: usize, blocks: &[Block], prompt_tokens: u32) -> f64 {
-    let cost_s = |worker: &WorkerState| worker.slowness * worker.engine.prefill_ahead_s(blocks, prompt_tokens);
-    let least_s = workers.iter().filter(|worker| worker.is_present).map(cost_s).fold(f64::INFINITY, f64::min);
-    cost_s(&workers[chosen]) - least_s
+/// The workers among which the one that computes a prompt was chosen.
+struct Pool<'a> {
+    workers: Vec<&'a WorkerState>,
+    all: &'a [WorkerState],
+}
+
+impl<'a> Pool<'a> {
+    /// The workers that are there, of the pool of one of them.
+    fn of(all: &'a [WorkerState], chosen: usize) -> Self {
+        let role = all[chosen].engine.spec().role;
+        Self {
+            workers: all.iter().filter(|worker| worker.is_present && worker.engine.spec().role == role).collect(),
+            all,
+        }
+    }
+
+    /// The regret of sending a prompt to `chosen`: see [`Outcome::regret_s`].
+    fn regret_s(&self, chosen: usize, blocks: &[Block], prompt_tokens: u32) -> f64 {
+        let cost_s = |worker: &WorkerState| worker.slowness * worker.engine.prefill_ahead_s(blocks, prompt_tokens);
+        let least_s = self.workers.iter().map(|worker| cost_s(worker)).fold(f64::INFINITY, f64::min);
+        cost_s(&self.all[chosen]) - least_s
+    }
+
+    /// How unequal the queues are: see [`Outcome::imbalance_s`].
+    fn imbalance_s(&self) -> f64 {
+        let queue_s = |worker: &&WorkerState| worker.slowness * worker.engine.prefill_ahead_s(&[], 0);
+        let queues: Vec<f64> = self.workers.iter().map(queue_s).collect();
+        let mean_s = queues.iter().sum::<f64>() / queues.len() as f64;
+        (queues.iter().map(|queue_s| (queue_s - mean_s).powi(2)).sum::<f64>() / queues.len() as f64).sqrt()
+    }
 }
 
 /// Seconds in nanoseconds of virtual time.
 fn ns(seconds: f64) -> u64 {
     (seconds * SECOND_NS) as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine_law::EngineLaw;
-    use crate::simulate::workload::{Session, Span, Turn};
-    use crate::simulate::{SimulatedPolicy, simulate};
-
-    const SPEC_TOKENS: u64 = 100_000;
-
-    fn settings(workers: usize) -> Settings {
-        let engine = EngineSpec {
-            class: "test".into(),
-            law: EngineLaw::of([5e-3, 5e-5, 1e-9], [1e-2, 3e-5, 3e-8]),
-            kv_tokens: SPEC_TOKENS,
-            block_size: 16,
-            step_tokens_max: 2048,
-            sequences_max: 64,
-            tiers: Vec::new(),
-        };
-        Settings { engines: vec![engine; workers], event_lag_s: 0.0, changes: Vec::new(), prior_factor: None, seed: 1 }
-    }
-
-    /// A conversation: each prompt is all that was said before, and 200 tokens more.
-    fn conversation(at: u64, turns: u64) -> Session {
-        let mut prompt = vec![Span { content: 1, from: 0, tokens: 1000 }];
-        let turn = |number: u64| {
-            prompt.push(Span { content: at * 100 + number * 2 + 2, from: 0, tokens: 200 });
-            let output = Span { content: at * 100 + number * 2 + 3, from: 0, tokens: 50 };
-            let turn = Turn { think_s: if number == 0 { 0.0 } else { 1.5 }, prompt: prompt.clone(), output };
-            prompt.push(output);
-            turn
-        };
-        Session { start_s: at as f64 * 0.05, turns: (0..turns).map(turn).collect() }
-    }
-
-    fn run(workload: &Workload, settings: &Settings, policy: &str) -> Vec<Outcome> {
-        simulate(workload, settings, &SimulatedPolicy::parse(policy).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn a_turn_comes_think_time_after_the_last_one_ended_and_finds_what_was_said() {
-        let workload = Workload { sessions: vec![conversation(3, 4)], arrivals: Arrivals::Timed };
-        let outcomes = run(&workload, &settings(1), "latency");
-        assert_eq!(outcomes.len(), 4);
-        assert_eq!(outcomes[0].arrived_ns, 150_000_000);
-        for (before, turn) in outcomes.iter().zip(&outcomes[1..]) {
-            assert_eq!(turn.arrived_ns, before.end_ns + 1_500_000_000);
-            let said = before.prompt_tokens + before.output_tokens - 1;
-            assert_eq!((turn.cached_tokens, turn.believed_tokens), (said / 16 * 16, said / 16 * 16));
-        }
-    }
-
-    #[test]
-    fn the_router_believes_what_the_engine_finds_if_events_do_not_lag_and_nothing_overlaps() {
-        let mut sessions: Vec<_> = (0..40).map(|at| conversation(at, 3)).collect();
-        sessions.iter_mut().enumerate().for_each(|(at, session)| session.start_s = at as f64 * 30.0);
-        let outcomes = run(&Workload { sessions, arrivals: Arrivals::Timed }, &settings(3), "lmetric");
-        assert!(outcomes.iter().all(|outcome| outcome.believed_tokens == outcome.cached_tokens));
-        assert!(outcomes.iter().filter(|outcome| outcome.cached_tokens > 0).count() > 80);
-    }
-
-    #[test]
-    fn sessions_are_live_one_after_the_other() {
-        let sessions = (0..6).map(|at| conversation(at, 2)).collect();
-        let outcomes = run(&Workload { sessions, arrivals: Arrivals::Live(1) }, &settings(2), "round-robin");
-        assert_eq!(outcomes.len(), 12);
-        let in_turn = outcomes.windows(2).all(|pair| pair[1].arrived_ns >= pair[0].end_ns);
-        assert!(in_turn, "no two requests are in flight at once");
-    }
-
-    #[test]
-    fn requests_of_a_worker_that_dies_run_elsewhere() {
-        let sessions: Vec<_> = (0..60).map(|at| conversation(at, 2)).collect();
-        let workload = Workload { sessions, arrivals: Arrivals::Timed };
-        let change = |at_s, kind| FleetChange { at_s, worker: 0, kind };
-        let changes = vec![change(1.0, FleetChangeKind::Dies), change(4.0, FleetChangeKind::Joins)];
-        let outcomes = run(&workload, &Settings { changes, ..settings(2) }, "latency");
-        assert_eq!(outcomes.len(), 120);
-        assert!(outcomes.iter().all(|outcome| !outcome.is_refused && outcome.end_ns > outcome.first_ns));
-        let on_dead =
-            |outcome: &&Outcome| outcome.worker == 0 && (1_000_000_000..4_000_000_000).contains(&outcome.end_ns);
-        assert_eq!(outcomes.iter().filter(on_dead).count(), 0);
-        assert!(outcomes.iter().any(|outcome| outcome.worker == 0 && outcome.arrived_ns > 4_000_000_000), "it is back");
-    }
-
-    #[test]
-    fn a_slow_worker_gets_less_once_that_is_learnt() {
-        let sessions: Vec<_> = (0..400).map(|at| conversation(at, 1)).collect();
-        let workload = Workload { sessions, arrivals: Arrivals::Timed };
-        let changes = vec![FleetChange { at_s: 0.0, worker: 0, kind: FleetChangeKind::Slows(4.0) }];
-        let outcomes = run(&workload, &Settings { changes, ..settings(4) }, "latency");
-        let of_slow = outcomes[200..].iter().filter(|outcome| outcome.worker == 0).count();
-        assert!(of_slow < 40, "{of_slow} of 200 on one of four workers");
-    }
-
-    #[test]
-    fn a_request_that_no_engine_can_hold_is_refused_and_ends_its_session() {
-        let mut session = conversation(1, 3);
-        session.turns[1].prompt = vec![Span { content: 9, from: 0, tokens: SPEC_TOKENS as u32 }];
-        let outcomes = run(&Workload { sessions: vec![session], arrivals: Arrivals::Timed }, &settings(2), "kv");
-        assert_eq!(outcomes.iter().map(|outcome| outcome.is_refused).collect::<Vec<_>>(), [false, true]);
-    }
-
-    #[test]
-    fn lagging_events_leave_the_router_behind() {
-        let sessions: Vec<_> = (0..30).map(|at| conversation(at, 1)).collect();
-        let workload = Workload { sessions, arrivals: Arrivals::Timed };
-        let believed = |event_lag_s| {
-            let outcomes = run(&workload, &Settings { event_lag_s, ..settings(1) }, "kv");
-            outcomes.iter().map(|outcome| u64::from(outcome.believed_tokens)).sum::<u64>()
-        };
-        assert!(believed(0.0) > believed(0.5) && believed(1e6) == 0);
-    }
 }

@@ -5,7 +5,8 @@
 //! 2. the same with the other seeds, searched near that of seed 1;
 //! 3. figures of every policy at shares of the best peer's capacity, which is the median of these;
 //! 4. more seeds for ours, the best three peers, the best by each metric and LPWL: capacity, and figures at the load of the verdict;
-//! 5. robustness: ours and the best peer with wrong constants and a slow worker, and ours on an idle fleet.
+//! 5. robustness: ours with wrong constants, ours and the best peer with a slow worker and behind several routers, and ours
+//!    on an idle fleet.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,12 +14,13 @@ use std::fmt::Write as _;
 use super::bounds::POOLED;
 use super::capacity::Search;
 use super::cells::{Cells, Found};
-use super::experiment::{self, OURS, in_parallel, peers};
+use super::experiment::{self, OURS, in_parallel, peers, silent};
 use super::figures::Slo;
 use super::measure::Measured;
 use super::picture::{Curve, Panel, Section};
 use super::policies::NAMES;
 use super::report::Row;
+use super::routers::RouterSettings;
 use super::run::{FleetChange, FleetChangeKind, Settings};
 use super::statistics::median;
 use super::suite_workloads::{Case, Traces};
@@ -64,6 +66,8 @@ pub enum Condition {
     ConstantsDoubled,
     /// One worker's steps take twice as long.
     SlowWorker,
+    /// Requests are spread over 4 routers, which learn of each other's bookings 50 ms later.
+    Routers,
 }
 
 impl Condition {
@@ -75,6 +79,7 @@ impl Condition {
             Self::ConstantsHalved => "constants x0.5",
             Self::ConstantsDoubled => "constants x2",
             Self::SlowWorker => "one worker at half speed",
+            Self::Routers => "4 routers and 50 ms",
         }
     }
 
@@ -85,6 +90,9 @@ impl Condition {
             Self::ConstantsDoubled => settings.prior_factor = Some(2.0),
             Self::SlowWorker => {
                 settings.changes.push(FleetChange { at_s: 0.0, worker: 0, kind: FleetChangeKind::Slows(2.0) });
+            }
+            Self::Routers => {
+                settings.routers = RouterSettings { count: 4, age_s: Some(0.05), sessions_stick: false };
             }
         }
     }
@@ -228,11 +236,12 @@ impl Suite<'_> {
             jobs.push(self.at_share(case, OURS, seed, IDLE_SHARE, Condition::Plain, of_case));
         }
         for seed in 1..=self.shape.seeds_best.div_ceil(2) {
-            for condition in [Condition::ConstantsHalved, Condition::ConstantsDoubled, Condition::SlowWorker] {
+            let of_both = [Condition::SlowWorker, Condition::Routers];
+            for condition in [Condition::ConstantsHalved, Condition::ConstantsDoubled].into_iter().chain(of_both) {
                 jobs.push(self.at_share(case, OURS, seed, VERDICT_SHARE, condition, of_case));
             }
-            if let Some(peer) = of_case.ranking.first() {
-                jobs.push(self.at_share(case, peer, seed, VERDICT_SHARE, Condition::SlowWorker, of_case));
+            for (peer, condition) in of_case.ranking.first().into_iter().flat_map(|peer| of_both.map(|of| (peer, of))) {
+                jobs.push(self.at_share(case, peer, seed, VERDICT_SHARE, condition, of_case));
             }
         }
         jobs
@@ -335,7 +344,7 @@ impl Suite<'_> {
             },
             Kind::Run { load, condition, .. } => {
                 condition.apply(&mut settings);
-                let measured = experiment::measure(&workload, *load, &settings, &self.slo, job.policy);
+                let measured = experiment::measure(&workload, *load, &settings, &self.slo, job.policy, &silent);
                 measured.map_or(none, |measured| Found::Run(Box::new(measured)))
             }
         }
@@ -351,7 +360,7 @@ impl Suite<'_> {
         let best = BEST_PEERS as f64 + 3.0;
         let first = policies * (PROBES.0 + (all - 1.0) * PROBES.1);
         let loads = policies * all * LOAD_SHARES.len() as f64;
-        let verdict = best * more * (PROBES.1 + 1.0) + all.min(5.0) + 4.0 * (seeds_best as f64 / 2.0).ceil();
+        let verdict = best * more * (PROBES.1 + 1.0) + all.min(5.0) + 6.0 * (seeds_best as f64 / 2.0).ceil();
         let mut text = format!("{policies} policies and bounds, {seeds_all} seeds each, {seeds_best} for the best\n");
         let mut total_s = 0.0;
         for (case, run_s) in self.cases.iter().zip(run_s) {

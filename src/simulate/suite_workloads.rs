@@ -7,11 +7,11 @@ use std::path::Path;
 use flate2::bufread::GzDecoder;
 
 use super::run::Settings;
-use super::spec::EngineSpec;
 use super::workload::agent_sessions::{self, Starts};
 use super::workload::generators::{Chat, Retrieval};
 use super::workload::{Workload, mooncake};
 use crate::engine_law::engine_preset;
+use crate::simulated_engine::EngineSpec;
 
 /// The grain of the conversation trace's times, seconds.
 const CONVERSATION_GRAIN_S: f64 = 3.0;
@@ -98,18 +98,8 @@ impl Case {
     /// The fleet, with the engines' true constants known at the start.
     #[must_use]
     pub fn settings(&self, seed: u64) -> Option<Settings> {
-        let preset = engine_preset(self.engine)?;
-        let engine = EngineSpec {
-            class: preset.name.into(),
-            law: preset.law,
-            kv_tokens: preset.kv_tokens,
-            block_size: self.block_size,
-            step_tokens_max: 8192,
-            sequences_max: 256,
-            tiers: Vec::new(),
-        };
-        let engines = vec![engine; self.workers];
-        Some(Settings { engines, event_lag_s: 0.005, changes: Vec::new(), prior_factor: Some(1.0), seed })
+        let engine = EngineSpec::of(engine_preset(self.engine)?, self.block_size);
+        Some(Settings::of(vec![engine; self.workers], seed))
     }
 }
 

@@ -1,7 +1,8 @@
-//! The directory of snapshots: one file per worker, written under another name and renamed when it is whole.
+//! The directory of snapshots: one file per worker, and one of what was learnt of all workers, each written under another
+//! name and renamed when it is whole.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -15,6 +16,8 @@ use crate::owned_directory::{self, DIRECTORY_MODE, OwnedDirectory};
 const FIELD: &str = "snapshot.dir";
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
+const LAWS_NAME: &str = "prefill-laws";
+const LAWS_PARTIAL_NAME: &str = "prefill-laws.partial";
 
 /// The directory of snapshots. Only this daemon writes to it while this value lives.
 #[derive(Debug)]
@@ -136,6 +139,31 @@ impl Directory {
         drop(removals);
         self.sync()?;
         Ok(removed)
+    }
+
+    /// The path of the file of learnt prefill times.
+    pub(super) fn laws_file(&self) -> PathBuf {
+        self.path().join(LAWS_NAME)
+    }
+
+    /// Replaces the file of learnt prefill times. An unfinished one of a daemon that was killed is overwritten.
+    pub(super) fn write_laws(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut file = self.owned.create_or_empty(LAWS_PARTIAL_NAME)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(self.path().join(LAWS_PARTIAL_NAME), self.laws_file())?;
+        self.sync()
+    }
+
+    /// Removes the file of learnt prefill times. Answers whether there was one.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn remove_laws(&self) -> io::Result<bool> {
+        match fs::remove_file(self.laws_file()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            removed => removed.and_then(|()| self.sync()).map(|()| true),
+        }
     }
 
     fn remove_ending(&self, suffix: &str) -> io::Result<usize> {

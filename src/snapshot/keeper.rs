@@ -11,17 +11,23 @@ use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender, select};
 
 use super::directory::{Directory, Partial};
 use super::format::{Encoder, Header, SpaceName};
+use super::laws::encode_laws;
 use super::stats::SnapshotStats;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::{ShardId, Worker};
 use crate::ingest::{DumpBegin, DumpPart};
 use crate::limits::SNAPSHOT_BUFFER_BYTES;
+use crate::load::LearntLaws;
 use crate::metrics::SnapshotCounter as C;
+use crate::sandbox::{self, ThreadKind};
 use crate::trust::{Trust, TrustReason};
 
 /// Asks the shard of a worker for a dump of it.
 pub type AskDump = Box<dyn Fn(ShardId, Worker) -> Result<Receiver<DumpPart>> + Send>;
+
+/// Answers what was learnt so far of all workers.
+pub type AskLaws = Box<dyn Fn() -> LearntLaws + Send>;
 
 /// What the thread needs.
 pub struct KeeperPlan {
@@ -31,6 +37,8 @@ pub struct KeeperPlan {
     pub fleet: Arc<Fleet>,
     /// Asks a shard for a dump.
     pub dump: AskDump,
+    /// Asks for what was learnt.
+    pub laws: AskLaws,
     /// Counters and gauges.
     pub stats: Arc<SnapshotStats>,
     /// The pause between two rounds.
@@ -56,7 +64,8 @@ impl Keeper {
         let (stop, stopped) = channel::bounded(1);
         let (done, ended) = channel::bounded(1);
         let run = move || {
-            Rounds { plan, stopped, deadline: None, files: BTreeMap::new() }.run();
+            sandbox::enter(ThreadKind::Snapshots);
+            Rounds { plan, stopped, deadline: None, files: BTreeMap::new(), laws: LearntLaws::default() }.run();
             // Fails if no thread waits any more.
             let _ = done.send(());
         };
@@ -124,6 +133,8 @@ struct Rounds {
     /// The end of the last round, once the daemon stops.
     deadline: Option<Instant>,
     files: BTreeMap<Worker, Written>,
+    /// What was learnt at the last write.
+    laws: LearntLaws,
 }
 
 impl Rounds {
@@ -143,8 +154,10 @@ impl Rounds {
         }
     }
 
-    /// Writes a snapshot of every worker that has changed since its last one.
+    /// Writes what was learnt, and a snapshot of every worker, where they have changed since the last time.
     fn round(&mut self) {
+        // First: it is small, and the last round may run out of time.
+        self.write_laws();
         let table = Guard::into_inner(self.plan.fleet.load());
         for record in table.workers.iter().filter(|record| record.events.is_some()) {
             self.worker(&table, record);
@@ -152,6 +165,21 @@ impl Rounds {
         self.files.retain(|worker, _| table.workers.iter().any(|record| record.worker == *worker));
         let oldest = self.files.values().map(|written| written.current_unix_ms).min();
         self.plan.stats.set_oldest(oldest.unwrap_or(0));
+    }
+
+    fn write_laws(&mut self) {
+        let laws = (self.plan.laws)();
+        if laws == self.laws {
+            return;
+        }
+        match encode_laws(&laws).and_then(|bytes| self.plan.directory.write_laws(&bytes)) {
+            Ok(()) => self.laws = laws,
+            Err(error) => {
+                self.plan.stats.counters.bump(C::SnapshotsFailed);
+                let remedy = "check the free space and the owner of the directory that snapshot.dir names";
+                tracing::warn!(%error, remedy, "learnt prefill times cannot be written");
+            }
+        }
     }
 
     fn worker(&mut self, table: &FleetTable, record: &WorkerRecord) {

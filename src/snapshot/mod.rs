@@ -15,12 +15,16 @@
 //! therefore not restored. A worker with one is `unproven` until the engine has sent again the payloads that the
 //! snapshot remembers.
 //!
+//! What was learnt of the workers' prefill times is in a file of its own (`laws`), written and read at the same times. It
+//! needs no proof: it loses certainty with age, and what comes corrects it.
+//!
 //! A file that is damaged, cut off or of another worker is refused with a reason ([`Refusal`]). Its worker starts
 //! empty.
 
 mod directory;
 mod format;
 mod keeper;
+mod laws;
 mod restore;
 mod stats;
 
@@ -29,6 +33,7 @@ mod tests;
 
 pub use directory::Directory;
 pub use format::{Encoder, Header, SpaceName, decode};
-pub use keeper::{AskDump, Keeper, KeeperPlan};
+pub use keeper::{AskDump, AskLaws, Keeper, KeeperPlan};
+pub use laws::{decode_laws, encode_laws, read_laws};
 pub use restore::{Checked, Expected, Restore, check};
 pub use stats::{Fault, Refusal, SnapshotStats};

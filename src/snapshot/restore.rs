@@ -20,6 +20,7 @@ use crate::ids::{Scheme, Worker};
 use crate::ingest::{AbortReason, DumpPart, FirstLoad, LoadAnswer, References};
 use crate::limits::{DUMP_PARTS_MAX, SNAPSHOT_BUFFER_BYTES};
 use crate::metrics::SnapshotCounter;
+use crate::sandbox::{self, ThreadKind};
 use crate::trust::{TrustLevel, TrustReason};
 
 /// The facts of a worker with which its snapshot must agree.
@@ -151,6 +152,7 @@ impl Restore {
             return Ok(None);
         }
         let run = move || {
+            sandbox::enter(ThreadKind::SnapshotLoads);
             self.feeds.into_iter().for_each(|feed| feed.run(&stats));
             drop(place);
         };

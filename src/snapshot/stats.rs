@@ -33,6 +33,8 @@ reasons! {
     OtherScheme = "other_scheme", "none needed if the space's block size was changed; otherwise correct it";
     /// The worker has no replay endpoint. Only a replay can show that the worker's events continue from the snapshot.
     Unprovable = "unprovable", "give the worker's record the engine's replay endpoint";
+    /// Learnt prefill times are beyond the bounds of learning.
+    Implausible = "implausible", "none needed; those workers' class learns anew";
     /// Every check passed, but loading the blocks failed. A log line says why.
     LoadFailed = "load_failed", "see the log line of the load before this one";
 }

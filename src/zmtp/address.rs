@@ -1,19 +1,22 @@
 //! Endpoints as addresses, and the resolution of host names.
 //!
 //! The system's resolver blocks, for seconds if a name server does not answer. Each lookup therefore has a thread of
-//! its own, and only a few run at once.
+//! its own, and only a few run at once. One thread starts them all: a thread in the [sandbox](crate::sandbox) can start
+//! only threads that may do no more than itself, and no thread that reads an engine's bytes may open files.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crossbeam::channel::{Receiver, TryRecvError, bounded};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use mio::unix::pipe;
 use mio::{Interest, Registry, Token};
 
 use crate::endpoint::{Parts, split};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{NAME_ADDRESSES_MAX, NAME_LOOKUPS_MAX};
+use crate::sandbox::{self, ThreadKind};
 
 /// Where a peer is, or where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +93,35 @@ impl Drop for Place {
     }
 }
 
+/// The body of a lookup's thread. Dropped without a call, it counts as failed.
+type Look = Box<dyn FnOnce() + Send>;
+
+/// The way to the thread that starts lookups; `None` = it could not be started. At most [`NAME_LOOKUPS_MAX`] wait.
+static LOOKUPS: OnceLock<Option<Sender<Look>>> = OnceLock::new();
+
+/// Starts the thread that starts lookups, once for the process. A process with a sandbox calls it before its threads
+/// enter their kinds.
+pub(crate) fn prepare_lookups() {
+    let _ = lookups();
+}
+
+fn lookups() -> Option<&'static Sender<Look>> {
+    let start = || {
+        let (send, asked) = unbounded::<Look>();
+        let run = move || {
+            sandbox::enter(ThreadKind::Names);
+            for look in asked {
+                let thread = std::thread::Builder::new().name("name-lookup".into()).stack_size(STACK_BYTES);
+                if let Err(error) = thread.spawn(look) {
+                    tracing::warn!(%error, "a host name cannot be looked up: no thread can be started");
+                }
+            }
+        };
+        std::thread::Builder::new().name("names".into()).spawn(run).ok().map(|_| send)
+    };
+    LOOKUPS.get_or_init(start).as_ref()
+}
+
 /// The state of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Looked {
@@ -117,6 +149,7 @@ impl Lookup {
         let (tell, found) = bounded(1);
         let host = host.to_owned();
         let look = move || {
+            sandbox::count_as(ThreadKind::Names);
             let addresses = (host.as_str(), port).to_socket_addrs();
             let addresses = addresses.map(|found| found.take(NAME_ADDRESSES_MAX).collect()).unwrap_or_default();
             // The caller may have dropped the lookup.
@@ -124,7 +157,7 @@ impl Lookup {
             drop(place);
             drop(rings);
         };
-        std::thread::Builder::new().name("name-lookup".into()).stack_size(STACK_BYTES).spawn(look).ok()?;
+        lookups()?.send(Box::new(look)).ok()?;
         Some(Self { found, bell })
     }
 

@@ -104,6 +104,29 @@ fn a_core_answers_without_asking_for_memory_once_it_is_warm() {
     }
 }
 
+#[test]
+fn a_core_that_records_for_the_journal_asks_for_no_memory_either() {
+    let _alone = crate::ONE_AT_A_TIME.lock();
+    let journal = folder();
+    // With few buffers all of them are in use soon; decisions without one are lost and counted.
+    let tables = format!(
+        "[[worker]]\nid = 1\n[[worker]]\nid = 2\n[journal]\ndir = \"{}\"\nring_records_max = 4\n",
+        journal.path().join("journal").display()
+    );
+    let (socket, core) = daemon_within("cores = 1", &tables);
+    let client = Client::connect(&socket, &options()).expect("a connection");
+    let tokens: Vec<Vec<u32>> = (0..24).map(|seed| prompt(seed, 1600 + seed)).collect();
+    let prompts = tokens.iter().map(|tokens| Prompt::of_tokens(tokens)).collect();
+    let mut gateway = Gateway { client, prompts, asked: 0 };
+    gateway.ask(WARM_REQUESTS, true);
+    assert_eq!(gateway.allocations(core, COUNTED_REQUESTS, true), 0);
+    let bytes = || {
+        let files = std::fs::read_dir(journal.path().join("journal")).expect("its folder").flatten();
+        files.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()
+    };
+    until("decisions and ends were written", || bytes() > 100_000);
+}
+
 fn local_hashes(tokens: &[u32]) -> Vec<u8> {
     let mut locals = Vec::new();
     hash::local_hashes(SCHEME, hash::seed(None, None), hash::token_bytes(tokens), &[], &mut locals);

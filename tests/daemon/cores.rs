@@ -71,7 +71,8 @@ fn a_core_that_sleeps_wakes_once_for_a_request() {
 
 #[test]
 fn a_core_that_does_not_sleep_answers_the_same_and_counts_what_that_paid() {
-    let workers = "[[worker]]\nid = 1\n[[worker]]\nid = 2\ntaints = [\"a\"]\n";
+    // Costs of this mode do not depend on the time.
+    let workers = "[policy]\nmode = \"kv\"\n[[worker]]\nid = 1\n[[worker]]\nid = 2\ntaints = [\"a\"]\n";
     let daemons = [0, 20_000].map(|spin_us_max| {
         let folder = folder();
         let file = configure_serve(folder.path(), &format!("cores = 1\nspin_us_max = {spin_us_max}"), workers);

@@ -68,10 +68,18 @@ fn json_is_one_object_with_every_overlap_right() {
     assert_eq!(printed.lines().count(), 1, "{printed}");
     let object: Value = serde_json::from_str(printed).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-    assert_eq!(keys(&object), "events kv requests round_robin seed workers wrong_overlaps");
-    assert_eq!(keys(&object["round_robin"]), "decision_us hit_rate imbalance prefill_tokens");
-    assert_eq!(keys(&object["kv"]), "decision_us hit_rate imbalance prefill_tokens");
-    assert_eq!(keys(&object["kv"]["decision_us"]), "p50 p99 p999");
+    assert_eq!(keys(&object), "events kv latency requests round_robin seed workers wrong_overlaps");
+    for policy in ["round_robin", "kv", "latency"] {
+        let told = &object[policy];
+        assert_eq!(keys(told), "decision_us e2e_s hit_rate imbalance prefill_tokens tpot_s ttft_s");
+        assert_eq!(keys(&told["decision_us"]), "p50 p99 p999");
+        let means = ["ttft_s", "tpot_s", "e2e_s"].map(|times| {
+            assert_eq!(keys(&told[times]), "mean p50 p99");
+            told[times]["mean"].as_f64().unwrap()
+        });
+        // No step of the engines is shorter than one that only decodes: 15 ms.
+        assert!(means[0] >= 0.015 && means[1] >= 0.015 && means[2] > means[0], "{policy}: {means:?}");
+    }
     assert_eq!(keys(&object["events"]), "batches blocks gaps");
     assert_eq!((&object["seed"], &object["requests"], &object["workers"]), (&7.into(), &90.into(), &3.into()));
     assert_eq!((&object["wrong_overlaps"], &object["events"]["gaps"]), (&0.into(), &0.into()));
@@ -106,9 +114,12 @@ fn a_trace_is_replayed_and_the_table_is_for_people_and_logs_can_be_kept() {
         "prefix hit rate",
         "prefill tokens",
         "load imbalance",
-        "round trip to the daemon p50/p99",
+        "TTFT mean / p99",
+        "TPOT mean / p99",
+        "E2E mean / p99",
+        "round trip to the daemon p50 / p99",
         "decision inside the daemon",
-        "wrong overlaps: 0 of 120",
+        "wrong overlaps: 0 of 180",
     ] {
         assert!(table.contains(part), "{part} is missing in\n{table}");
     }
@@ -116,7 +127,7 @@ fn a_trace_is_replayed_and_the_table_is_for_people_and_logs_can_be_kept() {
         assert!(kept.join(name).is_file(), "{name} was not kept");
     }
     let replies = fs::read_to_string(kept.join("replies.jsonl")).unwrap();
-    assert_eq!(replies.lines().count(), 60);
+    assert_eq!(replies.lines().count(), 90);
 
     let again = demo(folder.path(), &["--keep"]).arg(&kept).output().unwrap();
     assert!(!again.status.success() && text(&again.stderr).contains("is not empty"), "{}", text(&again.stderr));

@@ -11,6 +11,7 @@ mod doctor;
 mod journal;
 #[path = "../kit/mod.rs"]
 mod kit;
+mod laws;
 mod serve;
 mod snapshot;
 mod soak;

@@ -14,9 +14,9 @@ use kvrouted::ids::{
 };
 use kvrouted::index::StoreBlocks;
 use kvrouted::ingest::{DumpBegin, DumpChunk, References};
-use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionToken};
+use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, LearntClass, LearntLaws, LearntWorker, SessionToken};
 use kvrouted::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
-use kvrouted::snapshot::{Encoder, Header, SpaceName};
+use kvrouted::snapshot::{Encoder, Header, SpaceName, encode_laws};
 use kvrouted::trust::{Trust, TrustLevel, TrustReasons};
 use kvrouted::wire::{
     AdminReply, AdminRequest, FrameHeader, FrameKind, HelloFacts, PolicyOrder, ReplyEncoder, RequestEncoder,
@@ -345,7 +345,7 @@ fn frame_streams() -> Vec<Vec<u8>> {
     vec![[&[0][..], &all].concat(), [&[255][..], &all].concat(), skipped, [&[3][..], &good.encode(), &[0; 16]].concat()]
 }
 
-/// Snapshots of no, a few and many blocks.
+/// Snapshots of no, a few and many blocks, and learnt prefill times.
 fn snapshots() -> Vec<Vec<u8>> {
     let begin = DumpBegin {
         watermark: Some(EventSeq(9)),
@@ -378,7 +378,24 @@ fn snapshots() -> Vec<Vec<u8>> {
             let mut encoder = Encoder::begin(Vec::new(), &header).expect("memory");
             encoder.chunk(&chunk).and_then(|()| encoder.end(references)).expect("memory").0
         })
+        .chain([learnt_laws()])
         .collect()
+}
+
+/// Learnt prefill times of a class and of a worker.
+fn learnt_laws() -> Vec<u8> {
+    let class = LearntClass {
+        name: "c".into(),
+        prior: [0.0069, 60.5e-6, 0.99e-9],
+        is_preset: true,
+        factors: [1.0, 0.5, 2.0],
+        variance: [1.0, 0.5, 2.0, 0.1, 0.1, 0.1],
+        error: 0.1,
+        samples: 9,
+        learnt_unix_ms: 1_700_000_000_000,
+    };
+    let worker = LearntWorker { id: 1, rank: 0, class: 0, slowness: 1.5, learnt_unix_ms: 1_700_000_000_000 };
+    encode_laws(&LearntLaws { classes: vec![class], workers: vec![worker] }).expect("finite numbers")
 }
 
 fn endpoints() -> Vec<Vec<u8>> {

@@ -22,11 +22,23 @@ pub(crate) fn options() -> ClientOptions {
     ClientOptions { name: "test".into(), timeout: Some(WAIT_MAX), ..ClientOptions::default() }
 }
 
+/// Puts the daemons and relays of all tests into a sandbox of this mode.
+const SANDBOX: &str = "KVROUTED_TEST_SANDBOX";
+/// A line of a log, of a call that a list lacks.
+const REFUSED: &str = "the sandbox refused a system call";
+
 /// The binary with these arguments, and without this environment's `RUST_LOG`.
 pub(crate) fn kvrouted(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted"));
-    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.args(arguments).args(sandboxed(arguments)).env_remove("RUST_LOG").stdin(Stdio::null());
     command
+}
+
+/// The flag of a sandbox, if the environment asks for one and the test does not.
+fn sandboxed(arguments: &[&str]) -> Vec<String> {
+    let confines = matches!(arguments.first(), Some(&"serve" | &"relay")) && !arguments.contains(&"--sandbox");
+    let mode = std::env::var(SANDBOX).ok().filter(|_| confines);
+    mode.into_iter().flat_map(|mode| ["--sandbox".to_owned(), mode]).collect()
 }
 
 /// Runs the binary to its end.
@@ -50,7 +62,12 @@ impl Process {
     pub(crate) fn start_limited(folder: &Path, name: &str, open_files: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {open_files} && exec \"$0\" \"$@\"")]);
-        command.arg(env!("CARGO_BIN_EXE_kvrouted")).args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+        command
+            .arg(env!("CARGO_BIN_EXE_kvrouted"))
+            .args(arguments)
+            .args(sandboxed(arguments))
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null());
         Self::spawn(folder, name, command)
     }
 
@@ -106,6 +123,11 @@ impl Drop for Process {
         // A test that ended it has nothing left to kill.
         drop(self.child.kill());
         drop(self.child.wait());
+        if std::env::var_os(SANDBOX).is_some() && !std::thread::panicking() {
+            let log = self.log();
+            let refused = log.lines().find(|line| line.contains(REFUSED));
+            assert!(refused.is_none(), "{}", refused.unwrap_or_default());
+        }
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();

@@ -137,6 +137,7 @@ fn a_pair_waits_for_who_prefills_and_is_booked_whole() {
     let (mut holder, mut waiter) = (daemon.client(), daemon.client());
     let tokens = prompt(1, 64);
     let held = holder.route(&pair(&holder, "held", &tokens)).expect("a decision");
+    let tokens = prompt(2, 64);
     let asked = pair(&waiter, "next", &tokens);
     waiter.send_route(&asked).expect("queued");
     waiter.flush().expect("sent");

@@ -213,13 +213,24 @@ mod reference {
                 let cached = cached_tokens(policy, facts);
                 (observation.request.prompt_tokens as f64 - cached).max(0.0) * (requests + 1.0)
             }
-            Mode::Latency => latency(policy, observation, facts),
+            Mode::Latency if policy.track_prefill_tokens => latency(policy, observation, running, facts),
+            // The decode half of a pair.
+            Mode::Latency => kv(policy, observation, running, facts),
             Mode::Kv | Mode::LoadAware | Mode::Approximate | Mode::Direct => kv(policy, observation, running, facts),
         }
     }
 
-    /// Seconds: of the prefills before this one, of this one, of fetching, and what it costs the others.
-    fn latency(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> f64 {
+    /// The share of a worker's time that prefills took lately, as it is at the time of the request.
+    fn recent_share(observation: &Observation, facts: &WorkerFacts) -> f64 {
+        let now_ms = (observation.request.now_ns / 1_000_000) as u32;
+        let since_s = f64::from((now_ms.wrapping_sub(facts.load.recent.at_ms) as i32).max(0)) / 1000.0;
+        let windows = since_s / 30.0;
+        f64::from(facts.load.recent.prefill_share) / (1.0 + windows * (1.0 + windows / 2.0))
+    }
+
+    /// Seconds until the first token: of the prefills before this one, of this one, and of fetching. With those of this
+    /// prefill alone.
+    fn first_token(policy: &Policy, observation: &Observation, facts: &WorkerFacts) -> (f64, f64) {
         let request = &observation.request;
         let (tokens, load) = (request.prompt_tokens as f64, &facts.load);
         let [device, host, disk, external] = blocks(policy, facts);
@@ -233,7 +244,21 @@ mod reference {
         let queue = load.work.queued_ns.saturating_sub(running) as f64 / 1e9;
         let saved = host * policy.host_hit_weight + (disk + external) * policy.disk_hit_weight;
         let fetch = (host + disk + external - saved) * 16.0 * load.law.token_s;
-        let cost = queue + prefill + fetch + policy.delay_weight * load.requests as f64 * prefill;
+        (queue + prefill + fetch, prefill)
+    }
+
+    /// The seconds until the first token, what this prefill costs those that run and those that come, and what others
+    /// cost its output.
+    fn latency(policy: &Policy, observation: &Observation, running: &[usize], facts: &WorkerFacts) -> f64 {
+        let request = &observation.request;
+        let (first_token, prefill) = first_token(policy, observation, facts);
+        let all = || running.iter().map(|at| observation.workers.row(*at));
+        let busy = (all().map(|other| recent_share(observation, &other)).sum::<f64>() / running.len() as f64).min(0.8);
+        let decode = all().map(|other| f64::from(other.load.recent.decode_s)).sum::<f64>() / running.len() as f64;
+        let cost = first_token
+            + policy.delay_weight * facts.load.requests as f64 * prefill
+            + policy.later_delay_weight * busy / (1.0 - busy) * prefill
+            + policy.output_delay_weight * recent_share(observation, facts) * decode;
         if request.prefers_taints && request.pin.is_none() {
             return cost * (-facts.taint_weight.tanh()).exp();
         }
@@ -337,6 +362,16 @@ mod reference {
                 let idlest = places.clone().filter(lowest).map(requests).min();
                 places.filter(lowest).filter(|place| Some(requests(*place)) == idlest).collect()
             }
+            Mode::Latency if policy.near_cost_s > 0.0 => {
+                let promise = |place: usize| {
+                    let facts = observation.workers.row(running[place]);
+                    first_token(policy, observation, &facts).0
+                };
+                let latest = places.clone().filter(lowest).map(promise).fold(f64::NEG_INFINITY, f64::max);
+                let at_most = |a: f64, b: f64| a <= b || super::near(a, b);
+                let (cost, promised) = (low + policy.near_cost_s, latest + policy.near_cost_s / 16.0);
+                places.filter(|place| at_most(costs[*place], cost) && at_most(promise(*place), promised)).collect()
+            }
             _ => places.filter(lowest).collect(),
         }
     }
@@ -348,7 +383,7 @@ mod invent {
     use kvrouted::engine_law::PrefillLaw;
     use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
     use kvrouted::ids::{TierBlocks, Worker, WorkerIndex};
-    use kvrouted::load::{EngineLoad, Load, PrefillWork};
+    use kvrouted::load::{EngineLoad, Load, PrefillWork, RecentWork};
     use kvrouted::route::{BusyThresholds, Mode, Observation, Overrides, Policy, RequestFacts, WorkerFacts};
     use kvrouted::trust::{Trust, TrustLevel};
     use proptest::prelude::*;
@@ -386,6 +421,10 @@ mod invent {
                 prefill_load_scale: weights.2,
                 active_request_weight: weights.3,
                 delay_weight: weights.3,
+                later_delay_weight: weights.0,
+                output_delay_weight: weights.1,
+                near_cost_s: weights.1,
+                router_id: weights.0.to_bits(),
                 host_hit_weight: weights.4,
                 disk_hit_weight: weights.5,
                 shared_multiplier: weights.6,
@@ -481,6 +520,11 @@ mod invent {
                             since_ns: 1_000_000 * load.1,
                         },
                         law: PrefillLaw::default().slowed(load.2 as f64 + 0.5),
+                        recent: RecentWork {
+                            prefill_share: load.0 as f32 / 4.0,
+                            at_ms: 1 << load.1,
+                            decode_s: load.2 as f32 + 0.5,
+                        },
                         prefill_tokens: load.0 * LOAD_STEP_TOKENS,
                         decode_blocks: load.1,
                         requests: load.2,

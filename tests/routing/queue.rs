@@ -261,6 +261,7 @@ fn a_worker_that_comes_takes_who_waits() {
     let (mut holder, mut waiter) = (daemon.client(), daemon.client());
     let tokens = prompt(1, 64);
     book(&mut holder, "held", &tokens);
+    let tokens = prompt(2, 64);
     let asked = request(&waiter, "waiting", &tokens);
     send(&mut waiter, &asked);
     wait_for_waiting(&daemon, 1);

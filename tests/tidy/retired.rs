@@ -57,8 +57,6 @@ const FIELDS: &[&str] = &[
     "VT_NOBODY",
     // A column of the journal.
     "\"nobody_code\"",
-    // A key of what `kvrouted what-if --json` prints.
-    "\"nobody\"",
     // Counters of a worker in a status reply.
     "\"oddity_{",
     "\"unruled_",

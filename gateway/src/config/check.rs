@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvrouted::client;
+use kvrouted::sandbox::Mode;
+
 use super::raw::{
     RawBounds, RawConfig, RawDaemon, RawDeadlines, RawEngine, RawForward, RawListen, RawLocal, RawPick, RawRank,
     RawRetry, RawTokens,
@@ -93,6 +96,9 @@ impl Checker {
     }
 }
 
+/// How the daemon that the gateway runs may choose workers; the first is the default.
+const DAEMON_MODES: [client::Mode; 2] = [client::Mode::Latency, client::Mode::Kv];
+
 /// Checks everything.
 pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem>> {
     let mut checker = Checker(Vec::new());
@@ -114,6 +120,11 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
     if !levels.contains(&log_level.as_str()) {
         checker.problem("log.level", format!("`{log_level}` is no level; write one of {}", levels.join(", ")));
     }
+    let modes = Mode::ALL.map(|mode| (mode.name(), mode));
+    let sandbox = flags.sandbox.as_deref().or(raw.sandbox.mode.as_deref());
+    let sandbox = checker.choice("sandbox.mode", sandbox, &modes);
+    let modes = DAEMON_MODES.map(|mode| (mode.name(), mode));
+    let daemon_mode = checker.choice("daemon.mode", raw.daemon.mode.as_deref(), &modes);
     let (questions, tokens) = (questions(&mut checker, &raw.daemon), tokens(&mut checker, raw.tokens));
     // A flag for one of the two replaces both fields of the file.
     let (socket, daemon_program) = match (&flags.socket, &flags.program) {
@@ -130,6 +141,7 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         socket,
         daemon_program,
         daemon_metrics_port: raw.daemon.metrics_port.unwrap_or(0),
+        daemon_mode,
         questions,
         tokens,
         engines,
@@ -143,6 +155,7 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         caller_keys: raw.callers.keys_file,
         objectives: raw.objectives,
         pick,
+        sandbox,
         log_level,
     };
     if checker.0.is_empty() { Ok(config) } else { Err(checker.0) }

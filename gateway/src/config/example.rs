@@ -29,6 +29,8 @@ address = "127.0.0.1:9464"
 # program = "/usr/bin/kvrouted"
 # The port of that daemon's own metrics on the loopback interface; 0 = off.
 metrics_port = 0
+# How that daemon chooses workers. latency: fewest seconds until the first token. kv: Dynamo's rule, fewest blocks.
+mode = "latency"
 # The namespace of the spaces. Default: the only one of each model.
 # namespace = "team-a"
 # How long one question may take, the wait in the daemon's queue included. After it the gateway chooses by itself.
@@ -189,6 +191,13 @@ socket_mode = "660"
 # log_socket = "/run/kvrouted/pick-log.sock"
 # A pick whose end never comes is freed after this time.
 booking_ms_max = 600000
+
+# What the gateway, and the daemon that it runs, give up once they have started: privileges, files and system calls that
+# they do not need.
+[sandbox]
+# off: nothing. on: what the kernel can take. required: no start without all of it. report: nothing, but the kernel's audit
+# log names the system calls that `on` would refuse.
+mode = "off"
 
 [log]
 # off, error, warn, info, debug or trace.

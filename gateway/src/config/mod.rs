@@ -18,6 +18,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvrouted::client;
+use kvrouted::sandbox::Mode;
+
 pub use check::EngineEntry;
 pub use example::example;
 pub use kubernetes::KubernetesConfig;
@@ -40,6 +43,8 @@ pub struct Flags {
     pub program: Option<PathBuf>,
     /// `--api-key-file`
     pub api_key_file: Option<PathBuf>,
+    /// `--sandbox`
+    pub sandbox: Option<String>,
     /// `--log-level`
     pub log_level: Option<String>,
     /// `--kubernetes-…`
@@ -59,6 +64,8 @@ pub struct Config {
     pub daemon_program: Option<PathBuf>,
     /// The loopback port of the metrics of the daemon that the gateway runs; 0 = none.
     pub daemon_metrics_port: u16,
+    /// How the daemon that the gateway runs chooses workers.
+    pub daemon_mode: client::Mode,
     /// How the daemon is asked.
     pub questions: Questions,
     /// Where the tokens of prompts come from.
@@ -85,6 +92,8 @@ pub struct Config {
     pub objectives: BTreeMap<String, i32>,
     /// The pick port.
     pub pick: PickPort,
+    /// How much the gateway, and the daemon that it runs, give up once they have started.
+    pub sandbox: Mode,
     /// The least severe level logged.
     pub log_level: String,
 }

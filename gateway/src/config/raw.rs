@@ -37,6 +37,8 @@ pub struct RawConfig {
     pub objectives: BTreeMap<String, i32>,
     /// `[pick]`
     pub pick: RawPick,
+    /// `[sandbox]`
+    pub sandbox: RawSandbox,
     /// `[log]`
     pub log: RawLog,
 }
@@ -71,6 +73,8 @@ pub struct RawDaemon {
     pub program: Option<PathBuf>,
     /// The loopback port of that daemon's metrics.
     pub metrics_port: Option<u16>,
+    /// How that daemon chooses workers.
+    pub mode: Option<String>,
     /// The namespace of the spaces.
     pub namespace: Option<String>,
     /// How long a question may take.
@@ -262,6 +266,14 @@ pub struct RawPick {
     pub log_address: Option<String>,
     /// How long a pick is booked.
     pub booking_ms_max: Option<u64>,
+}
+
+/// `[sandbox]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawSandbox {
+    /// How much the gateway and its daemon give up.
+    pub mode: Option<String>,
 }
 
 /// `[log]`

@@ -3,7 +3,8 @@
 //!
 //! The engine has no model. It has a prefix cache like vLLM's, publishes events as vLLM does, takes time for prefill
 //! and decode, and gets the output along with the prompt. Frames are `{body_bytes: u32, kind: u8}` and the body, all
-//! little endian. It publishes nothing before the daemon has subscribed, and it serves one connection.
+//! little endian; the body of a prompt, and of an answer about one, begins with a time in nanoseconds of the machine's
+//! monotonic clock. The engine publishes nothing before the daemon has subscribed, and it serves one connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,7 +29,7 @@ const SUBMIT: u8 = 1;
 const READY: u8 = 129;
 const PREFILLED: u8 = 130;
 const DONE: u8 = 131;
-/// The largest body of a frame from the engine: its messages have at most two numbers.
+/// The largest body of a frame from the engine: its messages have at most a time and two numbers.
 const REPLY_BODY_BYTES_MAX: u32 = 64;
 
 /// How far a request has come.
@@ -85,6 +86,7 @@ impl SimulatedEngine {
         let mut command = Command::new(kvrouted);
         command.arg("demo-engine").arg("--link").arg(&socket).args(["--log", "/dev/null"]);
         command.args(["--capacity-blocks", &DEMO_CAPACITY_BLOCKS.to_string()]);
+        command.args(["--time-factor", &TIME_FACTOR.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
         let mut child = command.spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| io::Error::other("its output is not a pipe"))?;
@@ -126,7 +128,7 @@ impl SimulatedEngine {
             running.requests.insert(id, sender);
             id
         };
-        self.outbox.send(submit(id, prompt, output)).map_err(|_| Ended)?;
+        self.outbox.send(submit(id, monotonic_ns(), prompt, output)).map_err(|_| Ended)?;
         Ok(receiver)
     }
 
@@ -137,12 +139,19 @@ impl SimulatedEngine {
     }
 }
 
-/// The frame of a prompt.
-fn submit(id: u32, prompt: &[u32], output: &[u32]) -> Vec<u8> {
+/// The monotonic clock that all processes of the machine share, nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The frame of a prompt that is sent at `sent_ns`.
+fn submit(id: u32, sent_ns: u64, prompt: &[u32], output: &[u32]) -> Vec<u8> {
     let count = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    let body_bytes = 8 + 4 * count(prompt) + 4 * count(output);
+    let body_bytes = 16 + 4 * count(prompt) + 4 * count(output);
     let mut frame = body_bytes.to_le_bytes().to_vec();
     frame.push(SUBMIT);
+    frame.extend(sent_ns.to_le_bytes());
     let numbers = [id, count(prompt)];
     frame.extend(numbers.iter().chain(prompt).chain(output).flat_map(|number| number.to_le_bytes()));
     frame
@@ -181,7 +190,7 @@ async fn receive_all(mut reading: BufReader<OwnedReadHalf>, running: Arc<Mutex<R
     running.requests.clear();
 }
 
-/// A frame's kind, and the first two numbers of its body; 0 where it has fewer.
+/// A frame's kind, and the first two numbers of its body after the time; 0 where it has fewer.
 async fn frame(reading: &mut BufReader<OwnedReadHalf>) -> io::Result<(u8, [u32; 2])> {
     let body_bytes = reading.read_u32_le().await?;
     let kind = reading.read_u8().await?;
@@ -190,10 +199,13 @@ async fn frame(reading: &mut BufReader<OwnedReadHalf>) -> io::Result<(u8, [u32; 
     }
     let mut body = vec![0; body_bytes as usize];
     reading.read_exact(&mut body).await?;
-    let mut numbers = body.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    let numbers = body.get(8..).unwrap_or_default().chunks_exact(4);
+    let mut numbers = numbers.map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
     Ok((kind, [numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)]))
 }
 
+/// Seconds of an engine's time in a second: it takes about a quarter of a millisecond for a token.
+const TIME_FACTOR: u16 = 64;
 /// How long a simulated engine takes for a block of output.
 pub(super) const DECODE_BLOCK: Duration = Duration::from_millis(4);
 
@@ -203,10 +215,11 @@ mod tests {
 
     #[test]
     fn a_prompts_frame_has_its_length_its_number_and_its_tokens() {
-        let frame = submit(7, &[1, 2], &[3]);
+        let frame = submit(7, 1 << 40, &[1, 2], &[3]);
+        assert_eq!(frame[5..13], (1_u64 << 40).to_le_bytes());
         let numbers: Vec<u32> =
-            frame[5..].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        assert_eq!((frame[4], frame.len()), (SUBMIT, 5 + 20));
-        assert_eq!((&frame[..4], numbers.as_slice()), (&20_u32.to_le_bytes()[..], &[7, 2, 1, 2, 3][..]));
+            frame[13..].chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert_eq!((frame[4], frame.len()), (SUBMIT, 5 + 28));
+        assert_eq!((&frame[..4], numbers.as_slice()), (&28_u32.to_le_bytes()[..], &[7, 2, 1, 2, 3][..]));
     }
 }

@@ -25,7 +25,7 @@ mod reports;
 
 pub use ask::{Ask, DecidedBy, Pick, PrefillPick};
 pub use booking::BookingGuard;
-pub use daemon::{DaemonError, DaemonOptions, DaemonProcess, DaemonState, find_program};
+pub use daemon::{DaemonError, DaemonOptions, DaemonProcess, DaemonStarter, DaemonState, find_program};
 pub use figures::{RouterFigure, RouterFigures};
 pub use kvrouted::ids::Worker;
 pub use pick::{Router, RouterOptions};

@@ -60,10 +60,11 @@ impl EppArgs {
     /// The fields of the configuration that the flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
-        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level, kubernetes } = self.common.clone();
+        let CommonArgs { engines, socket, kvrouted, api_key_file, sandbox, log_level, kubernetes } =
+            self.common.clone();
         let (admin, program) = (self.admin.clone(), kvrouted);
         let kubernetes = kubernetes.into();
-        Flags { engines, listen: None, admin, socket, program, api_key_file, log_level, kubernetes }
+        Flags { engines, listen: None, admin, socket, program, api_key_file, sandbox, log_level, kubernetes }
     }
 }
 
@@ -83,6 +84,10 @@ pub struct CommonArgs {
     /// A file whose only line is the API key of the engines
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// What the gateway, and the daemon that it runs, give up once they have started: off, report, on or required
+    /// [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
     /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -157,7 +162,8 @@ impl ServeArgs {
     /// The fields of the configuration that the flags set.
     #[must_use]
     pub fn flags(&self) -> Flags {
-        let CommonArgs { engines, socket, kvrouted, api_key_file, log_level, kubernetes } = self.common.clone();
+        let CommonArgs { engines, socket, kvrouted, api_key_file, sandbox, log_level, kubernetes } =
+            self.common.clone();
         Flags {
             engines,
             listen: self.listen.clone(),
@@ -165,6 +171,7 @@ impl ServeArgs {
             socket,
             program: kvrouted,
             api_key_file,
+            sandbox,
             log_level,
             kubernetes: kubernetes.into(),
         }

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::Failure;
 use super::kubernetes::{KubernetesOptions, Pods};
+use super::{Failure, sandboxed};
 use crate::config::{Config, EngineEntry, Questions, ReportMode, Tokens};
 use crate::engines::{
     ClientTls, EngineConfig, EngineError, EngineRole, EngineSet, NamedFacts, Secret, expand_addresses, keep_learning,
 };
 use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, PLAN_INTERVAL, SECRET_BYTES_MAX};
 use crate::parity::ParityWatch;
-use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonState, Router, RouterOptions};
+use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonStarter, DaemonState, Router, RouterOptions};
 use crate::tokens::{LocalTokenizers, TokenSettings, Tokeniser};
 
 /// What the core needs of a configuration. Files with keys have been read.
@@ -25,6 +25,7 @@ pub struct CoreOptions {
     pods: Option<KubernetesOptions>,
     tls: ClientTls,
     daemon: Daemon,
+    starter: Option<DaemonStarter>,
     questions: Questions,
     tokens: Tokens,
     local: Option<LocalTokenizers>,
@@ -56,16 +57,24 @@ impl CoreOptions {
             None => Daemon::Child(DaemonOptions {
                 program: config.daemon_program.clone(),
                 metrics_port: config.daemon_metrics_port,
+                mode: config.daemon_mode,
                 log_level: config.log_level.clone(),
                 request_max: config.deadlines.total,
                 report_mode_passes: config.forward.report_mode == ReportMode::Pass,
+                sandbox: config.sandbox,
             }),
         };
         let tls = ClientTls { ca_file: config.engines_ca.clone() };
         let (questions, tokens) = (config.questions.clone(), config.tokens.clone());
         let local = (!tokens.local.is_empty()).then(|| LocalTokenizers::load(&tokens.local));
         let local = local.transpose().map_err(|why| Failure::Usage(format!("tokens.local: {why}")))?;
-        Ok(Self { engines, pods, tls, daemon, questions, tokens, local })
+        Ok(Self { engines, pods, tls, daemon, starter: None, questions, tokens, local })
+    }
+
+    /// Starts the daemon on a thread that was started before the sandbox.
+    #[must_use]
+    pub fn starting_on(self, starter: Option<DaemonStarter>) -> Self {
+        Self { starter, ..self }
     }
 }
 
@@ -116,7 +125,7 @@ impl Core {
     /// # Errors
     /// An engine's URL or key, the file of authorities or the daemon's program cannot be used.
     pub async fn start(options: CoreOptions, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
-        let CoreOptions { engines, pods, tls, daemon, questions, tokens, local } = options;
+        let CoreOptions { engines, pods, tls, daemon, starter, questions, tokens, local } = options;
         let engines = engine_set(engines, &tls).await?;
         let pods = match pods {
             Some(options) => Some(Pods::start(options, &engines).await),
@@ -128,7 +137,7 @@ impl Core {
         let (socket, daemon) = match daemon {
             Daemon::Socket(socket) => (socket, None),
             Daemon::Child(options) => {
-                let daemon = start_daemon(options, &engines).await?;
+                let daemon = start_daemon(options, starter, &engines).await?;
                 (daemon.socket().to_owned(), Some(daemon))
             }
         };
@@ -150,6 +159,7 @@ impl Core {
             tokio::spawn(Arc::clone(pods).follow(Arc::clone(&engines), stop.clone()));
         }
         tokio::spawn(watch_engines(Arc::clone(&engines), daemon.clone(), stop));
+        tokio::spawn(sandboxed::watch());
         Ok(Self { engines, pods, tls, daemon, router, tokeniser, parity: ParityWatch::default() })
     }
 
@@ -236,8 +246,16 @@ async fn token_settings(
     Ok(TokenSettings { cache_bytes_max, timeout, renderers, uses_renderer, uses_tokenize, local: None })
 }
 
-async fn start_daemon(options: DaemonOptions, engines: &EngineSet) -> Result<Arc<DaemonProcess>, Failure> {
-    let daemon = DaemonProcess::start(options, engines).map_err(|error| match error {
+async fn start_daemon(
+    options: DaemonOptions,
+    starter: Option<DaemonStarter>,
+    engines: &EngineSet,
+) -> Result<Arc<DaemonProcess>, Failure> {
+    let started = match starter {
+        Some(starter) => DaemonProcess::start_on(starter, options, engines),
+        None => DaemonProcess::start(options, engines),
+    };
+    let daemon = started.map_err(|error| match error {
         DaemonError::NoProgram { .. } => Failure::Usage(error.to_string()),
         error => Failure::Unavailable(error.to_string()),
     })?;

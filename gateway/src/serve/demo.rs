@@ -44,7 +44,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
             .map_err(|problems| Failure::Usage(format!("the demo cannot be configured\n{problems}")))?;
         config.forward.tells_worker = true;
         print(&greeting(args))?;
-        proxy::run(config).await
+        proxy::run(config, None).await
     })
 }
 

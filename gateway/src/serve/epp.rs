@@ -23,15 +23,16 @@ use crate::epp::{
 use crate::limits::EPP_READINESS_INTERVAL;
 use crate::metrics::Metrics;
 use crate::proxy::{Admin, Asked, BoxFuture, Choice, Choose, ConnectionBounds, Finding, serve};
+use crate::router::DaemonStarter;
 
 /// Runs the picker until SIGTERM or SIGINT.
-pub(super) async fn run(config: Config, options: &EppOptions) -> Result<(), Failure> {
+pub(super) async fn run(config: Config, options: &EppOptions, starter: Option<DaemonStarter>) -> Result<(), Failure> {
     options.check().map_err(|error| Failure::Usage(error.to_string()))?;
     if config.kubernetes.is_some() && (!options.endpoints.is_empty() || options.endpoints_file.is_some()) {
         let why = "--endpoint and --endpoints name addresses that Kubernetes names already; leave them out";
         return Err(Failure::Usage(why.to_owned()));
     }
-    let core_options = CoreOptions::of(&config)?;
+    let core_options = CoreOptions::of(&config)?.starting_on(starter);
     let mut signals = Signals::take()?;
     let server = EppServer::bind(&options.listen, options.certificate()).await;
     let server = server.map_err(|error| Failure::System(error.to_string()))?;

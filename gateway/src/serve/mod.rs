@@ -9,6 +9,7 @@
 //! picked.rs      the endpoint picker's questions, answered by the core
 //! epp.rs         `epp`: listener, endpoints, signals, the end
 //! proxy.rs       `serve`: listeners, signals, the end
+//! sandboxed.rs   what is given up before any of it starts
 //! ```
 
 mod args;
@@ -19,6 +20,7 @@ mod kubernetes;
 mod picked;
 mod proxy;
 mod routed;
+mod sandboxed;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -87,14 +89,16 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
         return print(&format!("ok: {engines} {}\n", if engines == 1 { "engine" } else { "engines" }));
     }
     log_to_stderr(&config.log_level);
-    to_its_end(runtime()?, proxy::run(config))
+    let starter = sandboxed::start(&config, None)?;
+    to_its_end(runtime()?, proxy::run(config, starter))
 }
 
 fn pick(args: &EppArgs) -> Result<(), Failure> {
     let config = config::load(args.config.as_deref(), &args.flags())
         .map_err(|problems| Failure::Usage(format!("the configuration cannot be used\n{problems}")))?;
     log_to_stderr(&config.log_level);
-    to_its_end(runtime()?, epp::run(config, &args.picker))
+    let starter = sandboxed::start(&config, Some(&args.picker))?;
+    to_its_end(runtime()?, epp::run(config, &args.picker, starter))
 }
 
 /// Runs a command. A local tokenizer that still works on a prompt then does not hold up the end.

@@ -16,6 +16,7 @@ use crate::proxy::{
     Admin, CallerKeys, Choose, ConnectionBounds, LogSocket, PickServer, Proxy, ServerTls, Settings, Socket, read_log,
     serve,
 };
+use crate::router::DaemonStarter;
 
 /// The files that a SIGHUP reads again.
 struct Files {
@@ -84,9 +85,9 @@ impl Signals {
 }
 
 /// Runs the gateway until SIGTERM or SIGINT.
-pub(super) async fn run(config: Config) -> Result<(), Failure> {
+pub(super) async fn run(config: Config, starter: Option<DaemonStarter>) -> Result<(), Failure> {
     let files = Files::read(&config)?;
-    let options = CoreOptions::of(&config)?;
+    let options = CoreOptions::of(&config)?.starting_on(starter);
     let mut signals = Signals::take()?;
     let sockets = Sockets::bind(&config, files.tls.clone()).await?;
     let (stop, stopping) = watch::channel(false);

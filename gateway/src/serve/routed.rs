@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kvrouted::ids::Worker;
 
-use super::Core;
+use super::{Core, sandboxed};
 use crate::api::{ApiError, Usage};
 use crate::parity::{ParityOutcome, Prediction};
 use crate::proxy::{Asked, Booking, BoxFuture, Candidate, Choice, Choose, Finding, Observer, PrefillChoice};
@@ -118,6 +118,7 @@ impl Choose for Routed {
                 findings.push(Finding { what, remedy: String::new() });
             }
         }
+        findings.extend(sandboxed::findings());
         if let Some(pods) = self.0.pods() {
             findings.extend(pods.findings());
         }
@@ -143,6 +144,7 @@ impl Choose for Routed {
 
     fn metrics(&self) -> String {
         let mut text = String::new();
+        sandboxed::metrics(&mut text);
         let router = self.0.router();
         let decided = RouterFigure::ALL.iter().map(|figure| (figure.label(), router.figures().get(*figure)));
         counter(&mut text, "routed", "Questions to the router, by how they ended", "outcome", decided);

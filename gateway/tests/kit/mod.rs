@@ -37,12 +37,16 @@ pub(crate) fn kvrouted() -> Option<PathBuf> {
 pub(crate) fn kvrouted_or_skip(what: &str) -> Option<PathBuf> {
     let found = kvrouted();
     if found.is_none() {
-        // Past the test harness, which shows what tests print only if they fail.
-        let why = "kvrouted is not built; run cargo build in the root, or set KVROUTED_BIN";
-        let line = format!("\nskipped: {what}: {why}\n");
-        std::io::stderr().lock().write_all(line.as_bytes()).expect("said");
+        skipped(what, "kvrouted is not built; run cargo build in the root, or set KVROUTED_BIN");
     }
     found
+}
+
+/// Reports a test that cannot run here.
+pub(crate) fn skipped(what: &str, why: &str) {
+    // Past the test harness, which shows what tests print only if they fail.
+    let line = format!("\nskipped: {what}: {why}\n");
+    std::io::stderr().lock().write_all(line.as_bytes()).expect("said");
 }
 
 /// Waits until `holds`.

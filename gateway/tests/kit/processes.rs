@@ -125,6 +125,15 @@ impl Daemon {
     }
 }
 
+/// Puts the gateways of all tests, and their daemons, into sandboxes of this mode.
+const SANDBOX: &str = "KVROUTED_TEST_SANDBOX";
+
+/// The flag of a sandbox, if the environment asks for one and the test does not.
+fn sandboxed(flags: &[&str]) -> Vec<String> {
+    let mode = std::env::var(SANDBOX).ok().filter(|_| !flags.contains(&"--sandbox"));
+    mode.into_iter().flat_map(|mode| ["--sandbox".to_owned(), mode]).collect()
+}
+
 /// `kvrouted-gateway serve`, or `epp`.
 pub(crate) struct Gateway {
     process: Process,
@@ -152,7 +161,7 @@ impl Gateway {
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));
         command.arg("serve").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-        command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags);
+        command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags).args(sandboxed(flags));
         // What a killed gateway leaves is removed with the test's folder.
         command.env_remove("RUST_LOG").env("NO_COLOR", "1").env("TMPDIR", folder.path());
         for url in engines {
@@ -174,7 +183,7 @@ impl Gateway {
         if !flags.contains(&"--config") {
             command.arg("--config").arg(&config);
         }
-        command.args(["--listen", "127.0.0.1:0"]).args(flags);
+        command.args(["--listen", "127.0.0.1:0"]).args(flags).args(sandboxed(flags));
         if !flags.contains(&"--admin") {
             command.args(["--admin", ""]);
         }

@@ -64,7 +64,7 @@ impl Ours {
 
     fn decide(&mut self, prompt: Prompt<'_>, request_id: &str, now_ns: u64) -> Result<(), Failure> {
         let request = RouteRequest::new(SPACE, prompt);
-        let policy = Policy::default();
+        let policy = Policy::kv();
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,

@@ -218,7 +218,7 @@ fn policy(case: &Case) -> Policy {
         track_active_blocks: knobs.track_active_blocks,
         assume_kv_reuse: knobs.assume_kv_reuse,
         busy: BusyThresholds { prefill_tokens: knobs.busy_prefill_tokens, ..BusyThresholds::default() },
-        ..Policy::default()
+        ..Policy::kv()
     }
 }
 

@@ -1,5 +1,5 @@
-//! The tables about running the daemon and a relay: log, events, bookings, snapshots, journal, shadow policy, files of
-//! workers.
+//! The tables about running the daemon and a relay: log, sandbox, events, bookings, snapshots, journal, shadow policy,
+//! files of workers.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,10 @@ use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{
     BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, RelayConfig,
-    ShadowConfig, SnapshotConfig,
+    SandboxConfig, ShadowConfig, SnapshotConfig,
 };
 use crate::limits;
+use crate::sandbox::Mode;
 
 use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
 use Preset::{Absent, Value};
@@ -37,6 +38,20 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
             "text for people; json for one object in each line.",
         ),
     ],
+};
+
+pub(in crate::config) static SANDBOX: Section<SandboxConfig> = Section {
+    name: "sandbox",
+    repeated: false,
+    doc: "What the daemon or relay gives up once it has started: privileges, files and system calls that it does not need.",
+    fields: &[restart!(
+        sandbox.mode,
+        "",
+        Value("off"),
+        Choice { names: &Mode::NAMES, set: |c, at| c.mode = Mode::ALL[at] },
+        "off: nothing. on: what the kernel can take; the log names what it cannot. required: no start without all of it. report: nothing,\n\
+         but the kernel's audit log names the system calls that `on` would refuse.",
+    )],
 };
 
 pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
@@ -141,8 +156,8 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
                     c.prefill_model = [PrefillModelName::Off, PrefillModelName::Fixed, PrefillModelName::Learnt][at];
                 },
             },
-            "Whether a worker's prefill backlog shrinks with time. fixed: by the figures below; learnt: by the worker's own recent\n\
-             prefills; off: only by reports.",
+            "Mode kv, queues and thresholds: whether a worker's prefill backlog, in tokens, shrinks with time. fixed: by the figures\n\
+             below; learnt: by what mode latency learns of the worker; off: only by reports.",
         ),
         restart!(
             booking.prefill_base_us,
@@ -171,7 +186,7 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
 pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
     name: "snapshot",
     repeated: false,
-    doc: "Each worker's blocks in a file, so that a restart does not lose them. Only workers with a replay endpoint use snapshots.",
+    doc: "Learnt prefill times, and the blocks of workers with a replay endpoint, in files, so that a restart does not lose them.",
     fields: &[
         restart!(
             snapshot.dir,
@@ -185,14 +200,14 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
             "seconds",
             Value("60"),
             Integer { min: 1, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.every_s = v },
-            "The time between two rounds of snapshots. A stopping daemon takes one more. Only changed workers are written.",
+            "The time between two rounds of snapshots. A stopping daemon takes one more. Only changes are written.",
         ),
         restart!(
             snapshot.keep_s,
             "seconds",
             Value("86400"),
             Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
-            "The snapshot of a worker that no longer exists is removed at this age.",
+            "The snapshot of a worker that no longer exists, and what was learnt of it, is removed at this age.",
         ),
     ],
 };
@@ -200,7 +215,8 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
 pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
     name: "journal",
     repeated: false,
-    doc: "Decisions with everything each was made from, for `kvrouted replay`, `what-if` and `tune`. No prompts, no tokens.",
+    doc: "Decisions with everything each was made from, and how their requests went, for `kvrouted replay`, `what-if`, `tune` and\n\
+          `simulate`. No prompts, no tokens.",
     fields: &[
         restart!(
             journal.dir,
@@ -214,7 +230,17 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             "",
             Value("1.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.sample = v },
-            "The share of decisions recorded, drawn at random. A decision takes about 45 bytes for each worker.",
+            "The share of requests recorded. Requests of one session (`affinity_session`) are recorded together or not at all, as are\n\
+             the attempts of one request. A decision takes about 45 bytes for each worker, the end of a request about 45.",
+        ),
+        restart!(
+            journal.prefix_tokens,
+            "tokens",
+            Value("64"),
+            Integer { min: 0, max: limits::JOURNAL_PREFIX_TOKENS_CEILING, set: |c, v| c.prefix_tokens = v as u32 },
+            "Prompts that begin with the same tokens get the same hash for each this many of them, rounded up to whole blocks, under a\n\
+             key that is in no file. `simulate`, `what-if` and `tune` need the hashes. A prompt takes 30 bytes and 8 for each hash that\n\
+             its file does not have yet. 0: no hashes.",
         ),
         restart!(
             journal.file_bytes_max,
@@ -241,8 +267,8 @@ pub(in crate::config) static JOURNAL: Section<JournalConfig> = Section {
             "decisions",
             Value("1024"),
             Integer { min: 2, max: limits::JOURNAL_RING_RECORDS_CEILING, set: |c, v| c.ring_records_max = v as usize },
-            "Decisions of one serving thread that may wait to be written. Further decisions are left out and counted, and the file\n\
-             marks the gap.",
+            "Decisions of one serving thread that may wait to be written, and a quarter of the ended requests that may. Further ones are\n\
+             left out and counted, and the file marks the gap.",
         ),
     ],
 };

@@ -13,8 +13,8 @@ use crate::limits;
 use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
 use Preset::{Absent, Required, Value};
 
-const ROLES: [PoolRole; 3] = [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode];
-const ROLE_NAMES: [&str; 3] = ["both", "prefill", "decode"];
+pub(super) const ROLES: [PoolRole; 3] = [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode];
+pub(super) const ROLE_NAMES: [&str; 3] = ["both", "prefill", "decode"];
 
 /// A `[[worker]]` as written, before the check finds its space and fills in absent fields.
 #[derive(Clone, Debug, Default, PartialEq)]

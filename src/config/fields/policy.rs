@@ -23,31 +23,31 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
         live(
             "mode",
             "",
-            Value("kv"),
+            Value("latency"),
             Choice { names: &Mode::NAMES, set: |c, at| c.weights.mode = Mode::ALL[at] },
-            "latency: fewest seconds until the first token, and of delay for others. kv: fewest blocks to compute and to decode. All\n\
-             modes: docs/policy.md, \"Modes\".",
+            "latency: fewest seconds until the first token, and of delay for others; gateways must report first tokens. kv: Dynamo's\n\
+             rule, fewest blocks to compute and to decode. All modes: docs/policy.md, \"Modes\".",
         ),
         live(
             "device_credit",
             "",
             Value("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.device_credit = v },
-            "Credit for each block held in device memory. 0: route by load alone.",
+            "Mode kv: credit for each block held in device memory. 0: route by load alone.",
         ),
         live(
             "credit_decay",
             "",
             Value("0.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.credit_decay = v },
-            "How fast the device credit shrinks as a worker's prefill backlog exceeds that of the least loaded worker. 0: not at all.",
+            "Mode kv: how fast the device credit shrinks as a worker's prefill backlog exceeds that of the least loaded worker. 0: not at all.",
         ),
         live(
             "prefill_load_scale",
             "",
             Value("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.prefill_load_scale = v },
-            "Weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
+            "Mode kv: weight of prefill against decode. Higher: shorter time to the first token, less even decode.",
         ),
         live(
             "delay_weight",
@@ -58,32 +58,57 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
              wait. 0: only the time to the first token counts.",
         ),
         live(
+            "later_delay_weight",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.later_delay_weight = v },
+            "Mode latency: what a second by which a prefill delays requests that come later costs. The busier all workers are, the more\n\
+             such seconds there are. 0: a busy fleet looks for held blocks no harder than an idle one.",
+        ),
+        live(
+            "output_delay_weight",
+            "",
+            Value("1.0"),
+            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.output_delay_weight = v },
+            "Mode latency: what a second by which a worker's other prefills delay this request's output costs. 0: output is not predicted.",
+        ),
+        live(
+            "near_cost_s",
+            "seconds",
+            Value("0.0"),
+            Number { min: 0.0, max: 3600.0, set: |c, v| c.weights.near_cost_s = v },
+            "Mode latency: costs up to this much above the lowest count as equal, if the first token comes about as early. Among such\n\
+             workers each daemon has an order of its own, which follows from its seed. For several daemons that route to the same\n\
+             workers and do not know of each other's last bookings: give each a seed of its own, or 0. 0.0: the lowest cost wins.",
+        ),
+        live(
             "active_request_weight",
             "blocks",
             Value("0.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.active_request_weight = v },
-            "Cost for each active request of a worker. Above 0: many short requests spread out.",
+            "Mode kv: cost for each active request of a worker. Above 0: many short requests spread out.",
         ),
         live(
             "host_hit_weight",
             "",
             Value("0.75"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.weights.host_hit_weight = v },
-            "Credit for each block held in host memory.",
+            "The share of a block's computation that is saved if it is held in host memory. Mode kv: its credit.",
         ),
         live(
             "disk_hit_weight",
             "",
             Value("0.25"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.weights.disk_hit_weight = v },
-            "Credit for each block held on disk or in an external store.",
+            "The same for a block held on disk or in an external store.",
         ),
         live(
             "shared_multiplier",
             "",
             Value("0.0"),
             Number { min: 0.0, max: 1.0, set: |c, v| c.weights.shared_multiplier = v },
-            "Credit for each block that, according to the request, a cache shared by all workers holds beyond the worker's device memory.",
+            "Mode kv: credit for each block that, according to the request, a cache shared by all workers holds beyond the worker's\n\
+             device memory.",
         ),
         live(
             "temperature",
@@ -105,28 +130,28 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "",
             Value("true"),
             Flag { set: |c, v| c.weights.track_prefill_tokens = v },
-            "Count prefill: the worker's backlog and the tokens this prompt adds. false: no prefill term.",
+            "Count prefill: the worker's backlog and the tokens this prompt adds. false: no prefill term, and mode latency counts blocks.",
         ),
         live(
             "track_active_blocks",
             "",
             Value("true"),
             Flag { set: |c, v| c.weights.track_active_blocks = v },
-            "Count decode blocks: the worker's active blocks and the blocks this prompt adds. false: no decode term.",
+            "Mode kv: count decode blocks: the worker's active blocks and the blocks this prompt adds. false: no decode term.",
         ),
         live(
             "assume_kv_reuse",
             "",
             Value("true"),
             Flag { set: |c, v| c.weights.assume_kv_reuse = v },
-            "Count the blocks of a prefix that active requests share once. false: each request counts in full.",
+            "Mode kv: count the blocks of a prefix that active requests share once. false: each request counts in full.",
         ),
         live(
             "capability",
             "",
             Value("false"),
             Flag { set: |c, v| c.weights.capability = v },
-            "Divide the cost by the worker's weight, so that faster workers get more requests.",
+            "Mode kv: divide the cost by the worker's weight, so that faster workers get more requests.",
         ),
         live(
             "trust_min",

@@ -1,5 +1,6 @@
 //! The facts that a diagnosis is made from, as plain values.
 
+use super::super::sandboxed::SandboxCondition;
 use super::history::Counts;
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
@@ -19,12 +20,15 @@ pub(super) struct Facts {
     pub(super) daemon: Counts<DaemonCounter>,
     /// Recent counts of snapshots.
     pub(super) snapshots: Counts<SnapshotCounter>,
+    /// Whether mode `latency` decides in any space.
+    pub(super) decides_by_latency: bool,
     /// What is known of the prefill times of each class of workers.
     pub(super) prefill_classes: Vec<PrefillClass>,
     /// Open files and their limit; `None` = unknown.
     pub(super) open_files: Option<(u64, u64)>,
     /// The recent jump of the wall clock, milliseconds; 0 = none.
     pub(super) clock_step_ms: i64,
+    pub(super) sandbox: SandboxCondition,
     /// The sources of workers, each with its problem.
     pub(super) naming: Vec<SourceStatus>,
     /// Changed fields of the configuration that need a restart.

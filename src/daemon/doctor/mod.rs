@@ -23,11 +23,13 @@ use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
 use super::desired_fleet::DesiredFleet;
+use super::sandboxed::SandboxCondition;
 use super::statistics::Statistics;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
 use crate::limits::{DIAGNOSIS_AGE_MS_MAX, DIAGNOSIS_EVERY_MS};
+use crate::route::Mode;
 use crate::wire::SourceStatus;
 use facts::{Facts, SpaceCondition, WorkerCondition};
 use history::{History, Moment, WorkerCounts};
@@ -142,9 +144,11 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         cores: recent.cores.clone(),
         daemon: recent.daemon.clone(),
         snapshots: recent.snapshots.clone(),
+        decides_by_latency: statistics.policies.load().has_mode(Mode::Latency),
         prefill_classes: statistics.loads.prefill_classes(),
         open_files: open_files(),
         clock_step_ms,
+        sandbox: SandboxCondition::now(),
         naming: Vec::new(),
         pending: Vec::new(),
     }

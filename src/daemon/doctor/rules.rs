@@ -1,5 +1,6 @@
 //! The rules of the diagnosis: pure functions from [`Facts`] to symptoms.
 
+use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::findings::{Cause, FoundSymptom};
 use crate::finding::{Harm, Symptom};
@@ -7,8 +8,9 @@ use crate::fleet::WorkerState;
 use crate::ids::{Scheme, Window};
 use crate::limits::{
     BOOKINGS_LEAKED_RECENT_MIN, CLOCK_STEP_MS_MIN, CONTENDED_RECENT_MIN, DISCONNECTS_RECENT_MIN, DUPLICATES_RECENT_MIN,
-    EVENTS_OFF_DECISIONS_MIN, EVENTS_OFF_MS_MIN, FOREIGN_BLOCKS_HELD_MIN, FOREIGN_REPEATS_MIN, HELD_MESSAGES_MAX,
-    RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN, RESTARTS_RECENT_MIN, TTFT_ERROR_MAX, TTFT_PREDICTIONS_MIN,
+    EVENTS_OFF_DECISIONS_MIN, EVENTS_OFF_MS_MIN, FIRST_TOKENS_RECENT_MIN, FIRST_TOKENS_SHARE, FOREIGN_BLOCKS_HELD_MIN,
+    FOREIGN_REPEATS_MIN, HELD_MESSAGES_MAX, RECOVERIES_FAILED_RECENT_MIN, REPLAYS_SILENT_RECENT_MIN,
+    RESTARTS_RECENT_MIN, TTFT_ERROR_MAX, TTFT_PREDICTIONS_MIN,
 };
 use crate::load::PrefillClass;
 use crate::metrics::{
@@ -24,7 +26,9 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(facts.spaces.iter().flat_map(|space| foreign_hashes(space, &facts.workers)));
     symptoms.extend(decisions(facts));
     symptoms.extend(process(facts));
+    symptoms.extend(sandbox(&facts.sandbox));
     symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
+    symptoms.extend(first_tokens_missing(facts));
     symptoms.extend(naming(facts));
     let pending = FoundSymptom::new(Cause::Symptom(Symptom::RestartPending), None).saying(facts.pending.join(", "));
     symptoms.extend((!facts.pending.is_empty()).then_some(pending));
@@ -83,6 +87,14 @@ fn mispredicted(class: &PrefillClass) -> Option<FoundSymptom> {
     let percent = (100.0 * class.error_mean).round() as u64;
     let symptom = || FoundSymptom::new(Cause::Symptom(Symptom::TtftMispredicted), None);
     is_off.then(|| symptom().saying(format!("class {:?}", class.name)).counted("ttft_error_percent", percent))
+}
+
+/// Gateways free bookings and report hardly any first token, which mode latency learns from.
+fn first_tokens_missing(facts: &Facts) -> Option<FoundSymptom> {
+    let (freed, reported) = (facts.cores.get(Core::BookingsFreed), facts.cores.get(Core::PrefillsReported));
+    let is_missing = freed >= FIRST_TOKENS_RECENT_MIN && reported * FIRST_TOKENS_SHARE < freed;
+    let found = || about_daemon(Cause::Symptom(Symptom::FirstTokensMissing), Core::BookingsFreed.name(), freed);
+    (facts.decides_by_latency && is_missing).then(|| found().saying(format!("of {reported} recent bookings they came")))
 }
 
 fn about_daemon(cause: Cause, counter: &'static str, count: u64) -> FoundSymptom {
@@ -166,6 +178,28 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
     if facts.clock_step_ms.unsigned_abs() >= CLOCK_STEP_MS_MIN {
         let by = format!("by {} ms", facts.clock_step_ms);
         symptoms.push(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying(by));
+    }
+    symptoms
+}
+
+/// Symptoms of the sandbox.
+fn sandbox(sandbox: &SandboxCondition) -> Vec<FoundSymptom> {
+    let Some(in_force) = &sandbox.in_force else { return Vec::new() };
+    let found = |symptom, detail: String| FoundSymptom::new(Cause::Symptom(symptom), None).saying(detail);
+    let mut symptoms = Vec::new();
+    if !sandbox.refused.is_empty() {
+        let calls: Vec<_> = sandbox.refused.iter().map(|of| format!("{} on {}", of.call, of.thread)).collect();
+        let times = sandbox.refused.iter().map(|of| of.times).sum();
+        symptoms.push(found(Symptom::SandboxRefused, calls.join(", ")).counted("sandbox_refused", times));
+    }
+    if !in_force.is_whole() || sandbox.threads_unconfined > 0 {
+        let parts: Vec<_> = in_force.figures().iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let threads = sandbox.threads_unconfined;
+        let found = found(Symptom::SandboxPartial, parts.join(", "));
+        symptoms.push(found.counted("sandbox_threads_unconfined", threads));
+    }
+    if !sandbox.files_replaced.is_empty() {
+        symptoms.push(found(Symptom::SandboxFileReplaced, sandbox.files_replaced.join(", ")));
     }
     symptoms
 }

@@ -1,9 +1,9 @@
 //! The findings in given facts: one row for each symptom, and one for each reason.
 
+use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, SpaceCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
-use crate::engine_law::PrefillLaw;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
@@ -12,6 +12,7 @@ use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
 };
+use crate::sandbox::{InForce, Mode, Refused};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use crate::wire::SourceStatus;
 
@@ -196,11 +197,13 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         ..cores(&[(Core::Bookings, bookings)])
     };
     let mispredicted = |error_mean| {
-        let law = PrefillLaw::default();
-        let (predicted_s, observed_s, predictions) = (1.0, 1.0, TTFT_PREDICTIONS_MIN);
-        let name = "c".to_owned();
-        let class = PrefillClass { name, law, samples: 20, predictions, error_mean, predicted_s, observed_s };
+        let (name, predictions) = ("c".to_owned(), TTFT_PREDICTIONS_MIN);
+        let class = PrefillClass { name, predictions, error_mean, ..PrefillClass::default() };
         Facts { prefill_classes: vec![class], ..Facts::default() }
+    };
+    let freed = |reported| Facts {
+        decides_by_latency: true,
+        ..cores(&[(Core::BookingsFreed, FIRST_TOKENS_RECENT_MIN), (Core::PrefillsReported, reported)])
     };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
@@ -215,15 +218,36 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         }
         Symptom::SourceUnusable => (named(&[Some("torn")]), named(&[None])),
         Symptom::BookingsLeak => (leaked(100), leaked(1_000_000)),
+        Symptom::FirstTokensMissing => (freed(9), freed(10)),
         Symptom::TtftMispredicted => (mispredicted(0.31), mispredicted(0.3)),
         Symptom::OpenFilesLow => (open(900), open(899)),
         Symptom::RestartPending => {
             let pending = Facts { pending: vec!["journal.dir", "serve.cores"], ..Facts::default() };
             (pending, Facts::default())
         }
+        Symptom::SandboxRefused => {
+            let refused = Refused { thread: "ingest", call: "execve", times: 1 };
+            (confined(WHOLE, |sandbox| sandbox.refused.push(refused)), confined(WHOLE, |_| {}))
+        }
+        Symptom::SandboxPartial => (confined(InForce { landlock: 0, ..WHOLE }, |_| {}), confined(WHOLE, |_| {})),
+        Symptom::SandboxFileReplaced => {
+            let replaced = |sandbox: &mut SandboxCondition| sandbox.files_replaced.push("/etc/hosts".to_owned());
+            (confined(WHOLE, replaced), confined(WHOLE, |_| {}))
+        }
         Symptom::ClockStepped => (step(-(CLOCK_STEP_MS_MIN as i64)), step(CLOCK_STEP_MS_MIN as i64 - 1)),
         _ => return None,
     })
+}
+
+/// A sandbox without a fault.
+const WHOLE: InForce =
+    InForce { mode: Mode::On, no_new_privileges: true, capabilities_dropped: true, filters: true, landlock: 7 };
+
+/// A daemon in a sandbox.
+fn confined(in_force: InForce, change: impl FnOnce(&mut SandboxCondition)) -> Facts {
+    let mut sandbox = SandboxCondition { in_force: Some(in_force), ..SandboxCondition::default() };
+    change(&mut sandbox);
+    Facts { sandbox, ..Facts::default() }
 }
 
 /// Symptoms that only `kvrouted doctor` can see, from outside the daemon.

@@ -42,17 +42,17 @@ impl EngineLink {
         Ok(Self { worker, writing: Mutex::new(writing), waiting, control: Mutex::new(control) })
     }
 
-    /// Sends a prompt. The result delivers the engine's messages about it.
+    /// Sends a prompt at `sent_ns`, which is now. The result delivers the engine's messages about it.
     ///
     /// # Errors
     /// `connection` if the engine has ended.
-    pub(super) fn submit(&self, id: u32, prompt: Vec<u32>, output: Vec<u32>) -> Result<Answers, Error> {
+    pub(super) fn submit(&self, id: u32, sent_ns: u64, prompt: Vec<u32>, output: Vec<u32>) -> Result<Answers, Error> {
         let (sender, receiver) = mpsc::channel();
         match self.waiting.lock().as_mut() {
             Some(waiting) => waiting.insert(id, sender),
             None => return Err(gone(self.worker)),
         };
-        self.send(&ToEngine::Submit { id, prompt, output })?;
+        self.send(&ToEngine::Submit { id, sent_ns, prompt, output })?;
         Ok(Answers { worker: self.worker, receiver })
     }
 
@@ -107,24 +107,25 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Waits until the prompt is computed. Returns the number of blocks that were in the cache.
+    /// Waits until the prompt is computed. Returns the number of blocks that were in the cache, and when the first token
+    /// came by the engine's clock.
     ///
     /// # Errors
     /// `connection` if the engine has ended.
-    pub(super) fn prefilled(&self) -> Result<u32, Error> {
+    pub(super) fn prefilled(&self) -> Result<(u32, u64), Error> {
         match self.next()? {
-            FromEngine::Prefilled { cached_blocks, .. } => Ok(cached_blocks),
+            FromEngine::Prefilled { cached_blocks, at_ns, .. } => Ok((cached_blocks, at_ns)),
             other => Err(unexpected(self.worker, other)),
         }
     }
 
-    /// Waits until the output is complete.
+    /// Waits until the output is complete. Returns when it was, by the engine's clock.
     ///
     /// # Errors
     /// `connection` if the engine has ended.
-    pub(super) fn done(&self) -> Result<(), Error> {
+    pub(super) fn done(&self) -> Result<u64, Error> {
         match self.next()? {
-            FromEngine::Done { .. } => Ok(()),
+            FromEngine::Done { at_ns, .. } => Ok(at_ns),
             other => Err(unexpected(self.worker, other)),
         }
     }
@@ -143,7 +144,7 @@ fn receive(stream: UnixStream, waiting: &Waiting, control: &mpsc::Sender<FromEng
         // A closed receiver has given up on the request.
         match message {
             FromEngine::Prefilled { id, .. } => drop(waiting.get(&id).map(|sender| sender.send(message))),
-            FromEngine::Done { id } => drop(waiting.remove(&id).map(|sender| sender.send(message))),
+            FromEngine::Done { id, .. } => drop(waiting.remove(&id).map(|sender| sender.send(message))),
             FromEngine::Ready | FromEngine::Cleared { .. } | FromEngine::Finished { .. } => {
                 let _ = control.send(message);
             }

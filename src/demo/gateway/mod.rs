@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use self::engines::EngineLink;
 use self::pacer::Pacer;
 use super::args::GatewayArgs;
-use super::engine::{BLOCK_TOKENS, block_names};
-use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals};
+use super::engine::{BLOCK_TOKENS, TIME_FACTOR, block_names};
+use super::report::{GatewayMessage, LatencyQuantiles, PhaseTotals, UserTimes};
 use super::run_records::{self, CandidateRecord, RecordWriter, ReplyRecord};
 use super::workload::Workload;
 use super::{MODEL, load_workload, processes};
@@ -78,6 +78,19 @@ struct Gateway<'a> {
 struct Counts {
     totals: PhaseTotals,
     round_trip_ns: Histogram<u64>,
+    ttft_us: Histogram<u64>,
+    tpot_us: Histogram<u64>,
+    e2e_us: Histogram<u64>,
+}
+
+/// When a request passed its stages, nanoseconds: on the machine's clock until it was sent to its engine, on the engine's
+/// from then on.
+struct Stages {
+    asked_ns: u64,
+    replied_ns: u64,
+    sent_ns: u64,
+    first_ns: u64,
+    end_ns: u64,
 }
 
 impl Gateway<'_> {
@@ -132,16 +145,10 @@ impl Gateway<'_> {
     }
 
     /// Runs one request after another until none is left.
-    fn run_slot(
-        &self,
-        phase: Phase,
-        pacer: &Pacer<'_>,
-        daemon: &mut Daemon,
-        counts: &Mutex<Counts>,
-    ) -> Result<(), Error> {
+    fn run_slot(&self, phase: Phase, pacer: &Pacer, daemon: &mut Daemon, counts: &Mutex<Counts>) -> Result<(), Error> {
         while let Some(index) = pacer.enter() {
-            self.run_request(phase, index, daemon, counts)?;
-            let done = pacer.leave(index);
+            let end_ns = self.run_request(phase, index, daemon, counts)?;
+            let done = pacer.leave(index, end_ns);
             if done.is_multiple_of(PROGRESS_REQUESTS) {
                 print(&GatewayMessage::Progress(phase.0, done))?;
             }
@@ -149,42 +156,40 @@ impl Gateway<'_> {
         Ok(())
     }
 
+    /// Runs a request. Returns when it was complete, by the engine's clock.
     fn run_request(
         &self,
         phase: Phase,
         index: usize,
         daemon: &mut Daemon,
         counts: &Mutex<Counts>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let (prompt, output) = (self.workload.prompt(index), self.workload.output(index));
-        let blocks = prompt.len() / BLOCK_TOKENS;
-        let prompt_tokens = prompt.len() as u64;
+        let tokens = [prompt.len(), output.len()];
         let request_id = format!("demo-{index}");
         let book = BookingRequest { request_id: &request_id, attempt: 0 };
         let prompt_bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
         // Only the client's call lies between the two stamps; the gateway's own work is no latency.
-        let left_ns = run_records::monotonic_ns();
+        let asked_ns = run_records::monotonic_ns();
         let reply = daemon.route(&prompt_bytes, self.engines.len(), output.len() as u32, (phase.1, Some(book)))?;
         let replied_ns = run_records::monotonic_ns();
-        self.record_reply(index, left_ns, replied_ns, &prompt, &reply)?;
+        self.record_reply((phase.0, index), (asked_ns, replied_ns), &prompt, &reply)?;
 
         let chosen = self.chosen(&reply)?;
-        let answers = self.engines[chosen].submit(index as u32, prompt, output)?;
-        let cached_blocks = u64::from(answers.prefilled()?);
+        let sent_ns = run_records::monotonic_ns();
+        let answers = self.engines[chosen].submit(index as u32, sent_ns, prompt, output)?;
+        let (cached_blocks, first_ns) = answers.prefilled()?;
         let booking = reply.booking.map(BookingRef::Handle);
         if let Some(booking) = &booking {
             applied(daemon.client.prefill_complete(booking)?, index)?;
         }
-        answers.done()?;
+        let end_ns = answers.done()?;
         if let Some(booking) = &booking {
             applied(daemon.client.free(booking)?, index)?;
         }
-        let mut counts = counts.lock();
-        counts.round_trip_ns.saturating_record(replied_ns - left_ns);
-        counts.totals.prompt_blocks += blocks as u64;
-        counts.totals.cached_blocks += cached_blocks;
-        counts.totals.prefill_tokens[chosen] += prompt_tokens - cached_blocks * BLOCK_TOKENS as u64;
-        Ok(())
+        let stages = Stages { asked_ns, replied_ns, sent_ns, first_ns, end_ns };
+        counts.lock().add(chosen, tokens, u64::from(cached_blocks), &stages);
+        Ok(end_ns)
     }
 
     /// The index of the engine that the daemon chose.
@@ -204,9 +209,8 @@ impl Gateway<'_> {
     /// Records the daemon's reply for the comparison at the end.
     fn record_reply(
         &self,
-        request: usize,
-        left_ns: u64,
-        replied_ns: u64,
+        (phase, request): (usize, usize),
+        (left_ns, replied_ns): (u64, u64),
         prompt: &[u32],
         reply: &RouteReply,
     ) -> Result<(), Error> {
@@ -228,7 +232,7 @@ impl Gateway<'_> {
                 "see the daemon's log in the folder given by --keep",
             ));
         }
-        let record = ReplyRecord { request, left_ns, replied_ns, chain: block_names(prompt), candidates };
+        let record = ReplyRecord { phase, request, left_ns, replied_ns, chain: block_names(prompt), candidates };
         let line = run_records::line_of(&record)?;
         self.log.lock().write_line(&line)
     }
@@ -266,14 +270,41 @@ impl Daemon {
 impl Counts {
     fn new(engines: usize) -> Result<Self, Error> {
         let totals = PhaseTotals { prefill_tokens: vec![0; engines], ..PhaseTotals::default() };
-        // Up to a minute, three digits.
+        // Up to a minute, and up to ten of the engines' time, three digits.
         let round_trip_ns = Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(histogram_failed)?;
-        Ok(Self { totals, round_trip_ns })
+        let ttft_us = Histogram::new_with_bounds(1, 600_000_000, 3).map_err(histogram_failed)?;
+        let (tpot_us, e2e_us) = (ttft_us.clone(), ttft_us.clone());
+        Ok(Self { totals, round_trip_ns, ttft_us, tpot_us, e2e_us })
+    }
+
+    /// Adds a request of these prompt and output tokens.
+    fn add(&mut self, chosen: usize, [prompt, output]: [usize; 2], cached_blocks: u64, stages: &Stages) {
+        let Stages { asked_ns, replied_ns, sent_ns, first_ns, end_ns } = *stages;
+        let round_trip_ns = replied_ns - asked_ns;
+        self.round_trip_ns.saturating_record(round_trip_ns);
+        // The daemon's answer takes its real time.
+        let felt_us =
+            |until_ns: u64| (round_trip_ns + u64::from(TIME_FACTOR) * until_ns.saturating_sub(sent_ns)) / 1000;
+        self.ttft_us.saturating_record(felt_us(first_ns));
+        self.e2e_us.saturating_record(felt_us(end_ns));
+        if output > 1 {
+            let between_ns = u64::from(TIME_FACTOR) * end_ns.saturating_sub(first_ns) / (output - 1) as u64;
+            self.tpot_us.saturating_record(between_ns / 1000);
+        }
+        self.totals.prompt_blocks += (prompt / BLOCK_TOKENS) as u64;
+        self.totals.cached_blocks += cached_blocks;
+        self.totals.prefill_tokens[chosen] += prompt as u64 - cached_blocks * BLOCK_TOKENS as u64;
     }
 
     fn finish(mut self) -> PhaseTotals {
         let us = |quantile| self.round_trip_ns.value_at_quantile(quantile) as f64 / 1000.0;
         self.totals.round_trip_us = LatencyQuantiles { p50: us(0.5), p99: us(0.99), p999: us(0.999) };
+        let times = |of: &Histogram<u64>| {
+            let s = |quantile| of.value_at_quantile(quantile) as f64 * 1e-6;
+            UserTimes { mean: of.mean() * 1e-6, p50: s(0.5), p99: s(0.99) }
+        };
+        (self.totals.ttft_s, self.totals.tpot_s) = (times(&self.ttft_us), times(&self.tpot_us));
+        self.totals.e2e_s = times(&self.e2e_us);
         self.totals
     }
 }

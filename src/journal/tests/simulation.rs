@@ -10,8 +10,8 @@ use crate::fleet::{DeviceClass, FleetTable, PoolRole, SchemeCell, Space, TrustCe
 use crate::hash;
 use crate::ids::{DpRank, EngineHash, EventSeq, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex};
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
-use crate::journal::{DecisionRecord, Encoder, Origin};
-use crate::load::{BookingHandle, BookingRef, Loads, LoadsConfig, SessionId};
+use crate::journal::{DecisionRecord, Encoder, Origin, RequestIdentity};
+use crate::load::{BookingHandle, BookingRef, Demand, EndedBooking, Loads, LoadsConfig, SessionId};
 use crate::route::{
     AffinityMode, AffinityPolicy, AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
     Overrides, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, seconds,
@@ -44,7 +44,8 @@ pub(crate) struct Simulation {
 pub(crate) fn journal_of(seed: u64, decisions: usize) -> Vec<u8> {
     let mut simulation = Simulation::new(seed);
     let mut file = Vec::new();
-    let origin = Origin { release: "0".into(), instance_id: seed, started_unix_ms: 1, sample: 1.0, spaces: Vec::new() };
+    let origin =
+        Origin { release: "0".into(), instance_id: seed, started_unix_ms: 1, sample: 1.0, ..Origin::default() };
     let mut encoder = Encoder::begin(&origin, &mut file);
     for at in 0..decisions {
         if at % 11 == 7 {
@@ -52,6 +53,7 @@ pub(crate) fn journal_of(seed: u64, decisions: usize) -> Vec<u8> {
         }
         let record = simulation.step();
         encoder.decision(0, &record, &mut file);
+        simulation.ended().iter().for_each(|ended| encoder.ended(ended, &mut file));
     }
     encoder.end(&mut file);
     file
@@ -96,7 +98,7 @@ impl Simulation {
             role: PoolRole::Both,
             scheme: Arc::new(SchemeCell::new(Some(SCHEME))),
         };
-        let loads = Loads::new(0, LoadsConfig::default());
+        let loads = Loads::new(0, LoadsConfig { ended_waiting_max: 1 << 10, ..LoadsConfig::default() });
         workers.iter().for_each(|record| loads.admit(record.index));
         let session = loads.open_session(None, 0).expect("room");
         Self {
@@ -206,7 +208,8 @@ impl Simulation {
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
             let block_size = self.scratch.request_facts().block_size;
-            let demand = demand(&request, &decision, chosen, block_size, self.scratch.shared_locals(&decision));
+            let locals = self.scratch.shared_locals(&decision);
+            let demand = Demand { is_recorded: true, ..demand(&request, &decision, chosen, block_size, locals) };
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);
             let handle = booked.expect("room").handle;
@@ -229,6 +232,21 @@ impl Simulation {
         let mut record = DecisionRecord::default();
         let at = (self.steps * STEP_NS, SpaceId(0));
         record.copy_from(at, &self.policy, self.scratch.observation(), &decision);
+        let conversation = self.rng.random_range(0..CONVERSATIONS);
+        let prefix = (0..self.rng.random_range(0..20)).map(|at| u64::from(conversation) << 32 | at).collect();
+        record.identity = RequestIdentity {
+            booking: decision.booking.map(|handle| handle.generation),
+            session: self.rng.random::<bool>().then(|| self.rng.next_u64() >> 1),
+            waited_ns: self.rng.random_range(0..3) * 1_000,
+            expected_output_tokens: self.rng.random_range(0..100),
+            prefix_tokens: 64,
+            prefix,
+        };
         record
+    }
+
+    /// The bookings that have ended since the last call.
+    pub(crate) fn ended(&self) -> Vec<EndedBooking> {
+        std::iter::from_fn(|| self.loads.take_ended()).collect()
     }
 }

@@ -197,6 +197,7 @@ impl Model {
             blocks: if *shared { PromptBlocks::Shared(&locals) } else { PromptBlocks::Alone(blocks.len() as u64) },
             block_size: 16,
             expected_output_tokens: if tokens.is_multiple_of(2) { 100 } else { 0 },
+            is_recorded: false,
         };
         let (id, worker) = (format!("r{request}"), self.workers[usize::from(*place)]);
         let booked = self.loads.book(self.sessions[*session], &id, *attempt, worker, demand, self.now_ns());

@@ -47,6 +47,7 @@ fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) ->
         blocks,
         block_size: SCHEME.block_size,
         expected_output_tokens: 0,
+        is_recorded: false,
     }
 }
 

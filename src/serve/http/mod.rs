@@ -46,6 +46,7 @@ use crate::index::StoreBlocks;
 use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_RESERVED, HTTP_DUMPS_MAX};
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::requests::RoutingService;
+use crate::sandbox::ThreadKind;
 use crate::serve::MetricsPages;
 use connections::{ConnectionLimits, TimeLimits};
 use gateway::Gateway;
@@ -106,7 +107,7 @@ impl HttpPort {
     ) -> Result<PortThread> {
         let Self { listener, config } = self;
         let HttpMetrics { http, core: core_counters } = metrics;
-        PortThread::start("kvrouted-http", PORT, move |ending| {
+        PortThread::start(("kvrouted-http", ThreadKind::HttpPort), PORT, move |ending| {
             let listener = port_thread::register(listener, PORT)?;
             let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
             let app = Arc::new(App::new(gateway, backend, Arc::clone(&http), config));

@@ -9,6 +9,7 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 
 use crate::error::{Error, Kind, Result};
+use crate::sandbox::{self, ThreadKind};
 
 /// Binds a TCP port. `port` names it in the error: "HTTP port".
 ///
@@ -37,14 +38,14 @@ pub(crate) struct PortThread {
 }
 
 impl PortThread {
-    /// Starts the thread `name`. It calls `prepare` inside its runtime, and runs the future that `prepare` returns. The
+    /// Starts the thread `name`, of this kind. It calls `prepare` inside its runtime, and runs the future that `prepare` returns. The
     /// argument of `prepare` becomes true when the future shall end. This returns once `prepare` has returned. `port`
     /// names the port in errors.
     ///
     /// # Errors
     /// [`Kind::System`] if the thread or its runtime cannot be started; the error of `prepare`.
     pub(in crate::serve) fn start<F: Future<Output = ()>>(
-        name: &str,
+        (name, kind): (&str, ThreadKind),
         port: &'static str,
         prepare: impl FnOnce(watch::Receiver<bool>) -> Result<F> + Send + 'static,
     ) -> Result<Self> {
@@ -59,6 +60,7 @@ impl PortThread {
                 };
                 Ok((runtime, serving))
             });
+            sandbox::enter(kind);
             match prepared {
                 // The receiver waits for this message.
                 Err(error) => drop(send.send(Err(error))),

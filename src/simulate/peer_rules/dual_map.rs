@@ -7,7 +7,8 @@ use rustc_hash::FxHashMap;
 
 use super::{Candidate, Question, Rule, lowest};
 use crate::simulate::figures::Slo;
-use crate::simulate::prompt_blocks::{Block, mix};
+use crate::simulate::prompt_blocks::mix;
+use crate::simulated_engine::Block;
 
 /// `dualmap`: two hashes of the prompt's prefix name two workers. The one with the longer `hit` gets the prompt, unless
 /// its predicted TTFT, `(A + u) / R`, exceeds the SLO; then, and if both hold as much, least `A + u` of the two. A

@@ -18,12 +18,13 @@ use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::engine_law::EngineLaw;
-use crate::simulate::prompt_blocks::Block;
+use crate::load::RecentWork;
+use crate::simulated_engine::Block;
 
 pub(super) use dual_map::DualMap;
 pub(super) use llm_d::{LlmD, LlmDLegacy};
 pub(super) use load_only::{LeastLoaded, RoundRobin, VllmDp};
-pub(super) use mooncake::Mooncake;
+pub(super) use mooncake::{Mooncake, MooncakeDecode};
 pub(super) use preble::Preble;
 pub(super) use prefill_work::{Lmetric, Lpwl};
 pub(super) use thresholds::{Aibrix, Smg, TwoTier};
@@ -67,6 +68,8 @@ pub(super) struct Candidate<'a> {
     pub(super) kv_tokens: u64,
     /// Tokens that its KV memory holds.
     pub(super) capacity_tokens: u64,
+    /// What it was given lately.
+    pub(super) recent: RecentWork,
     /// Its prefills one by one.
     pub(super) booked: &'a Booked,
 }

@@ -53,10 +53,42 @@ impl Rule for Mooncake {
     }
 }
 
+/// The decode half of a pair under `mooncake`: least predicted time between two tokens with the request, by the requests
+/// and the tokens in flight on the worker; random among equals.
+///
+/// Source: Mooncake, FAST'25, algorithm 1: the prefill instance by its time to the first token, then the decode instance
+/// by its load. Replaced: the prediction is the simulated engine's own law, as above.
+#[derive(Debug)]
+pub(in crate::simulate) struct MooncakeDecode {
+    times: PrefillTimes,
+}
+
+impl MooncakeDecode {
+    pub(in crate::simulate) fn new(times: PrefillTimes) -> Self {
+        Self { times }
+    }
+}
+
+impl Rule for MooncakeDecode {
+    fn choose(
+        &mut self,
+        question: &Question<'_>,
+        candidates: &[Candidate<'_>],
+        chance: &mut Xoshiro256PlusPlus,
+    ) -> usize {
+        lowest(candidates, chance, |candidate| {
+            let tokens = candidate.kv_tokens as f64 + f64::from(question.prompt_tokens);
+            let law = self.times.laws.get(candidate.worker);
+            (law.map_or(0.0, |law| law.step_s(0.0, 0.0, candidate.requests as f64 + 1.0, tokens)), 0.0)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::fixtures::{booked, chance, idle, millisecond_a_token, prompt};
     use super::*;
+    use crate::engine_law::EngineLaw;
 
     #[test]
     fn every_booked_prefill_counts_in_full() {
@@ -80,5 +112,15 @@ mod tests {
         assert!((rule.predicted_ttft_s() - 0.96).abs() < 1e-9);
         let busy = booked(&[95]);
         assert_eq!(rule.choose(&prompt(100), &[Candidate { booked: &busy, ..holder }, idle(1)], &mut chance()), 1);
+    }
+
+    #[test]
+    fn the_decode_half_goes_where_a_step_is_shortest() {
+        // A request takes 1 ms of a step, a token 1 µs.
+        let law = EngineLaw::of([0.0; 3], [0.0, 1e-3, 1e-6]);
+        let mut rule = MooncakeDecode::new(PrefillTimes { laws: vec![law; 2], step_tokens_max: 1000.0 });
+        let holds = |worker, requests, kv_tokens| Candidate { requests, kv_tokens, ..idle(worker) };
+        assert_eq!(rule.choose(&prompt(100), &[holds(0, 3, 1000), holds(1, 2, 1999)], &mut chance()), 1);
+        assert_eq!(rule.choose(&prompt(100), &[holds(0, 3, 1000), holds(1, 2, 2001)], &mut chance()), 0);
     }
 }

@@ -2,9 +2,9 @@
 //! measure what each of them is worth. With the default weights it decides as `latency`, but with the engines' true
 //! constants.
 
-use std::collections::VecDeque;
-
 use rand_xoshiro::Xoshiro256PlusPlus;
+
+use crate::load::recent_ms;
 
 use super::{Candidate, PrefillTimes, Question, Rule, lowest};
 
@@ -22,7 +22,9 @@ pub struct TermWeights {
     /// Own prefill, for each decoding request of the worker.
     pub decoding_delay: f64,
     /// Own prefill, times load / (1 − load) of the fleet.
-    pub load_delay: f64,
+    pub later_delay: f64,
+    /// The mean time of an output, times the share of the worker's time that prefills took lately.
+    pub output_delay: f64,
     /// Whether steps take longer with decoding requests in the batch.
     pub ride_along: f64,
     /// The steps of 300 output tokens: own ones, and what own tokens add to others'.
@@ -41,7 +43,8 @@ impl Default for TermWeights {
             in_flight: 1.0,
             delay: 0.2,
             decoding_delay: 0.0,
-            load_delay: 0.0,
+            later_delay: 1.0,
+            output_delay: 1.0,
             ride_along: 0.0,
             decode: 0.0,
             eviction: 0.0,
@@ -52,13 +55,14 @@ impl Default for TermWeights {
 
 impl TermWeights {
     /// The names of the weights, as [`TermWeights::set`] takes them.
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 11] = [
         "attention",
         "elapsed",
         "in_flight",
         "delay",
         "decoding_delay",
-        "load_delay",
+        "later_delay",
+        "output_delay",
         "ride_along",
         "decode",
         "eviction",
@@ -73,7 +77,8 @@ impl TermWeights {
             &mut self.in_flight,
             &mut self.delay,
             &mut self.decoding_delay,
-            &mut self.load_delay,
+            &mut self.later_delay,
+            &mut self.output_delay,
             &mut self.ride_along,
             &mut self.decode,
             &mut self.eviction,
@@ -84,24 +89,37 @@ impl TermWeights {
     }
 }
 
-/// Nanoseconds over which the load of the fleet is measured.
-const LOAD_WINDOW_NS: u64 = 30_000_000_000;
+/// The load from which on a queue's wait grows no more.
+const LOAD_MAX: f64 = 0.8;
 /// Output tokens that a request is expected to have.
 const OUTPUT_TOKENS: f64 = 300.0;
 
 pub(in crate::simulate) struct TriedTerms {
     weights: TermWeights,
     times: PrefillTimes,
-    /// Prefills of the last [`LOAD_WINDOW_NS`]: when they were booked, and their seconds.
-    recent: VecDeque<(u64, f64)>,
-    recent_s: f64,
     predicted_ttft_s: f64,
+}
+
+/// Means over all candidates.
+#[derive(Clone, Copy)]
+struct Means {
+    /// `load / (1 − load)`.
+    later_wait: f64,
+    decode_s: f64,
+}
+
+impl Means {
+    fn of(candidates: &[Candidate<'_>], now_ms: u32) -> Self {
+        let mean =
+            |of: &dyn Fn(&Candidate<'_>) -> f64| candidates.iter().map(of).sum::<f64>() / candidates.len() as f64;
+        let load = mean(&|candidate| candidate.recent.prefill_share_at(now_ms)).min(LOAD_MAX);
+        Self { later_wait: load / (1.0 - load), decode_s: mean(&|candidate| f64::from(candidate.recent.decode_s)) }
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Price {
     ttft_s: f64,
-    prefill_s: f64,
     cost_s: f64,
 }
 
@@ -110,19 +128,7 @@ impl TriedTerms {
         if weights.attention == 0.0 {
             times.laws.iter_mut().for_each(|law| law.prefill.attention_s = 0.0);
         }
-        Self { weights, times, recent: VecDeque::new(), recent_s: 0.0, predicted_ttft_s: f64::NAN }
-    }
-
-    /// The load of the fleet: booked prefill seconds of a worker's second.
-    fn load(&mut self, now_ns: u64, workers: usize) -> f64 {
-        while let Some((at_ns, prefill_s)) = self.recent.front().copied() {
-            if at_ns + LOAD_WINDOW_NS >= now_ns {
-                break;
-            }
-            self.recent_s -= prefill_s;
-            self.recent.pop_front();
-        }
-        (self.recent_s / (LOAD_WINDOW_NS as f64 * 1e-9) / workers as f64).clamp(0.0, 0.8)
+        Self { weights, times, predicted_ttft_s: f64::NAN }
     }
 
     fn queue_s(&self, question: &Question<'_>, candidate: &Candidate<'_>) -> f64 {
@@ -137,7 +143,7 @@ impl TriedTerms {
         booked.prefills.iter().enumerate().map(seconds).sum()
     }
 
-    fn price(&self, question: &Question<'_>, candidate: &Candidate<'_>, load: f64) -> Price {
+    fn price(&self, question: &Question<'_>, candidate: &Candidate<'_>, means: Means) -> Price {
         let weights = &self.weights;
         let in_flight = if weights.in_flight > 0.0 { candidate.running_tokens } else { 0 };
         let cached = f64::from(candidate.held_tokens.max(in_flight).min(question.prompt_tokens.saturating_sub(1)));
@@ -151,15 +157,16 @@ impl TriedTerms {
         let ttft_s = slowed * (self.queue_s(question, candidate) + prefill_s);
         let delayed = weights.delay * candidate.requests as f64
             + weights.decoding_delay * decoding
-            + weights.load_delay * load / (1.0 - load);
+            + weights.later_delay * means.later_wait;
         let own_s = law.decode.request_s + law.decode.kv_token_s * (prompt + OUTPUT_TOKENS / 2.0);
         let is_full = kv_tokens + prompt > 0.9 * candidate.capacity_tokens as f64;
         let eviction_s = law.prefill.token_s * (prompt - cached) * if is_full { 10.0 } else { 1.0 };
         let cost_s = ttft_s
             + delayed * prefill_s
+            + weights.output_delay * means.decode_s * candidate.recent.prefill_share_at(recent_ms(question.now_ns))
             + weights.decode * OUTPUT_TOKENS * (decode_s + (decoding + 1.0) * own_s)
             + weights.eviction * eviction_s;
-        Price { ttft_s, prefill_s, cost_s }
+        Price { ttft_s, cost_s }
     }
 }
 
@@ -170,8 +177,8 @@ impl Rule for TriedTerms {
         candidates: &[Candidate<'_>],
         chance: &mut Xoshiro256PlusPlus,
     ) -> usize {
-        let load = self.load(question.now_ns, candidates.len());
-        let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, load)).collect();
+        let means = Means::of(candidates, recent_ms(question.now_ns));
+        let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, means)).collect();
         let bound_s = prices.iter().map(|price| price.ttft_s).fold(f64::INFINITY, f64::min) + self.weights.guard_s;
         let mut at = 0..;
         let chosen = lowest(candidates, chance, |_| {
@@ -179,8 +186,6 @@ impl Rule for TriedTerms {
             if price.ttft_s > bound_s { (f64::INFINITY, 0.0) } else { (price.cost_s, 0.0) }
         });
         self.predicted_ttft_s = prices[chosen].ttft_s;
-        self.recent.push_back((question.now_ns, prices[chosen].prefill_s));
-        self.recent_s += prices[chosen].prefill_s;
         chosen
     }
 

@@ -29,7 +29,7 @@ use serde::Deserialize;
 
 use super::draws::gap_s;
 use super::lines::{TIME_S_MAX, TraceLines, output_tokens, prompt_tokens, record, seconds};
-use super::{Arrivals, Session, Span, TraceError, Turn, Workload, append};
+use super::{Arrivals, Session, Span, TraceError, Turn, Workload, append, slice};
 
 /// Seconds of a request per output token, where its duration was not recorded.
 const API_S_PER_OUTPUT_TOKEN: f64 = 0.026;
@@ -330,22 +330,6 @@ fn prompt_and_output(
     };
     prompt.shrink_to_fit();
     (prompt, output)
-}
-
-/// The spans of `tokens` tokens of a prompt, after its first `from`; fewer, if the prompt ends before.
-fn slice(prompt: &[Span], from: u32, tokens: u32) -> Vec<Span> {
-    let (mut skip, mut left, mut taken) = (from, tokens, Vec::new());
-    for span in prompt {
-        let skipped = skip.min(span.tokens);
-        skip -= skipped;
-        let tokens = left.min(span.tokens - skipped);
-        left -= tokens;
-        append(&mut taken, Span { content: span.content, from: span.from + u64::from(skipped), tokens });
-        if left == 0 {
-            break;
-        }
-    }
-    taken
 }
 
 #[cfg(test)]

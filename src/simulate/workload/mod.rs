@@ -2,6 +2,7 @@
 
 pub mod agent_sessions;
 mod draws;
+pub mod generated;
 pub mod generators;
 pub mod lengths;
 mod lines;
@@ -12,8 +13,8 @@ mod summary;
 use std::fmt;
 use std::ops::Range;
 
-use rand::SeedableRng;
 use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use draws::Lognormal;
@@ -24,6 +25,9 @@ use summary::Summary;
 pub const PROMPT_TOKENS_MAX: u32 = 1 << 22;
 /// Tokens of an output, at most. Readers refuse longer ones.
 pub const OUTPUT_TOKENS_MAX: u32 = 1 << 20;
+
+/// Jitter moves a session by at most this many mean gaps between two sessions.
+const JITTER_GAPS: f64 = 4.0;
 
 /// Tokens of one content: `tokens` of them, from its token `from` on. Two prompts share a block if their spans name the
 /// same tokens of the same contents at the same places of the block.
@@ -51,12 +55,28 @@ impl Span {
 }
 
 /// Appends a span to a prompt: as part of the last one, if it continues that one.
-fn append(prompt: &mut Vec<Span>, span: Span) {
+pub(in crate::simulate) fn append(prompt: &mut Vec<Span>, span: Span) {
     match prompt.last_mut() {
         _ if span.tokens == 0 => {}
         Some(last) if last.tokens_with(&span).is_some() => last.tokens += span.tokens,
         _ => prompt.push(span),
     }
+}
+
+/// The spans of `tokens` tokens of a prompt, after its first `from`; fewer, if the prompt ends before.
+pub(in crate::simulate) fn slice(prompt: &[Span], from: u32, tokens: u32) -> Vec<Span> {
+    let (mut skip, mut left, mut taken) = (from, tokens, Vec::new());
+    for span in prompt {
+        let skipped = skip.min(span.tokens);
+        skip -= skipped;
+        let tokens = left.min(span.tokens - skipped);
+        left -= tokens;
+        append(&mut taken, Span { content: span.content, from: span.from + u64::from(skipped), tokens });
+        if left == 0 {
+            break;
+        }
+    }
+    taken
 }
 
 /// One request of a session.
@@ -122,7 +142,7 @@ pub struct Workload {
 
 impl Workload {
     /// A workload whose first session begins at 0. Sessions that begin at the same time keep their order.
-    fn sorted(mut sessions: Vec<Session>, arrivals: Arrivals) -> Self {
+    pub(in crate::simulate) fn sorted(mut sessions: Vec<Session>, arrivals: Arrivals) -> Self {
         sessions.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
         let first_s = sessions.first().map_or(0.0, |session| session.start_s);
         for session in &mut sessions {
@@ -152,6 +172,17 @@ impl Workload {
             session.start_s = start_s;
         }
         self
+    }
+
+    /// The same sessions, each of which begins up to four mean gaps later, at random by `seed`. For runs of a workload with
+    /// exact times that differ in nothing but their seed.
+    #[must_use]
+    pub fn jittered(mut self, seed: u64) -> Self {
+        let end_s = self.sessions.last().map_or(0.0, |session| session.start_s);
+        let grain_s = JITTER_GAPS * end_s / self.sessions.len().max(1) as f64;
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        self.sessions.iter_mut().for_each(|session| session.start_s += rng.random::<f64>() * grain_s);
+        Self::sorted(self.sessions, self.arrivals)
     }
 
     /// Requests of all sessions.
@@ -232,6 +263,21 @@ mod tests {
         assert_eq!((half.sessions[0].start_s, half.sessions[1].start_s), (0.0, 10.0));
         assert_eq!(half.sessions[0].turns, workload().sessions[2].turns);
         assert!(workload().take(9..12).sessions.is_empty());
+    }
+
+    #[test]
+    fn jitter_moves_sessions_by_less_than_its_grain_and_keeps_their_turns() {
+        let jittered = workload().jittered(7);
+        assert_eq!((&jittered, jittered.sessions.len()), (&workload().jittered(7), 4));
+        assert_ne!(jittered, workload().jittered(8));
+        assert!(jittered.sessions.is_sorted_by(|a, b| a.start_s <= b.start_s) && jittered.sessions[0].start_s == 0.0);
+        let start_s = |of: &Workload, content: u64| {
+            of.sessions.iter().find(|s| s.turns[0].output.content == content).map_or(f64::NAN, |s| s.start_s)
+        };
+        let moved: Vec<f64> = (0..4).map(|at| start_s(&jittered, at) - start_s(&workload(), at)).collect();
+        let (least, most) = moved.iter().fold((f64::MAX, f64::MIN), |(a, b), moved| (a.min(*moved), b.max(*moved)));
+        assert!(most - least < 30.0, "{moved:?}");
+        assert!(Workload::sorted(Vec::new(), Arrivals::Timed).jittered(1).sessions.is_empty());
     }
 
     #[test]

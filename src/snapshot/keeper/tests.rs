@@ -9,7 +9,8 @@ use crate::event::SourceTrust;
 use crate::fleet::{EventSource, PoolRole, Space, TrustCell};
 use crate::ids::{EventSeq, SpaceId, WorkerIndex, WorkerSlot};
 use crate::ingest::{AbortReason, References};
-use crate::snapshot::decode;
+use crate::load::LearntClass;
+use crate::snapshot::{decode, read_laws};
 use crate::trust::TrustLevel;
 
 fn trust(seq: u64) -> Trust {
@@ -78,12 +79,13 @@ impl Rig {
             directory: Arc::new(Directory::open(&folder.path().join("s")).unwrap()),
             fleet: Arc::new(fleet),
             dump: Box::new(ask),
+            laws: Box::new(LearntLaws::default),
             stats: Arc::default(),
             every: Duration::from_secs(3600),
             keep: Duration::from_secs(3600),
         };
         let (stop, stopped) = bounded(1);
-        let rounds = Rounds { plan, stopped, deadline: None, files: BTreeMap::new() };
+        let rounds = Rounds { plan, stopped, deadline: None, files: BTreeMap::new(), laws: LearntLaws::default() };
         Self { _folder: folder, rounds, asked, stop }
     }
 
@@ -212,4 +214,38 @@ fn the_file_of_a_removed_worker_is_removed_once_it_is_old() {
     rig.rounds.remove_expired();
     let files: Vec<_> = rig.rounds.plan.directory.files().unwrap().into_iter().map(|file| file.worker).collect();
     assert_eq!((files, rig.count(C::SnapshotsExpired)), (vec![Worker::new(1, 0)], 1));
+}
+
+#[test]
+fn what_was_learnt_is_written_when_it_has_changed() {
+    let mut rig = Rig::new(Vec::new(), |_| None);
+    let file = rig.rounds.plan.directory.laws_file();
+    rig.rounds.round();
+    assert!(!file.exists(), "nothing was learnt");
+    let learnt = |samples| LearntLaws {
+        classes: vec![LearntClass {
+            name: "c".to_owned(),
+            prior: [1.0; 3],
+            is_preset: true,
+            factors: [1.0; 3],
+            variance: [0.0; 6],
+            error: 0.1,
+            samples,
+            learnt_unix_ms: 7,
+        }],
+        workers: Vec::new(),
+    };
+    rig.rounds.plan.laws = Box::new(move || learnt(1));
+    rig.rounds.round();
+    assert_eq!(read_laws(&rig.rounds.plan.directory), Ok(Some(learnt(1))));
+    std::fs::write(&file, "mine").unwrap();
+    rig.rounds.round();
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine", "it is not written again");
+    rig.rounds.plan.laws = Box::new(move || learnt(2));
+    rig.rounds.round();
+    assert_eq!(read_laws(&rig.rounds.plan.directory), Ok(Some(learnt(2))));
+    std::fs::remove_dir_all(rig.rounds.plan.directory.path()).unwrap();
+    rig.rounds.plan.laws = Box::new(move || learnt(3));
+    rig.rounds.round();
+    assert_eq!(rig.count(C::SnapshotsFailed), 1);
 }

@@ -57,7 +57,13 @@ batched_tokens_max = 1000
 
 #[test]
 fn twenty_seconds() {
-    let report = soak(Duration::from_secs(20), 1);
+    let report = soak(Duration::from_secs(20), 1, &[]);
+    assert!(report.faults().is_empty(), "{}", report.table());
+}
+
+#[test]
+fn a_short_run_in_a_sandbox_breaks_no_promise() {
+    let report = soak(Duration::from_secs(10), 2, &["--sandbox", "on"]);
     assert!(report.faults().is_empty(), "{}", report.table());
 }
 
@@ -73,7 +79,7 @@ fn as_long_as_asked() {
     let asked = |name| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
     let seconds = asked("KVROUTED_SOAK_SECONDS").unwrap_or(600.0);
     let seed = asked("KVROUTED_SOAK_SEED").unwrap_or(1.0) as u64;
-    let report = soak(Duration::from_secs_f64(seconds), seed);
+    let report = soak(Duration::from_secs_f64(seconds), seed, &[]);
     if let Ok(path) = std::env::var("KVROUTED_SOAK_OUT") {
         std::fs::write(Path::new(&path).with_extension("json"), report.json().to_string()).expect("written");
         std::fs::write(Path::new(&path).with_extension("txt"), report.table()).expect("written");
@@ -81,7 +87,7 @@ fn as_long_as_asked() {
     assert!(report.faults().is_empty(), "{}", report.table());
 }
 
-fn start_daemon(engines: &[Engine]) -> Daemon {
+fn start_daemon(engines: &[Engine], flags: &[&str]) -> Daemon {
     let folder = kit::folder();
     let workers = (1..)
         .zip(engines)
@@ -93,13 +99,14 @@ fn start_daemon(engines: &[Engine]) -> Daemon {
     // Another user is among its clients.
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
     kit::replace(&config, &format!("{head}{}", workers.collect::<String>()));
-    Daemon::serve(folder, &["--config", text(&config)])
+    Daemon::serve(folder, &[&["--config", text(&config)], flags].concat())
 }
 
-fn soak(lasts: Duration, seed: u64) -> Report {
+/// `flags` are more flags of the daemon.
+fn soak(lasts: Duration, seed: u64, flags: &[&str]) -> Report {
     let prompts = Arc::new(Prompts::new());
     let engines: Vec<Engine> = (1..=ENGINES).map(|id| Engine::start(&prompts, seed * 1000 + id)).collect();
-    let daemon = start_daemon(&engines);
+    let daemon = start_daemon(&engines, flags);
     let truth = Truth { prompts, engines, tally: std::sync::Mutex::default() };
     let descriptors_before = open_descriptors(daemon.process.id());
     let rounds: Vec<(Vice, AtomicU64)> = Vice::ALL.map(|vice| (vice, AtomicU64::new(0))).into();

@@ -2,8 +2,8 @@
 
 use kvrouted::fleet::{DeviceClass, WorkerState};
 use kvrouted::ids::{EventSeq, SpaceId, TierBlocks, Worker, WorkerIndex};
-use kvrouted::journal::{DecisionRecord, Encoder, Origin, SpaceLabel};
-use kvrouted::load::Load;
+use kvrouted::journal::{DecisionRecord, Encoder, Origin, RequestIdentity, SpaceLabel};
+use kvrouted::load::{EndedBooking, Load};
 use kvrouted::route::{Decision, Draws, Mode, Observation, Policy, RequestFacts, WorkerFacts, judge};
 use kvrouted::trust::{Trust, TrustLevel};
 use rand::{RngExt, SeedableRng};
@@ -17,8 +17,14 @@ pub(super) fn journals() -> Vec<Vec<u8>> {
 
 fn journal(rng: &mut Xoshiro256PlusPlus, at: u64) -> Vec<u8> {
     let space = SpaceLabel { model: "m".into(), namespace: String::new(), role: "both".into() };
-    let origin =
-        Origin { release: "0.1.0".into(), instance_id: at, started_unix_ms: 1, sample: 1.0, spaces: vec![space] };
+    let origin = Origin {
+        release: "0.1.0".into(),
+        instance_id: at,
+        started_unix_ms: 1,
+        sample: 1.0,
+        spaces: vec![space],
+        classes: vec!["class".into()],
+    };
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(&origin, &mut bytes);
     let (mut record, mut decision) = (DecisionRecord::default(), Decision::default());
@@ -31,10 +37,16 @@ fn journal(rng: &mut Xoshiro256PlusPlus, at: u64) -> Vec<u8> {
         let observation = observation(rng);
         judge(&policy, &observation, Draws::new(rng.random()), &mut decision);
         record.copy_from((step, SpaceId(0)), &policy, &observation, &decision);
+        let prefix = (0..rng.random_range(0..9)).map(|depth| (step % 3) << 32 | depth).collect();
+        record.identity =
+            RequestIdentity { booking: Some(step), session: Some(7), prefix_tokens: 64, prefix, ..Default::default() };
         encoder.decision(step as u32 % 3, &record, &mut bytes);
         if step % 5 == 0 {
             encoder.gap(0, step, &mut bytes);
+            encoder.ends_lost(step, &mut bytes);
         }
+        let ended = EndedBooking { booking: step, first_token_ns: Some(9), end_ns: 99, ..EndedBooking::default() };
+        encoder.ended(&ended, &mut bytes);
     }
     if at.is_multiple_of(2) {
         encoder.end(&mut bytes);

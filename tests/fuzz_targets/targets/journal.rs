@@ -29,11 +29,14 @@ fn read(data: &[u8]) {
         match reader.next(&mut record) {
             JournalEntry::Decision { core } => {
                 again.judge(&record);
-                comparison.pick(&Policy::default(), &mut record.observation, record.outcome.seed);
+                let chosen = record.outcome.chosen();
+                comparison.compare(&Policy::default(), &mut record.observation, record.outcome.seed, chosen);
                 encoder.decision(core, &record, &mut bytes);
                 said.push((core, format!("{record:?}")));
             }
             JournalEntry::Gap { core, lost } => encoder.gap(core, lost, &mut bytes),
+            JournalEntry::Ended(ended) => encoder.ended(&ended, &mut bytes),
+            JournalEntry::EndsLost { lost } => encoder.ends_lost(lost, &mut bytes),
             JournalEntry::End(Ending::Torn { at, bytes } | Ending::Damaged { at, bytes }) => {
                 assert_eq!((at + bytes) as usize, data.len(), "all that is not used is told");
                 break;
@@ -46,7 +49,7 @@ fn read(data: &[u8]) {
     for (core, said) in said {
         let entry = loop {
             match reader.next(&mut record) {
-                JournalEntry::Gap { .. } => {}
+                JournalEntry::Gap { .. } | JournalEntry::Ended(_) | JournalEntry::EndsLost { .. } => {}
                 entry => break entry,
             }
         };

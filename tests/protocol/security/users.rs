@@ -230,8 +230,9 @@ fn the_bound_sessions_of_one_user_leave_those_of_others_bound() {
 
 fn the_sets_of_workers_that_one_user_waits_for_leave_some_for_others() {
     let workers: String = (2..=6).map(|id| format!("[[worker]]\nid = {id}\nbatched_tokens_max = 100\n")).collect();
-    let tables =
-        format!("batched_tokens_max = 100\n{workers}[policy]\nqueue_threshold = 0.5\nqueue_requests_max = 60000");
+    // Costs of this mode do not depend on the time.
+    let policy = "[policy]\nmode = \"kv\"\nqueue_threshold = 0.5\nqueue_requests_max = 60000";
+    let tables = format!("batched_tokens_max = 100\n{workers}{policy}");
     let Some((daemon, socket)) = daemon(&configured(""), &tables) else { return };
     let mut holder = connected(MEMBER, &socket);
     for at in 0..6 {

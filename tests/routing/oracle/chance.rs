@@ -26,12 +26,12 @@ fn fleet(requests: &[u64]) -> Observation {
 
 /// Asserts that workers are chosen with these probabilities.
 #[track_caller]
-fn expect(policy: Policy, requests: &[u64], probabilities: &[f64]) {
+fn expect(policy: &Policy, requests: &[u64], probabilities: &[f64]) {
     let observation = fleet(requests);
     let mut counts = vec![0.0; requests.len()];
     let mut decision = Decision::default();
     for seed in 0..DRAWS {
-        judge(&policy, &observation, Draws::new(seed), &mut decision);
+        judge(policy, &observation, Draws::new(seed), &mut decision);
         counts[decision.candidates[0].index.0 as usize] += 1.0;
     }
     let mut deviation = 0.0;
@@ -53,31 +53,31 @@ fn a_temperature_draws_by_the_published_formula() {
         let weight = |cost: &u64| (-((*cost as f64 - 10.0) / (8.0 * temperature))).exp();
         let sum: f64 = costs.iter().map(weight).sum();
         let probabilities: Vec<_> = costs.iter().map(|cost| weight(cost) / sum).collect();
-        expect(Policy { temperature, ..Policy::default() }, &costs, &probabilities);
+        expect(&Policy { temperature, ..Policy::default() }, &costs, &probabilities);
     }
-    expect(Policy { temperature: 0.5, ..Policy::default() }, &[4, 4, 4, 4], &[0.25; 4]);
+    expect(&Policy { temperature: 0.5, ..Policy::default() }, &[4, 4, 4, 4], &[0.25; 4]);
 }
 
 #[test]
 fn equals_are_drawn_alike_and_only_they() {
     for mode in [Mode::Kv, Mode::LoadAware, Mode::LeastLoaded, Mode::DeviceAwareWeighted] {
         let third = 1.0 / 3.0;
-        expect(Policy { mode, ..Policy::default() }, &[3, 2, 2, 9, 2], &[0.0, third, third, 0.0, third]);
+        expect(&Policy { mode, ..Policy::default() }, &[3, 2, 2, 9, 2], &[0.0, third, third, 0.0, third]);
     }
 }
 
 #[test]
 fn any_is_drawn_at_random() {
-    expect(Policy { mode: Mode::Random, ..Policy::default() }, &[9, 0, 3, 1, 1], &[0.2; 5]);
+    expect(&Policy { mode: Mode::Random, ..Policy::default() }, &[9, 0, 3, 1, 1], &[0.2; 5]);
 }
 
 #[test]
 fn of_two_that_are_drawn_the_better_is_taken() {
     let policy = Policy { mode: Mode::PowerOfTwo, ..Policy::default() };
     // Of the six pairs of four: the best wins three, the next two, the third one.
-    expect(policy, &[5, 1, 2, 9], &[1.0 / 6.0, 3.0 / 6.0, 2.0 / 6.0, 0.0]);
-    expect(policy, &[1, 1], &[0.5, 0.5]);
-    expect(policy, &[7], &[1.0]);
+    expect(&policy, &[5, 1, 2, 9], &[1.0 / 6.0, 3.0 / 6.0, 2.0 / 6.0, 0.0]);
+    expect(&policy, &[1, 1], &[0.5, 0.5]);
+    expect(&policy, &[7], &[1.0]);
 }
 
 #[test]

@@ -43,3 +43,7 @@ class CostTerms:
     fetch_s: float = 0.0
     #: seconds: weighted delay of the worker's other requests by this prefill
     delay_s: float = 0.0
+    #: seconds: weighted delay of requests that come later by this prefill
+    later_delay_s: float = 0.0
+    #: seconds: weighted delay of this request's output by other prefills on the worker
+    output_delay_s: float = 0.0

@@ -1543,8 +1543,22 @@ class CostTerms(object):
             return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
         return 0.0
 
+    # CostTerms
+    def LaterDelayS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
+    # CostTerms
+    def OutputDelayS(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Float64Flags, o + self._tab.Pos)
+        return 0.0
+
 def CostTermsStart(builder):
-    builder.StartObject(24)
+    builder.StartObject(26)
 
 def CostTermsAddRequestBlocks(builder, requestBlocks):
     builder.PrependFloat64Slot(0, requestBlocks, 0.0)
@@ -1617,6 +1631,12 @@ def CostTermsAddFetchS(builder, fetchS):
 
 def CostTermsAddDelayS(builder, delayS):
     builder.PrependFloat64Slot(23, delayS, 0.0)
+
+def CostTermsAddLaterDelayS(builder, laterDelayS):
+    builder.PrependFloat64Slot(24, laterDelayS, 0.0)
+
+def CostTermsAddOutputDelayS(builder, outputDelayS):
+    builder.PrependFloat64Slot(25, outputDelayS, 0.0)
 
 def CostTermsEnd(builder):
     return builder.EndObject()

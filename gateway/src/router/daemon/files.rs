@@ -77,6 +77,7 @@ struct Configuration<'a> {
     serve: Serve<'a>,
     metrics: Metrics,
     log: Log<'a>,
+    sandbox: Sandbox,
     booking: Booking,
     snapshot: Snapshot,
     policy: Policy,
@@ -102,6 +103,11 @@ struct Log<'a> {
 }
 
 #[derive(Serialize)]
+struct Sandbox {
+    mode: &'static str,
+}
+
+#[derive(Serialize)]
 struct Booking {
     age_s_max: u64,
     track_output_blocks: bool,
@@ -116,6 +122,7 @@ struct Snapshot {
 /// Callers name sessions by a header, which would do nothing with affinity off.
 #[derive(Serialize)]
 struct Policy {
+    mode: &'static str,
     affinity: &'static str,
 }
 
@@ -139,9 +146,10 @@ fn configuration(folder: &Path, socket: &Path, plan: &FleetPlan, options: &Daemo
         serve: Serve { socket, socket_mode: "0600" },
         metrics: Metrics { port: options.metrics_port },
         log: Log { level: &options.log_level, format: "json" },
+        sandbox: Sandbox { mode: options.sandbox.name() },
         booking: Booking { age_s_max: options.request_max.as_secs().clamp(1, 86_400), track_output_blocks: true },
         snapshot: Snapshot { dir: folder.join("snapshots") },
-        policy: Policy { affinity: "soft" },
+        policy: Policy { mode: options.mode.name(), affinity: "soft" },
         space: plan.spaces.iter().map(space).collect(),
         worker: plan.workers.iter().map(WorkerRecord::of).collect(),
     };
@@ -193,7 +201,8 @@ mod tests {
     fn the_configuration_has_the_spaces_and_the_workers() {
         let plan = FleetPlan::of(&[engine(1, &[5557]), engine(2, &[])]);
         let folder = Folder::make().expect("a folder");
-        let options = DaemonOptions { report_mode_passes: false, ..DaemonOptions::default() };
+        let mode = kvrouted::client::Mode::Kv;
+        let options = DaemonOptions { report_mode_passes: false, mode, ..DaemonOptions::default() };
         folder.write(&plan, &options).expect("files");
         let text = std::fs::read_to_string(folder.configuration()).expect("the configuration");
         let parsed: toml::Table = text.parse().expect("TOML");
@@ -201,6 +210,7 @@ mod tests {
         assert_eq!((space["model"].as_str(), space["block_size"].as_integer()), (Some("m"), Some(16)));
         assert_eq!((space["role"].as_str(), space["full_reports"].as_str()), (Some("both"), Some("none")));
         assert_eq!(parsed["serve"]["socket"].as_str(), folder.socket().to_str());
+        assert_eq!(parsed["policy"]["mode"].as_str(), Some("kv"));
         let workers = &parsed["worker"];
         assert_eq!(workers[0]["endpoint"].as_str(), Some("tcp://10.0.0.1:5557"));
         assert_eq!((workers[1]["id"].as_str(), workers[1].get("endpoint")), (Some("2"), None));

@@ -18,6 +18,7 @@ mod files;
 mod log_lines;
 mod plan;
 mod program;
+mod starter;
 mod steadiness;
 mod supervisor;
 #[cfg(test)]
@@ -28,6 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvrouted::client;
+use kvrouted::sandbox::Mode;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -38,6 +41,7 @@ use self::supervisor::{Order, Supervisor};
 use crate::engines::EngineSet;
 
 pub use self::program::find_program;
+pub use self::starter::DaemonStarter;
 
 /// Why there is no daemon.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,6 +78,8 @@ pub struct DaemonOptions {
     pub program: Option<PathBuf>,
     /// The port of its Prometheus page on the loopback interface; 0 = none.
     pub metrics_port: u16,
+    /// How it chooses workers.
+    pub mode: client::Mode,
     /// The least severe level that it logs.
     pub log_level: String,
     /// How long a request may take. The daemon drops bookings that are older.
@@ -81,6 +87,8 @@ pub struct DaemonOptions {
     /// Whether a caller's body with `kv_cache_report_mode` reaches an engine. If the gateway refuses or strips the
     /// field, the daemon can count copies of blocks exactly.
     pub report_mode_passes: bool,
+    /// How much it gives up once it has started.
+    pub sandbox: Mode,
 }
 
 impl Default for DaemonOptions {
@@ -88,9 +96,11 @@ impl Default for DaemonOptions {
         Self {
             program: None,
             metrics_port: 0,
+            mode: client::Mode::Latency,
             log_level: "info".to_owned(),
             request_max: Duration::from_secs(600),
             report_mode_passes: true,
+            sandbox: Mode::Off,
         }
     }
 }
@@ -133,14 +143,22 @@ impl DaemonProcess {
     /// # Errors
     /// There is no program, no folder or no thread.
     pub fn start(options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
-        let mut steadiness = Steadiness::default();
-        let plan = plan_of(engines, &mut steadiness);
-        Ok(Self { steadiness: Mutex::new(steadiness), ..Self::start_planned(options, plan)? })
+        Self::start_on(DaemonStarter::new(options.sandbox)?, options, engines)
     }
 
-    fn start_planned(options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
+    /// The same on a thread that was started before this process entered its sandbox.
+    ///
+    /// # Errors
+    /// There is no program.
+    pub fn start_on(starter: DaemonStarter, options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
+        let mut steadiness = Steadiness::default();
+        let plan = plan_of(engines, &mut steadiness);
+        Ok(Self { steadiness: Mutex::new(steadiness), ..Self::start_planned(starter, options, plan)? })
+    }
+
+    fn start_planned(starter: DaemonStarter, options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
         let program = find_program(options.program.as_deref())?;
-        let folder = Arc::new(Folder::make()?);
+        let folder = starter.folder();
         plan.log_problems_beside(&FleetPlan::default());
         let (orders, ordered) = watch::channel(Order { plan: Arc::new(plan), is_stop: false });
         let (state, states) = watch::channel(DaemonState::NoModels);
@@ -153,7 +171,7 @@ impl DaemonProcess {
             state,
             restarts: Arc::clone(&restarts),
         };
-        supervisor.start()?;
+        starter.start(supervisor)?;
         Ok(Self { folder, orders, states, restarts, steadiness: Mutex::default() })
     }
 

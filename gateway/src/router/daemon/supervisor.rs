@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use super::files::Folder;
 use super::log_lines::LogLine;
 use super::plan::FleetPlan;
-use super::{DaemonError, DaemonOptions, DaemonState};
+use super::{DaemonOptions, DaemonState};
 use crate::limits::{
     CONNECT_PAUSE, DAEMON_STOP_MAX, LOG_LINE_BYTES_MAX, LOG_LINES_SHOWN, RESTART_PAUSE_FIRST, RESTART_PAUSE_MAX,
     RUN_HEALTHY_MIN,
@@ -56,15 +56,8 @@ enum RunEnd {
 }
 
 impl Supervisor {
-    /// Starts the thread.
-    pub(super) fn start(self) -> Result<(), DaemonError> {
-        let failed = |error: std::io::Error| DaemonError::Supervisor(error.to_string());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let body = move || runtime.block_on(self.run());
-        std::thread::Builder::new().name("daemon".to_owned()).spawn(body).map(drop).map_err(failed)
-    }
-
-    async fn run(mut self) {
+    /// Runs on its thread, to the end of the child.
+    pub(super) async fn run(mut self) {
         let mut failures = 0;
         while self.has_spaces().await {
             self.state.send_replace(DaemonState::Starting);

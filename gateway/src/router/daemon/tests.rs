@@ -34,6 +34,10 @@ fn options() -> Option<DaemonOptions> {
     })
 }
 
+fn starter() -> DaemonStarter {
+    DaemonStarter::new(Mode::Off).expect("a thread")
+}
+
 fn plan(engines: &[PlannedEngine]) -> FleetPlan {
     FleetPlan::of(engines)
 }
@@ -82,7 +86,7 @@ fn is_alive(pid: u32) -> bool {
 #[tokio::test]
 async fn the_daemon_has_the_engines_ranks_and_learns_of_more_without_a_restart() {
     let Some(options) = options() else { return };
-    let daemon = DaemonProcess::start_planned(options, plan(&[engine(1, &[5557, 5558])])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557, 5558])])).expect("a child");
     let pid = running(&daemon).await;
     let client = client(&daemon);
     client.connected().await.expect("a connection");
@@ -102,7 +106,7 @@ async fn the_daemon_has_the_engines_ranks_and_learns_of_more_without_a_restart()
 #[tokio::test]
 async fn a_daemon_that_is_killed_is_started_again() {
     let Some(options) = options() else { return };
-    let daemon = DaemonProcess::start_planned(options, plan(&[engine(1, &[5557])])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557])])).expect("a child");
     let pid = running(&daemon).await;
     signal(pid, Signal::KILL);
     let next = until(&daemon, |state| matches!(state, DaemonState::Running { pid: now } if *now != pid)).await;
@@ -117,7 +121,7 @@ async fn a_daemon_that_is_killed_is_started_again() {
 #[tokio::test]
 async fn the_first_model_starts_the_daemon_and_a_new_model_starts_it_again() {
     let Some(options) = options() else { return };
-    let daemon = DaemonProcess::start_planned(options, plan(&[])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[])).expect("a child");
     assert_eq!(daemon.state(), DaemonState::NoModels);
     daemon.update_planned(plan(&[engine(1, &[5557])]));
     let pid = running(&daemon).await;
@@ -138,7 +142,7 @@ async fn a_program_that_ends_at_once_is_an_error_with_its_last_words() {
     std::fs::write(&program, "#!/bin/sh\necho 'the cache is on fire' >&2\nexit 3\n").expect("a script");
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("its mode");
     let options = DaemonOptions { program: Some(program), ..DaemonOptions::default() };
-    let daemon = DaemonProcess::start_planned(options, plan(&[engine(1, &[5557])])).expect("a supervisor");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557])])).expect("a supervisor");
     let error = daemon.ready(Instant::now() + PATIENCE).await.expect_err("it ended");
     let text = error.to_string();
     assert!(text.contains("exit status: 3") && text.contains("the cache is on fire"), "{text}");

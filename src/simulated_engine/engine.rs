@@ -1,65 +1,116 @@
 //! One simulated engine: continuous batching with chunked prefill, in the order of vLLM's scheduler (first come, first
 //! served; decodes first; preemption of the youngest, which is computed again).
 
+mod hand_over;
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 
+use super::Block;
 use super::kv_pool::{CachedBlock, KvPool};
-use super::prompt_blocks::Block;
 use super::spec::EngineSpec;
 use super::tier_store::TierStore;
 use crate::ids::Tier;
 
-/// A request of the run, by its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RequestId(pub(super) u32);
+/// A request, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
 
 /// A request for an engine.
 #[derive(Clone, Debug)]
-pub(super) struct EngineRequest {
-    pub(super) id: RequestId,
-    /// The whole blocks of its prompt and its output.
-    pub(super) blocks: Rc<[Block]>,
-    pub(super) prompt_tokens: u32,
-    /// At least 1.
-    pub(super) output_tokens: u32,
+pub struct EngineRequest {
+    /// Its number, which no other request of the engine has.
+    pub id: RequestId,
+    /// The whole blocks of its prompt and its output, without the output's last token, which is never computed.
+    pub blocks: Rc<[Block]>,
+    /// Tokens of its prompt, at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens of its output, at least 1.
+    pub output_tokens: u32,
+    /// What of it runs here.
+    pub part: Part,
+}
+
+/// The part of a request that an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Up to the first token. The blocks stay until [`Engine::forget`].
+    Prefill,
+    /// From the first token on. The KV of the prompt comes from another engine.
+    Decode,
 }
 
 /// What an engine has to say after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Progress {
+pub enum Progress {
     /// The prompt has its place in a batch, with this many tokens of it found in caches.
     Scheduled {
+        /// The request.
         id: RequestId,
+        /// Tokens that need not be computed.
         cached_tokens: u32,
     },
+    /// The prompt is computed.
     FirstToken(RequestId),
+    /// The KV of a prompt has come from the engine that computed it.
+    Received(RequestId),
+    /// The output is complete.
     Finished(RequestId),
+    /// The request lost its place and waits again, for lack of KV memory.
     Preempted(RequestId),
 }
 
 /// A change of what an engine holds.
 #[derive(Clone, Debug)]
-pub(super) enum KvEvent {
+pub enum KvEvent {
     /// Blocks `from..to` of a request.
-    Stored { tier: Tier, blocks: Rc<[Block]>, from: u32, to: u32 },
-    /// Blocks by their chains.
-    Removed { tier: Tier, chains: Vec<u64> },
-    /// Blocks that a lower tier took from the tier above, by their chains. The blocks are still held above.
-    Copied { tier: Tier, chains: Vec<u64> },
+    Stored {
+        /// Where they are.
+        tier: Tier,
+        /// The request.
+        id: RequestId,
+        /// All its blocks.
+        blocks: Rc<[Block]>,
+        /// The first of those that are stored.
+        from: u32,
+        /// The first after them.
+        to: u32,
+    },
+    /// Blocks that are gone.
+    Removed {
+        /// Where they were.
+        tier: Tier,
+        /// Their chains.
+        chains: Vec<u64>,
+    },
+    /// Blocks that a lower tier took from the tier above. They are still held above.
+    Copied {
+        /// Where they are now, too.
+        tier: Tier,
+        /// Their chains.
+        chains: Vec<u64>,
+    },
 }
 
 /// Where a request of the engine is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Waiting,
-    /// Blocks of lower tiers are on their way until this time.
+    /// Blocks of lower tiers or of another engine are on their way until this time.
     Fetching {
         until_ns: u64,
         fetched: u32,
     },
+    /// The KV of the prompt has come, and the batch has no place yet.
+    Received,
     Prefilling,
+    /// The first token has come, and another engine fetches the KV.
+    HandingOver,
     /// Since this decode step, with this many tokens in the KV memory then.
     Decoding {
         since_step: u64,
@@ -88,7 +139,7 @@ struct Running {
 
 /// The state of one engine between and during steps.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub struct Engine {
     spec: EngineSpec,
     pool: KvPool,
     tiers: Vec<TierStore>,
@@ -96,6 +147,8 @@ pub(super) struct Engine {
     unused_slots: Vec<u32>,
     waiting: VecDeque<u32>,
     fetching: Vec<u32>,
+    /// Until when the link to other engines is busy.
+    link_busy_ns: u64,
     prefilling: Vec<u32>,
     /// Decoding requests by the decode step after which they end. An entry whose admission is not that of its slot is
     /// of a request that was preempted.
@@ -119,7 +172,9 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(spec: EngineSpec) -> Self {
+    /// An engine that has computed nothing yet.
+    #[must_use]
+    pub fn new(spec: EngineSpec) -> Self {
         let capacity_blocks = u32::try_from(spec.kv_tokens / u64::from(spec.block_size)).unwrap_or(u32::MAX / 2);
         Self {
             pool: KvPool::new(capacity_blocks),
@@ -130,6 +185,7 @@ impl Engine {
             unused_slots: Vec::new(),
             waiting: VecDeque::new(),
             fetching: Vec::new(),
+            link_busy_ns: 0,
             prefilling: Vec::new(),
             decoding: BinaryHeap::new(),
             decoding_count: 0,
@@ -147,26 +203,32 @@ impl Engine {
     }
 
     /// Whether a request can ever run here.
-    pub(super) fn can_hold(&self, prompt_tokens: u32, output_tokens: u32) -> bool {
+    #[must_use]
+    pub fn can_hold(&self, prompt_tokens: u32, output_tokens: u32) -> bool {
         let tokens = u64::from(prompt_tokens) + u64::from(output_tokens);
         tokens.div_ceil(u64::from(self.spec.block_size)) <= u64::from(self.pool.capacity_blocks())
     }
 
-    pub(super) fn spec(&self) -> &EngineSpec {
+    /// What the engine is.
+    #[must_use]
+    pub fn spec(&self) -> &EngineSpec {
         &self.spec
     }
 
-    pub(super) fn is_stepping(&self) -> bool {
+    /// Whether a step has begun and not ended.
+    #[must_use]
+    pub fn is_stepping(&self) -> bool {
         self.is_stepping
     }
 
     /// Requests that have a place in a batch, and those that wait.
     #[cfg(test)]
-    pub(super) fn counts(&self) -> (u32, usize) {
+    fn counts(&self) -> (u32, usize) {
         (self.prefilling.len() as u32 + self.decoding_count, self.waiting.len() + self.fetching.len())
     }
 
-    pub(super) fn push(&mut self, request: EngineRequest) {
+    /// Takes a request, which waits behind the others.
+    pub fn push(&mut self, request: EngineRequest) {
         let target = request.prompt_tokens;
         let running = Running {
             request,
@@ -194,10 +256,10 @@ impl Engine {
     }
 
     /// Plans the next step. Returns its duration in seconds; `None` if there is nothing to compute now.
-    pub(super) fn begin_step(&mut self, now_ns: u64, progress: &mut Vec<Progress>) -> Option<f64> {
+    pub fn begin_step(&mut self, now_ns: u64, progress: &mut Vec<Progress>) -> Option<f64> {
         self.chunks.clear();
         (self.has_grown, self.has_preempted) = (false, false);
-        self.land_fetched(now_ns);
+        self.land_fetched(now_ns, progress);
         self.grow_decoding(progress);
         let mut budget = self.spec.step_tokens_max.saturating_sub(self.decoding_count);
         self.continue_prefills(&mut budget, progress);
@@ -220,7 +282,8 @@ impl Engine {
     }
 
     /// The time at which the next fetch ends, if nothing else is to be done before.
-    pub(super) fn next_fetched_ns(&self) -> Option<u64> {
+    #[must_use]
+    pub fn next_fetched_ns(&self) -> Option<u64> {
         let until = |slot: &u32| match self.at(*slot).phase {
             Phase::Fetching { until_ns, .. } => Some(until_ns),
             _ => None,
@@ -229,7 +292,7 @@ impl Engine {
     }
 
     /// Ends the step that began last.
-    pub(super) fn end_step(&mut self, progress: &mut Vec<Progress>) {
+    pub fn end_step(&mut self, progress: &mut Vec<Progress>) {
         self.is_stepping = false;
         if self.decodes_in_step {
             self.decode_steps += 1;
@@ -255,10 +318,13 @@ impl Engine {
 
     /// Seconds of prefill until the first token of a request that would come now: of all prompts that are before it, and
     /// its own, with what is cached now. Decodes beside them are left out.
-    pub(super) fn prefill_ahead_s(&self, blocks: &[Block], prompt_tokens: u32) -> f64 {
+    #[must_use]
+    pub fn prefill_ahead_s(&self, blocks: &[Block], prompt_tokens: u32) -> f64 {
         let step = f64::from(self.spec.step_tokens_max);
         let law = &self.spec.law;
-        let ahead = self.waiting.iter().chain(&self.fetching).chain(&self.prefilling).map(|slot| {
+        let prompts = self.waiting.iter().chain(&self.fetching).chain(&self.prefilling);
+        let prompts = prompts.filter(|slot| self.at(**slot).request.part != Part::Decode);
+        let ahead = prompts.map(|slot| {
             let running = self.at(*slot);
             let computed = match running.phase {
                 Phase::Waiting => self.device_hits(*slot).len() as u32 * self.spec.block_size,
@@ -273,13 +339,13 @@ impl Engine {
     }
 
     /// Moves what changed in the KV memory since the last call to `to`, in order.
-    pub(super) fn take_events(&mut self, to: &mut Vec<KvEvent>) {
+    pub fn take_events(&mut self, to: &mut Vec<KvEvent>) {
         self.note_evicted();
         to.append(&mut self.events);
     }
 
-    /// The requests of an engine that dies, in the order of their arrival here.
-    pub(super) fn requests(&self) -> impl Iterator<Item = RequestId> {
+    /// The requests that are here, in no particular order.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
         self.slots.iter().flatten().map(|running| running.request.id)
     }
 
@@ -326,7 +392,10 @@ impl Engine {
     fn admit(&mut self, now_ns: u64, budget: &mut u32, progress: &mut Vec<Progress>) {
         while *budget > 0 && self.prefilling.len() as u32 + self.decoding_count < self.spec.sequences_max {
             let Some(&slot) = self.waiting.front() else { return };
-            if self.begins_fetch(slot, now_ns) {
+            if self.at(slot).request.part == Part::Decode && !self.begins_receiving(slot, now_ns) {
+                return;
+            }
+            if self.at(slot).request.part == Part::Decode || self.begins_fetch(slot, now_ns) {
                 self.waiting.pop_front();
                 continue;
             }
@@ -360,10 +429,11 @@ impl Engine {
         }
     }
 
-    /// The leading blocks of a request that the device holds. The last token is always computed.
+    /// The leading blocks of a request that the device holds. The last token is always computed, here or elsewhere.
     fn device_hits(&self, slot: u32) -> Vec<CachedBlock> {
         let running = self.at(slot);
-        let usable = ((running.target - 1) / self.spec.block_size) as usize;
+        let computed_elsewhere = running.request.part == Part::Decode;
+        let usable = ((running.target - u32::from(!computed_elsewhere)) / self.spec.block_size) as usize;
         let blocks = running.request.blocks.iter().take(usable);
         blocks.map_while(|block| self.pool.find(block.chain)).collect()
     }
@@ -399,30 +469,37 @@ impl Engine {
         true
     }
 
-    /// Blocks whose fetch has ended are cached; their requests go to the head of the queue.
-    fn land_fetched(&mut self, now_ns: u64) {
+    /// Blocks whose fetch has ended are cached; their requests go to the head of the queue, or begin to decode.
+    fn land_fetched(&mut self, now_ns: u64, progress: &mut Vec<Progress>) {
         let mut at = 0;
         while at < self.fetching.len() {
             let slot = self.fetching[at];
-            let Phase::Fetching { until_ns, fetched } = self.at(slot).phase else { break };
-            if until_ns > now_ns {
+            let running = self.at(slot);
+            let lands = match running.phase {
+                Phase::Fetching { until_ns, .. } if until_ns > now_ns => false,
+                _ if running.request.part == Part::Decode => self.land_received(slot, progress),
+                Phase::Fetching { fetched, .. } => {
+                    self.offer(slot, running.offered + fetched);
+                    // The blocks are cached now: what admission does is the same as for every other prompt.
+                    self.release(slot);
+                    self.at_mut(slot).phase = Phase::Waiting;
+                    self.waiting.push_front(slot);
+                    true
+                }
+                _ => true,
+            };
+            if lands {
+                self.fetching.remove(at);
+            } else {
                 at += 1;
-                continue;
             }
-            self.fetching.remove(at);
-            let end = self.at(slot).offered + fetched;
-            self.offer(slot, end);
-            // The blocks are cached now: what admission does is the same as for every other prompt.
-            self.release(slot);
-            self.at_mut(slot).phase = Phase::Waiting;
-            self.waiting.push_front(slot);
         }
     }
 
     /// Offers the whole blocks of a request before block `end` to the cache.
     fn offer(&mut self, slot: u32, end: u32) {
         let running = self.slots[slot as usize].as_mut().expect("a slot in a list is used");
-        let blocks = &running.request.blocks;
+        let (id, blocks) = (running.request.id, &running.request.blocks);
         let (from, end) = (running.offered, end.min(blocks.len() as u32));
         let mut stored = from;
         for at in from..end {
@@ -431,14 +508,15 @@ impl Engine {
                 None => {
                     if stored < at {
                         let blocks = blocks.clone();
-                        self.events.push(KvEvent::Stored { tier: Tier::Device, blocks, from: stored, to: at });
+                        self.events.push(KvEvent::Stored { tier: Tier::Device, id, blocks, from: stored, to: at });
                     }
                     stored = at + 1;
                 }
             }
         }
         if stored < end {
-            self.events.push(KvEvent::Stored { tier: Tier::Device, blocks: blocks.clone(), from: stored, to: end });
+            let blocks = blocks.clone();
+            self.events.push(KvEvent::Stored { tier: Tier::Device, id, blocks, from: stored, to: end });
         }
         running.offered = running.offered.max(end);
     }
@@ -458,8 +536,15 @@ impl Engine {
         let running = self.at_mut(slot);
         let (id, is_first) = (running.request.id, running.generated == 0);
         running.generated += 1;
+        let only_prefills = running.request.part == Part::Prefill;
+        if only_prefills {
+            running.phase = Phase::HandingOver;
+        }
         if is_first {
             progress.push(Progress::FirstToken(id));
+        }
+        if only_prefills {
+            return;
         }
         if self.at(slot).generated >= self.at(slot).request.output_tokens {
             self.finish(slot, progress);
@@ -576,200 +661,6 @@ impl Engine {
         }
         if !chains.is_empty() {
             self.events.push(KvEvent::Removed { tier: above, chains });
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use rand::{RngExt, SeedableRng};
-    use rand_xoshiro::Xoshiro256PlusPlus;
-
-    use super::*;
-    use crate::engine_law::EngineLaw;
-    use crate::simulate::spec::TierSpec;
-
-    /// 1 s a step with new tokens, 10 ms a new token; 0.5 s a step without.
-    fn spec(kv_tokens: u64, step_tokens_max: u32) -> EngineSpec {
-        EngineSpec {
-            class: "test".into(),
-            law: EngineLaw::of([1.0, 0.01, 0.0], [0.5, 0.0, 0.0]),
-            kv_tokens,
-            block_size: 4,
-            step_tokens_max,
-            sequences_max: 8,
-            tiers: Vec::new(),
-        }
-    }
-
-    /// A request whose first `shared` blocks are those of content 7, and the others its own.
-    fn request(id: u32, shared: u64, prompt_tokens: u32, output_tokens: u32) -> EngineRequest {
-        let count = u64::from((prompt_tokens + output_tokens - 1) / 4);
-        let own = |at: u64| if at < shared { 7_000 + at } else { 1_000_000 * u64::from(id + 1) + at };
-        let blocks = (0..count).map(|at| Block { local: own(at), chain: own(at) }).collect();
-        EngineRequest { id: RequestId(id), blocks, prompt_tokens, output_tokens }
-    }
-
-    /// An engine with its own clock, and what it said so far.
-    struct Bench {
-        engine: Engine,
-        now_s: f64,
-        told: Vec<(f64, Progress)>,
-    }
-
-    impl Bench {
-        fn new(spec: EngineSpec) -> Self {
-            Self { engine: Engine::new(spec), now_s: 0.0, told: Vec::new() }
-        }
-
-        /// Runs one step. `false`: there is nothing to do.
-        fn step(&mut self) -> bool {
-            let mut progress = Vec::new();
-            let now_ns = (self.now_s * 1e9) as u64;
-            let step_s = self.engine.begin_step(now_ns, &mut progress);
-            match (step_s, self.engine.next_fetched_ns()) {
-                (Some(step_s), _) => {
-                    self.now_s += step_s;
-                    self.engine.end_step(&mut progress);
-                }
-                (None, Some(at_ns)) => self.now_s = at_ns as f64 * 1e-9,
-                (None, None) => return false,
-            }
-            self.told.extend(progress.into_iter().map(|told| (self.now_s, told)));
-            true
-        }
-
-        fn run(&mut self) -> &[(f64, Progress)] {
-            while self.step() {}
-            &self.told
-        }
-
-        fn at(&self, what: Progress) -> Option<f64> {
-            self.told.iter().find(|(_, told)| *told == what).map(|(at_s, _)| *at_s)
-        }
-    }
-
-    #[test]
-    fn a_prompt_is_computed_in_chunks_and_each_later_token_takes_a_step() {
-        let mut bench = Bench::new(spec(1000, 100));
-        bench.engine.push(request(0, 0, 250, 4));
-        bench.run();
-        // Steps of 100, 100 and 50 tokens, then three of one decoding request.
-        assert_eq!(bench.at(Progress::FirstToken(RequestId(0))), Some(3.0 + 2.5));
-        assert_eq!(bench.at(Progress::Finished(RequestId(0))), Some(5.5 + 3.0 * 0.5));
-    }
-
-    #[test]
-    fn a_prefix_that_was_computed_is_found_but_for_the_last_block() {
-        let mut bench = Bench::new(spec(1000, 100));
-        bench.engine.push(request(0, 20, 80, 1));
-        bench.run();
-        bench.engine.push(request(1, 20, 80, 1));
-        bench.engine.push(request(2, 10, 80, 1));
-        bench.run();
-        let cached = |id| {
-            bench.told.iter().find_map(|(_, told)| match told {
-                Progress::Scheduled { id: of, cached_tokens } if of.0 == id => Some(*cached_tokens),
-                _ => None,
-            })
-        };
-        assert_eq!([0, 1, 2].map(cached), [Some(0), Some(76), Some(40)]);
-    }
-
-    #[test]
-    fn two_prompts_in_one_step_do_not_find_each_other() {
-        let mut bench = Bench::new(spec(1000, 200));
-        bench.engine.push(request(0, 20, 80, 1));
-        bench.engine.push(request(1, 20, 80, 1));
-        bench.run();
-        assert!(bench.told.contains(&(2.6, Progress::FirstToken(RequestId(1)))), "{:?}", bench.told);
-    }
-
-    #[test]
-    fn decoding_requests_are_in_every_step_of_a_long_prompt() {
-        let mut bench = Bench::new(spec(1000, 101));
-        bench.engine.push(request(0, 0, 40, 3));
-        assert!(bench.step());
-        bench.engine.push(request(1, 0, 200, 1));
-        bench.run();
-        // The first request needs two steps more, which also compute 100 tokens each.
-        assert_eq!(bench.at(Progress::Finished(RequestId(0))), Some(1.4 + 2.0 + 2.0));
-        assert_eq!(bench.at(Progress::FirstToken(RequestId(1))), Some(5.4));
-    }
-
-    #[test]
-    fn without_room_the_youngest_is_preempted_and_computed_again() {
-        let mut bench = Bench::new(spec(64, 100));
-        bench.engine.push(request(0, 0, 24, 30));
-        bench.engine.push(request(1, 0, 24, 30));
-        bench.run();
-        let preempted: Vec<_> = bench.told.iter().filter(|(_, told)| matches!(told, Progress::Preempted(_))).collect();
-        assert!(!preempted.is_empty() && preempted.iter().all(|(_, told)| *told == Progress::Preempted(RequestId(1))));
-        let first_tokens = bench.told.iter().filter(|(_, told)| matches!(told, Progress::FirstToken(_))).count();
-        assert_eq!(first_tokens, 2, "the engine reports a first token once");
-        assert!(bench.at(Progress::Finished(RequestId(0))) < bench.at(Progress::Finished(RequestId(1))));
-        assert_eq!(bench.engine.counts(), (0, 0));
-        assert_eq!(bench.engine.pool.used_blocks(), 0);
-    }
-
-    #[test]
-    fn an_evicted_prefix_is_fetched_from_the_host() {
-        let tier = TierSpec { tier: Tier::Host, tokens: 400, token_s: 0.001 };
-        let mut bench = Bench::new(EngineSpec { tiers: vec![tier], ..spec(100, 100) });
-        bench.engine.push(request(0, 20, 80, 1));
-        bench.engine.push(request(1, 0, 80, 1));
-        bench.run();
-        let before_s = bench.now_s;
-        bench.engine.push(request(2, 20, 80, 1));
-        bench.run();
-        assert_eq!(bench.told.last().map(|(_, told)| *told), Some(Progress::Finished(RequestId(2))));
-        let took_s = bench.now_s - before_s;
-        assert!((1.04..1.2).contains(&took_s), "four tokens and a fetch of at most 76: {took_s}");
-    }
-
-    #[test]
-    fn a_request_beyond_the_memory_does_not_fit() {
-        let engine = Engine::new(spec(64, 100));
-        assert!(engine.can_hold(60, 4) && !engine.can_hold(60, 5) && !engine.can_hold(u32::MAX, u32::MAX));
-    }
-
-    /// Random requests on a small memory: all end, no block is lost, and the events tell what is cached.
-    #[test]
-    fn no_block_is_lost_and_events_tell_what_is_cached() {
-        for seed in 0..40 {
-            let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-            let mut bench = Bench::new(spec(rng.random_range(120..400), rng.random_range(9..90)));
-            let mut cached: HashSet<u64> = HashSet::new();
-            let mut events = Vec::new();
-            let count = 60;
-            for id in 0..count {
-                let asked = request(id, rng.random_range(0..12), rng.random_range(1..70), rng.random_range(1..30));
-                bench.engine.push(asked);
-                for _ in 0..rng.random_range(0..12) {
-                    bench.step();
-                }
-            }
-            bench.run();
-            bench.engine.take_events(&mut events);
-            for event in events {
-                match event {
-                    KvEvent::Stored { blocks, from, to, .. } => {
-                        let stored = &blocks[from as usize..to as usize];
-                        assert!(stored.iter().all(|block| cached.insert(block.chain)), "seed {seed}: stored twice");
-                    }
-                    KvEvent::Removed { chains, .. } => {
-                        assert!(chains.iter().all(|chain| cached.remove(chain)), "seed {seed}: removed twice");
-                    }
-                    KvEvent::Copied { .. } => panic!("there is no lower tier"),
-                }
-            }
-            let ended = bench.told.iter().filter(|(_, told)| matches!(told, Progress::Finished(_))).count();
-            assert_eq!(ended, count as usize, "seed {seed}");
-            assert_eq!(bench.engine.pool.used_blocks(), 0, "seed {seed}");
-            assert_eq!(cached, bench.engine.pool.cached().collect(), "seed {seed}");
-            assert_eq!((bench.engine.decoding_tokens, bench.engine.growth.iter().sum::<u32>()), (0, 0), "seed {seed}");
         }
     }
 }

@@ -1,0 +1,95 @@
+//! What a worker was given lately: the share of its time that booked prefills take, and how long its requests decode.
+//!
+//! A prefill delays the output of every request that decodes beside it. A prompt that is placed now will decode beside
+//! the prefills to come; those of the last half minute are the best guess at them.
+
+/// The time after which a prefill counts about 1/e, milliseconds.
+const WINDOW_MS: f64 = 30_000.0;
+/// The mean decode of a worker that has ended no request yet, seconds.
+const DECODE_S_PRIOR: f32 = 8.0;
+/// The weight of a request that ends in the mean decode.
+const DECODE_WEIGHT: f32 = 0.05;
+/// A decode counts at most this many times the mean: a gateway may report an end late, or never.
+const SURPRISE_MAX: f32 = 4.0;
+
+/// A worker's recent prefills and decodes. Only its own bookings change it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecentWork {
+    /// The share of its time that booked prefills took, at `at_ms`. May exceed 1: more was booked than it can do.
+    pub prefill_share: f32,
+    /// When a prefill was booked last: milliseconds of the bookings' clock, modulo 2³².
+    pub at_ms: u32,
+    /// The mean time from a request's first token to its end, seconds.
+    pub decode_s: f32,
+}
+
+impl Default for RecentWork {
+    fn default() -> Self {
+        Self { prefill_share: 0.0, at_ms: 0, decode_s: DECODE_S_PRIOR }
+    }
+}
+
+/// A time of the bookings' clock as [`RecentWork::at_ms`] has it.
+#[must_use]
+#[inline(always)]
+pub const fn recent_ms(now_ns: u64) -> u32 {
+    (now_ns / 1_000_000) as u32
+}
+
+impl RecentWork {
+    /// The share at a time, from [`recent_ms`].
+    ///
+    /// It falls as `1 / (1 + x + x²/2)` with `x` the time in windows: within 0.07 of e^−x, without a call.
+    #[must_use]
+    #[inline(always)]
+    pub fn prefill_share_at(&self, now_ms: u32) -> f64 {
+        // As a signed number: processors convert several of those at once. A clock that an older reading is compared with may
+        // be behind.
+        let windows = f64::from((now_ms.wrapping_sub(self.at_ms) as i32).max(0)) / WINDOW_MS;
+        f64::from(self.prefill_share) / (1.0 + windows + 0.5 * windows * windows)
+    }
+
+    /// Books a prefill of this predicted time.
+    pub(super) fn add_prefill(&mut self, work_ns: u64, now_ns: u64) {
+        let now_ms = recent_ms(now_ns);
+        self.prefill_share = (self.prefill_share_at(now_ms) + work_ns as f64 * 1e-6 / WINDOW_MS) as f32;
+        self.at_ms = now_ms;
+    }
+
+    /// Learns from a request that ended, `took_s` after its first token.
+    pub(super) fn end_decode(&mut self, took_s: f32) {
+        self.decode_s += DECODE_WEIGHT * (took_s.min(self.decode_s * SURPRISE_MAX) - self.decode_s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_steady_load_is_its_share_and_falls_when_it_stops() {
+        let mut recent = RecentWork::default();
+        // 300 ms of prefill a second, from just before the clock's milliseconds wrap.
+        let start_ns = (u64::from(u32::MAX) - 100_000) * 1_000_000;
+        for second in 0..200 {
+            recent.add_prefill(300_000_000, start_ns + second * SECOND_NS);
+        }
+        let at = |second: u64| recent.prefill_share_at(recent_ms(start_ns + second * SECOND_NS));
+        assert!((0.28..0.34).contains(&at(199)), "{}", at(199));
+        assert!((at(219) / at(199) - 0.4).abs() < 0.01, "1/e, about: {}", at(219));
+        assert!(at(400) < 0.01 && at(190) == at(199), "a reading of an older clock is not extrapolated");
+    }
+
+    #[test]
+    fn the_mean_decode_is_learnt_and_one_late_end_moves_it_little() {
+        let mut recent = RecentWork::default();
+        (0..200).for_each(|_| recent.end_decode(2.0));
+        assert!((recent.decode_s - 2.0).abs() < 0.01, "{recent:?}");
+        recent.end_decode(1e6);
+        assert!(recent.decode_s < 2.4, "{recent:?}");
+        (0..1000).for_each(|_| recent.end_decode(0.0));
+        assert!(recent.decode_s >= 0.0 && recent.decode_s < 1e-6);
+    }
+}

@@ -10,7 +10,7 @@ use simulation::{Simulation, journal_of};
 use super::writer_thread::Writer;
 use super::*;
 use crate::error::Kind;
-use crate::ids::{LocalHash, WorkerIndex};
+use crate::ids::{LocalHash, Worker, WorkerIndex};
 use crate::limits::JOURNAL_FILE_BYTES_MIN;
 use crate::load::{BookingRef, Demand, EndReason, EndedBooking, Loads, LoadsConfig};
 use crate::metrics::{CounterSet, JournalCounter};

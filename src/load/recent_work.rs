@@ -9,7 +9,7 @@ const WINDOW_MS: f64 = 30_000.0;
 const DECODE_S_PRIOR: f32 = 8.0;
 /// The weight of a request that ends in the mean decode.
 const DECODE_WEIGHT: f32 = 0.05;
-/// A decode counts at most this many times the mean: a gateway may report an end late, or never.
+/// A decode counts at most this many times the mean, or a second if that is longer: a gateway may report an end late.
 const SURPRISE_MAX: f32 = 4.0;
 
 /// A worker's recent prefills and decodes. Only its own bookings change it.
@@ -58,7 +58,7 @@ impl RecentWork {
 
     /// Learns from a request that ended, `took_s` after its first token.
     pub(super) fn end_decode(&mut self, took_s: f32) {
-        self.decode_s += DECODE_WEIGHT * (took_s.min(self.decode_s * SURPRISE_MAX) - self.decode_s);
+        self.decode_s += DECODE_WEIGHT * (took_s.min((self.decode_s * SURPRISE_MAX).max(1.0)) - self.decode_s);
     }
 }
 
@@ -78,8 +78,8 @@ mod tests {
         }
         let at = |second: u64| recent.prefill_share_at(recent_ms(start_ns + second * SECOND_NS));
         assert!((0.28..0.34).contains(&at(199)), "{}", at(199));
-        assert!((at(219) / at(199) - 0.4).abs() < 0.01, "1/e, about: {}", at(219));
-        assert!(at(400) < 0.01 && at(190) == at(199), "a reading of an older clock is not extrapolated");
+        assert!((at(229) / at(199) - 0.4).abs() < 0.01, "1/e, about: {}", at(229));
+        assert!(at(500) < 0.01 && at(190) == at(199), "a reading of an older clock is not extrapolated");
     }
 
     #[test]
@@ -91,5 +91,7 @@ mod tests {
         assert!(recent.decode_s < 2.4, "{recent:?}");
         (0..1000).for_each(|_| recent.end_decode(0.0));
         assert!(recent.decode_s >= 0.0 && recent.decode_s < 1e-6);
+        (0..1000).for_each(|_| recent.end_decode(3.0));
+        assert!((recent.decode_s - 3.0).abs() < 0.01, "it is found again: {recent:?}");
     }
 }

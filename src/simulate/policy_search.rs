@@ -281,7 +281,10 @@ mod tests {
     fn settings_name_the_mode_and_its_weights() {
         let latency = Policy { mode: Mode::Latency, delay_weight: 0.5, ..Policy::default() };
         let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(settings_of(&latency), [own("mode", "latency"), own("delay_weight", "0.5")]);
+        let weights = [("delay_weight", "0.5"), ("later_delay_weight", "1.0"), ("output_delay_weight", "1.0")];
+        let all: Vec<_> =
+            [("mode", "latency")].into_iter().chain(weights).map(|(name, value)| own(name, value)).collect();
+        assert_eq!(settings_of(&latency), all);
         assert_eq!(settings_of(&Policy { mode: Mode::Lmetric, ..latency }), [own("mode", "lmetric")]);
         assert_eq!(settings_of(&Policy { mode: Mode::Kv, ..latency }).len(), 5);
     }

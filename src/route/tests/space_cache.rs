@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::*;
 use crate::engine_law::PrefillLaw;
 use crate::ids::EventSeq;
-use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, Reporter, SessionId};
+use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, RecentWork, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
 use crate::route::space_cache::SpaceCache;
@@ -528,6 +528,11 @@ fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> 
                 since_ns: u64::from(dice.up_to(99)),
             },
             law: PrefillLaw::default().slowed(f64::from(dice.up_to(9))),
+            recent: RecentWork {
+                prefill_share: f32::from(dice.up_to(9) as u8) / 4.0,
+                at_ms: dice.up_to(99),
+                decode_s: f32::from(dice.up_to(20) as u8),
+            },
             back_off_until_ns: u64::from(dice.up_to(99)),
             engine,
             version: u64::from(dice.up_to(99)),

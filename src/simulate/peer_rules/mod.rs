@@ -186,6 +186,7 @@ mod fixtures {
             requests: 0,
             kv_tokens: 0,
             capacity_tokens: 100_000,
+            recent: RecentWork::default(),
             booked: &IDLE,
         }
     }

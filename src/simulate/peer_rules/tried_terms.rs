@@ -205,6 +205,6 @@ mod tests {
             assert!(weights.set(name, at as f64 + 0.5));
         }
         assert!(!weights.set("delays", 1.0));
-        assert_eq!((weights.attention, weights.delay, weights.guard_s), (0.5, 3.5, 9.5));
+        assert_eq!((weights.attention, weights.delay, weights.guard_s), (0.5, 3.5, 10.5));
     }
 }

@@ -396,8 +396,7 @@ impl Loads {
         };
         let (slot, generation) = ledger.keep(booking, prompt_blocks);
         let handle = ledger.handle(session, slot, generation);
-        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
-        let prefill = ledger.prefills.load_of(worker);
+        let (work_ns, prefill) = (ledger.prefills.work_ns(prefill), ledger.prefills.load_of(worker));
         self.cells.change(worker, |record| {
             record.prefill = prefill;
             record.recent.add_prefill(work_ns, now_ns);
@@ -683,7 +682,7 @@ impl Loads {
             ledger.prefills.end(from, prefill, now_ns);
         }
         let prefill = if begins { ledger.begin_prefill(to, prompt_tokens, now_ns) } else { None };
-        let work_ns = prefill.map_or(0, |prefill| ledger.prefills.work_ns(prefill));
+        let work_ns = ledger.prefills.work_ns(prefill);
         let (mut left_parts, mut came_parts, mut unshared) = (own_parts, own_parts, false);
         let mut held_there = held;
         if let HeldBlocks::Shared(node) = held {

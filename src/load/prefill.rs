@@ -289,9 +289,9 @@ impl Prefills {
         self.figures.remove(&worker);
     }
 
-    /// The predicted time of a prefill in progress, nanoseconds.
-    pub(super) fn work_ns(&self, id: PrefillId) -> u64 {
-        self.places.get(id.0 as usize).map_or(0, |slot| slot.prefill.work_ns)
+    /// The predicted time of a prefill in progress, nanoseconds; 0 = there is none.
+    pub(super) fn work_ns(&self, id: Option<PrefillId>) -> u64 {
+        id.and_then(|id| self.places.get(id.0 as usize)).map_or(0, |slot| slot.prefill.work_ns)
     }
 
     /// What a worker's prefills add to its load.

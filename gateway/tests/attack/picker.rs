@@ -318,7 +318,7 @@ fn send_hostile_subsets(orders: &mut Orders) {
 pub(crate) fn cancelled_streams(trial: &mut Trial) {
     let Some(scene) = Scene::picker(&BODIES) else { return };
     scene.attacked_by(trial, "cancel_streams", 4).end(trial);
-    trial.must_count("streams cancelled", trial.counted("cancelled"), 100);
+    trial.must_count("streams cancelled", trial.counted("cancelled"), 20);
     scene.end(trial, MEMORY_MIB_MAX);
 }
 

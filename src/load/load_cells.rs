@@ -83,7 +83,7 @@ struct LoadCell {
     work: [AtomicU64; 3],
     /// The constants of a prefill's time, as bits.
     law: [AtomicU64; 3],
-    /// The share of recent prefills, and when it was so; then the mean decode, as bits.
+    /// The share of recent prefills, and when it was so; then the mean decode, and of how many.
     recent: [AtomicU64; 2],
 }
 
@@ -174,6 +174,7 @@ impl LoadCell {
             prefill_share: f32::from_bits((share_and_time >> 32) as u32),
             at_ms: share_and_time as u32,
             decode_s: f32::from_bits(decode_s as u32),
+            decodes: (decode_s >> 32) as u32,
         }
     }
 
@@ -263,7 +264,7 @@ impl LoadCell {
         let work = [work.queued_ns, work.running_ns, work.since_ns];
         self.work.iter().zip(work).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
         let share_and_time = u64::from(recent.prefill_share.to_bits()) << 32 | u64::from(recent.at_ms);
-        let recent = [share_and_time, u64::from(recent.decode_s.to_bits())];
+        let recent = [share_and_time, u64::from(recent.decodes) << 32 | u64::from(recent.decode_s.to_bits())];
         self.recent.iter().zip(recent).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
         let law = [law.base_s, law.token_s, law.attention_s];
         self.law.iter().zip(law).for_each(|(field, value)| field.store(value.to_bits(), Ordering::Relaxed));

@@ -5,15 +5,13 @@
 
 /// The time after which a prefill counts about 1/e, milliseconds.
 const WINDOW_MS: f64 = 30_000.0;
-/// The mean decode of a worker that has ended no request yet, seconds.
-const DECODE_S_PRIOR: f32 = 8.0;
-/// The weight of a request that ends in the mean decode.
-const DECODE_WEIGHT: f32 = 0.05;
+/// The least weight of a request that ends in the mean decode of its worker.
+const DECODE_WEIGHT_MIN: f32 = 0.05;
 /// A decode counts at most this many times the mean, or a second if that is longer: a gateway may report an end late.
 const SURPRISE_MAX: f32 = 4.0;
 
 /// A worker's recent prefills and decodes. Only its own bookings change it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentWork {
     /// The share of its time that booked prefills took, at `at_ms`. May exceed 1: more was booked than it can do.
     pub prefill_share: f32,
@@ -21,12 +19,8 @@ pub struct RecentWork {
     pub at_ms: u32,
     /// The mean time from a request's first token to its end, seconds.
     pub decode_s: f32,
-}
-
-impl Default for RecentWork {
-    fn default() -> Self {
-        Self { prefill_share: 0.0, at_ms: 0, decode_s: DECODE_S_PRIOR }
-    }
+    /// Requests that it is the mean of; 0 = it is not known.
+    pub decodes: u32,
 }
 
 /// A time of the bookings' clock as [`RecentWork::at_ms`] has it.
@@ -58,7 +52,9 @@ impl RecentWork {
 
     /// Learns from a request that ended, `took_s` after its first token.
     pub(super) fn end_decode(&mut self, took_s: f32) {
-        self.decode_s += DECODE_WEIGHT * (took_s.min((self.decode_s * SURPRISE_MAX).max(1.0)) - self.decode_s);
+        self.decodes = self.decodes.saturating_add(1);
+        let took_s = if self.decodes == 1 { took_s } else { took_s.min((self.decode_s * SURPRISE_MAX).max(1.0)) };
+        self.decode_s += (1.0 / self.decodes as f32).max(DECODE_WEIGHT_MIN) * (took_s - self.decode_s);
     }
 }
 
@@ -85,8 +81,9 @@ mod tests {
     #[test]
     fn the_mean_decode_is_learnt_and_one_late_end_moves_it_little() {
         let mut recent = RecentWork::default();
+        recent.end_decode(2.0);
+        assert_eq!((recent.decode_s, recent.decodes), (2.0, 1));
         (0..200).for_each(|_| recent.end_decode(2.0));
-        assert!((recent.decode_s - 2.0).abs() < 0.01, "{recent:?}");
         recent.end_decode(1e6);
         assert!(recent.decode_s < 2.4, "{recent:?}");
         (0..1000).for_each(|_| recent.end_decode(0.0));

@@ -44,14 +44,15 @@ impl PoolFacts {
         }
         if policy.mode.cost_model() == CostModel::Seconds && pool.count > 0 {
             let now_ms = recent_ms(request.now_ns);
-            let mut sums = [0.0_f64; 2];
+            let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0_u32);
             for recent in recent {
-                sums[0] += recent.prefill_share_at(now_ms);
-                sums[1] += f64::from(recent.decode_s);
+                share += recent.prefill_share_at(now_ms);
+                decode_s += f64::from(recent.decode_s);
+                known += u32::from(recent.decodes > 0);
             }
-            let [share, decode_s] = sums.map(|sum| sum / f64::from(pool.count));
-            let load = share.min(LOAD_MAX);
-            (pool.later_wait, pool.decode_s) = (load / (1.0 - load), decode_s);
+            let load = (share / f64::from(pool.count)).min(LOAD_MAX);
+            pool.later_wait = load / (1.0 - load);
+            pool.decode_s = if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR };
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
@@ -69,6 +70,9 @@ impl PoolFacts {
 
 /// The load from which on a queue's wait grows no more: there a small error of the load would decide.
 const LOAD_MAX: f64 = 0.8;
+
+/// The mean time of an output before any request of the workers has ended, seconds.
+const DECODE_S_PRIOR: f64 = 8.0;
 
 /// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
 ///

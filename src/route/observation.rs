@@ -105,6 +105,7 @@ impl WorkerFacts {
         column!("recent_prefill_share": load.recent.prefill_share),
         column!("recent_at_ms": load.recent.at_ms),
         column!("recent_decode_s": load.recent.decode_s),
+        column!("recent_decodes": load.recent.decodes),
         Column {
             name: "engine_prefill_tokens",
             get: |facts| facts.load.engine.map(|report| report.prefill_tokens).to_word(),

@@ -254,7 +254,11 @@ mod reference {
         let (first_token, prefill) = first_token(policy, observation, facts);
         let all = || running.iter().map(|at| observation.workers.row(*at));
         let busy = (all().map(|other| recent_share(observation, &other)).sum::<f64>() / running.len() as f64).min(0.8);
-        let decode = all().map(|other| f64::from(other.load.recent.decode_s)).sum::<f64>() / running.len() as f64;
+        let ended: Vec<f64> = all()
+            .filter(|other| other.load.recent.decodes > 0)
+            .map(|other| f64::from(other.load.recent.decode_s))
+            .collect();
+        let decode = if ended.is_empty() { 8.0 } else { ended.iter().sum::<f64>() / ended.len() as f64 };
         let cost = first_token
             + policy.delay_weight * facts.load.requests as f64 * prefill
             + policy.later_delay_weight * busy / (1.0 - busy) * prefill
@@ -523,7 +527,8 @@ mod invent {
                         recent: RecentWork {
                             prefill_share: load.0 as f32 / 4.0,
                             at_ms: 1 << load.1,
-                            decode_s: load.2 as f32 + 0.5,
+                            decode_s: if load.2 > 0 { load.2 as f32 + 0.5 } else { 0.0 },
+                            decodes: load.2 as u32,
                         },
                         prefill_tokens: load.0 * LOAD_STEP_TOKENS,
                         decode_blocks: load.1,

@@ -532,6 +532,7 @@ fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> 
                 prefill_share: f32::from(dice.up_to(9) as u8) / 4.0,
                 at_ms: dice.up_to(99),
                 decode_s: f32::from(dice.up_to(20) as u8),
+                decodes: dice.up_to(3),
             },
             back_off_until_ns: u64::from(dice.up_to(99)),
             engine,

@@ -91,6 +91,8 @@ impl TermWeights {
 
 /// The load from which on a queue's wait grows no more.
 const LOAD_MAX: f64 = 0.8;
+/// The mean time of an output before any request has ended, seconds.
+const DECODE_S_PRIOR: f64 = 8.0;
 /// Output tokens that a request is expected to have.
 const OUTPUT_TOKENS: f64 = 300.0;
 
@@ -113,7 +115,11 @@ impl Means {
         let mean =
             |of: &dyn Fn(&Candidate<'_>) -> f64| candidates.iter().map(of).sum::<f64>() / candidates.len() as f64;
         let load = mean(&|candidate| candidate.recent.prefill_share_at(now_ms)).min(LOAD_MAX);
-        Self { later_wait: load / (1.0 - load), decode_s: mean(&|candidate| f64::from(candidate.recent.decode_s)) }
+        let ended = candidates.iter().map(|candidate| candidate.recent).filter(|recent| recent.decodes > 0);
+        let (count, sum) =
+            ended.fold((0_u32, 0.0), |(count, sum), recent| (count + 1, sum + f64::from(recent.decode_s)));
+        let decode_s = if count == 0 { DECODE_S_PRIOR } else { sum / f64::from(count) };
+        Self { later_wait: load / (1.0 - load), decode_s }
     }
 }
 

@@ -526,7 +526,7 @@ mod invent {
                         law: PrefillLaw::default().slowed(load.2 as f64 + 0.5),
                         recent: RecentWork {
                             prefill_share: load.0 as f32 / 4.0,
-                            at_ms: 1 << load.1,
+                            at_ms: 900 * load.1 as u32,
                             decode_s: if load.2 > 0 { load.2 as f32 + 0.5 } else { 0.0 },
                             decodes: load.2 as u32,
                         },

@@ -83,7 +83,7 @@ struct LoadCell {
     work: [AtomicU64; 3],
     /// The constants of a prefill's time, as bits.
     law: [AtomicU64; 3],
-    /// The share of recent prefills, and when it was so; then the mean decode, and of how many.
+    /// The share of recent prefills, and when it was so; then the mean decode, and of how many requests.
     recent: [AtomicU64; 2],
 }
 
@@ -169,12 +169,12 @@ impl LoadCell {
     /// Relaxed: as `load`.
     #[inline]
     fn recent(&self) -> RecentWork {
-        let [share_and_time, decode_s] = [0, 1].map(|at: usize| self.recent[at].load(Ordering::Relaxed));
+        let [share_and_time, count_and_mean] = [0, 1].map(|at: usize| self.recent[at].load(Ordering::Relaxed));
         RecentWork {
             prefill_share: f32::from_bits((share_and_time >> 32) as u32),
             at_ms: share_and_time as u32,
-            decode_s: f32::from_bits(decode_s as u32),
-            decodes: (decode_s >> 32) as u32,
+            decode_s: f32::from_bits(count_and_mean as u32),
+            decodes: (count_and_mean >> 32) as u32,
         }
     }
 
@@ -264,8 +264,11 @@ impl LoadCell {
         let work = [work.queued_ns, work.running_ns, work.since_ns];
         self.work.iter().zip(work).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
         let share_and_time = u64::from(recent.prefill_share.to_bits()) << 32 | u64::from(recent.at_ms);
-        let recent = [share_and_time, u64::from(recent.decodes) << 32 | u64::from(recent.decode_s.to_bits())];
-        self.recent.iter().zip(recent).for_each(|(field, value)| field.store(value, Ordering::Relaxed));
+        let count_and_mean = u64::from(recent.decodes) << 32 | u64::from(recent.decode_s.to_bits());
+        self.recent
+            .iter()
+            .zip([share_and_time, count_and_mean])
+            .for_each(|(field, value)| field.store(value, Ordering::Relaxed));
         let law = [law.base_s, law.token_s, law.attention_s];
         self.law.iter().zip(law).for_each(|(field, value)| field.store(value.to_bits(), Ordering::Relaxed));
     }

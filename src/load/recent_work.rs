@@ -9,11 +9,16 @@ const WINDOW_MS: f64 = 30_000.0;
 const DECODE_WEIGHT_MIN: f32 = 0.05;
 /// A decode counts at most this many times the mean, or a second if that is longer: a gateway may report an end late.
 const SURPRISE_MAX: f32 = 4.0;
+/// The longest decode that counts, seconds.
+const DECODE_S_MAX: f32 = 600.0;
+/// The largest share. A worker with more booked is as overloaded, and prompts that were booked and given up are forgotten
+/// within minutes.
+const SHARE_MAX: f64 = 4.0;
 
 /// A worker's recent prefills and decodes. Only its own bookings change it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentWork {
-    /// The share of its time that booked prefills took, at `at_ms`. May exceed 1: more was booked than it can do.
+    /// The share of its time that booked prefills took, at `at_ms`. Above 1, more was booked than it can do.
     pub prefill_share: f32,
     /// When a prefill was booked last: milliseconds of the bookings' clock, modulo 2³².
     pub at_ms: u32,
@@ -46,15 +51,17 @@ impl RecentWork {
     /// Books a prefill of this predicted time.
     pub(super) fn add_prefill(&mut self, work_ns: u64, now_ns: u64) {
         let now_ms = recent_ms(now_ns);
-        self.prefill_share = (self.prefill_share_at(now_ms) + work_ns as f64 * 1e-6 / WINDOW_MS) as f32;
+        let share = self.prefill_share_at(now_ms) + work_ns as f64 * 1e-6 / WINDOW_MS;
+        self.prefill_share = share.min(SHARE_MAX) as f32;
         self.at_ms = now_ms;
     }
 
     /// Learns from a request that ended, `took_s` after its first token.
     pub(super) fn end_decode(&mut self, took_s: f32) {
         self.decodes = self.decodes.saturating_add(1);
-        let took_s = if self.decodes == 1 { took_s } else { took_s.min((self.decode_s * SURPRISE_MAX).max(1.0)) };
-        self.decode_s += (1.0 / self.decodes as f32).max(DECODE_WEIGHT_MIN) * (took_s - self.decode_s);
+        let took_s_max = if self.decodes == 1 { DECODE_S_MAX } else { (self.decode_s * SURPRISE_MAX).max(1.0) };
+        let weight = (1.0 / self.decodes as f32).max(DECODE_WEIGHT_MIN);
+        self.decode_s += weight * (took_s.min(took_s_max).min(DECODE_S_MAX) - self.decode_s);
     }
 }
 
@@ -79,8 +86,19 @@ mod tests {
     }
 
     #[test]
+    fn prompts_that_were_booked_and_given_up_are_forgotten_within_minutes() {
+        let mut recent = RecentWork::default();
+        (0..100_000).for_each(|_| recent.add_prefill(3600 * SECOND_NS, SECOND_NS));
+        assert_eq!(f64::from(recent.prefill_share), SHARE_MAX);
+        assert!(recent.prefill_share_at(recent_ms(301 * SECOND_NS)) < 0.1);
+    }
+
+    #[test]
     fn the_mean_decode_is_learnt_and_one_late_end_moves_it_little() {
         let mut recent = RecentWork::default();
+        recent.end_decode(1e6);
+        assert_eq!((recent.decode_s, recent.decodes), (DECODE_S_MAX, 1), "the first is bounded too");
+        recent = RecentWork::default();
         recent.end_decode(2.0);
         assert_eq!((recent.decode_s, recent.decodes), (2.0, 1));
         (0..200).for_each(|_| recent.end_decode(2.0));

@@ -135,8 +135,8 @@ macro_rules! cost_terms {
             delay_s: "s" = VT_DELAY_S;
             /// What this prefill costs requests that come later: its time, weighted by how busy all workers are.
             later_delay_s: "s" = VT_LATER_DELAY_S;
-            /// What other prefills on the worker cost this request's output: the share of its time that they took
-            /// lately, of the mean time of an output.
+            /// What other prefills on the worker cost this request's output: the share of the worker's time that they took
+            /// lately, times the mean time of an output.
             output_delay_s: "s" = VT_OUTPUT_DELAY_S;
             /// The cost that decides. In `kv` it is the sum in blocks; other modes count something else.
             cost: "" = VT_COST;

@@ -206,7 +206,8 @@ fn blocks(policy: &Policy, request: &RequestFacts, worker: &WorkerFacts, prefill
     }
 }
 
-/// Adds the terms in seconds: what the worker has to do before the first token, and whom that delays.
+/// Adds the terms in seconds: what the worker has to do before the first token, whom that delays, and what delays the
+/// output.
 #[inline(always)]
 fn seconds(
     policy: &Policy,

@@ -304,7 +304,7 @@ pub(super) enum CostModel {
     Blocks,
     /// Tokens to compute, times the requests that would then be in flight.
     UncachedTimesInFlight,
-    /// Seconds until the first token, plus those by which the prefill delays others.
+    /// Seconds until the first token, plus those by which the prefill delays others and by which others delay its output.
     Seconds,
     /// Requests in flight.
     InFlight,

@@ -63,14 +63,14 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             Value("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.later_delay_weight = v },
             "Mode latency: what a second by which a prefill delays requests that come later costs. The busier all workers are, the more\n\
-             such seconds there are. 0: a busy fleet looks for held blocks no harder than an idle one.",
+             such seconds there are. 0: held blocks count in a busy fleet as much as in an idle one.",
         ),
         live(
             "output_delay_weight",
             "",
             Value("1.0"),
             Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.output_delay_weight = v },
-            "Mode latency: what a second by which a worker's other prefills delay this request's output costs. 0: output is not predicted.",
+            "Mode latency: what a second by which a worker's other prefills delay this request's output costs. 0: outputs do not count.",
         ),
         live(
             "near_cost_s",

@@ -11,17 +11,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::limits::LOG_WRITE_BYTES;
 
-/// Lines that no reader has got, since the last one that was written.
+/// Lines lost since the last line that was written.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// See the head of the file. Each line comes in one call, as `tracing_subscriber` writes it.
+/// A writer for `tracing_subscriber`, which passes each line in one call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut stderr = io::stderr().lock();
-        // Relaxed: the lock orders those who count.
+        // Relaxed: only the thread that holds the lock of standard error reads and writes the count.
         let mut lost = LOST.load(Ordering::Relaxed);
         if lost > 0 {
             let gap = format!("{lost} lines of the log are lost: its reader or its disk did not take them\n");

@@ -186,7 +186,7 @@ pub(crate) const EPP_STREAM_WINDOW_BYTES: u32 = 256 << 10;
 pub(crate) const EPP_CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 /// Streams that Envoy may reset before they are looked at. Callers who leave all at once must not look like an attack,
 /// which would end the connection and every answer on it.
-pub(crate) const EPP_EARLY_RESETS_MAX: usize = 4096;
+pub(crate) const EPP_EARLY_RESETS_MAX: usize = 1024;
 /// How long answers under way may go on after the picker was told to end, unless configured.
 pub(crate) const EPP_DRAIN: Duration = Duration::from_secs(60);
 

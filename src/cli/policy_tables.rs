@@ -7,9 +7,10 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::exit::Failure;
-use super::simulate::{kind_of, write};
+use super::simulate;
+use crate::simulate::experiment::loads_at;
 use crate::simulate::measure::Measured;
-use crate::simulate::picture::{self, Section, panels};
+use crate::simulate::picture::{Section, panels};
 use crate::simulate::policy_trials::{Difference, FIGURES, Figure, Pair, Stretch};
 use crate::simulate::report::Row;
 
@@ -25,12 +26,7 @@ fn right(text: String) -> Cell {
 
 /// The loads of the curves around a load.
 pub(super) fn curve_loads(stretch: &Stretch, load: f64) -> Vec<f64> {
-    let mut loads: Vec<f64> = LOADS.map(|share| share * load).to_vec();
-    if stretch.is_closed() {
-        loads.iter_mut().for_each(|load| *load = load.round().max(1.0));
-        loads.dedup();
-    }
-    loads
+    loads_at(&LOADS, load, stretch.is_closed())
 }
 
 /// What a load counts.
@@ -134,8 +130,5 @@ pub(super) fn write_report(
         panels: panels(unit, &named),
         rows: names.iter().zip(pair.medians()).map(row).collect(),
     };
-    match kind_of(file) {
-        Some("svg") => write(file, &picture::svg(&section.title, &section.panels, names[1])),
-        _ => write(file, &picture::html(title, &[section], names[1])),
-    }
+    simulate::write_report(file, title, section, names[1])
 }

@@ -4,13 +4,16 @@ use std::path::{Path, PathBuf};
 
 use super::exit::{Exit, Failure};
 use super::journal_files::{journal_files, open, read, remarks};
-use super::simulate::{Format, kind_of, read_engine, read_trace, usage};
+use super::simulate::{Format, check_report, read_engine, read_trace, threads, usage};
 use crate::config::policy_with;
 use crate::ids::SpaceId;
 use crate::journal::{DecisionRecord, JournalEntry, Origin};
 use crate::route::Policy;
-use crate::simulate::policy_trials::{Stretch, unsimulated};
-use crate::simulate::recorded::{FittedFleet, LoadBounds, LoadReader, LoadSurvey, RecordedLoad, engine_file};
+use crate::simulate::experiment::possible_load;
+use crate::simulate::policy_trials::{Stretch, Trials, unsimulated};
+use crate::simulate::recorded::{
+    Agreement, Felt, FittedFleet, LoadBounds, LoadReader, LoadSurvey, RecordedLoad, engine_file,
+};
 use crate::simulate::workload::Workload;
 use crate::simulate::{EngineSpec, Settings, Slo};
 
@@ -22,7 +25,7 @@ const TRACE_BLOCK_SIZE: u32 = 16;
 const TRACE_WORKERS: u16 = 8;
 const TRACE_ENGINE: &str = "70b-tp4";
 /// Requests of a journal that are taken, if the command line has no number.
-pub(super) const REQUESTS_MAX: u32 = 20_000;
+pub(super) const JOURNAL_REQUESTS_MAX: u32 = 20_000;
 
 /// What to simulate.
 #[derive(Clone, Debug, clap::Args)]
@@ -38,7 +41,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "NUMBER")]
     pub space: Option<u32>,
     /// Requests of the journal to take, at most: the newest
-    #[arg(long, value_name = "NUMBER", default_value_t = REQUESTS_MAX, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = JOURNAL_REQUESTS_MAX, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     pub requests_max: u32,
     /// Run at this many times the recorded rate, or with as many times the live sessions
     #[arg(long, value_name = "X", default_value_t = 1.0)]
@@ -111,25 +114,27 @@ impl LoadArgs {
                 return Err(usage(format!("{name} must be from {} to {}", range.start(), range.end())));
             }
         }
-        if self.report.as_deref().is_some_and(|file| kind_of(file).is_none()) {
-            return Err(usage("--report needs a file that ends in .svg or .html"));
-        }
-        Ok(())
+        check_report(self.report.as_deref())
     }
 
     pub(super) fn slo(&self) -> Slo {
         Slo { ttft_s: self.ttft_ms * 1e-3, ttft_token_s: self.ttft_token_us * 1e-6, tpot_s: self.tpot_ms * 1e-3 }
     }
 
-    pub(super) fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.threads.map_or_else(cores, usize::from)
+    /// Runs of policies on a stretch of a load. `tick` is called after each.
+    pub(super) fn trials<'a>(
+        &self,
+        subject: &'a SimulatedLoad,
+        stretch: &'a Stretch,
+        tick: &'a (dyn Fn() + Sync),
+    ) -> Trials<'a> {
+        let (slo, threads) = (self.slo(), threads(self.threads));
+        Trials { stretch, fleet: &subject.fleet, slo, block_size: subject.block_size, threads, tick }
     }
 
     /// The load at which a stretch runs.
     pub(super) fn load_of(&self, stretch: &Stretch) -> f64 {
-        let load = self.rate * stretch.own_load();
-        if stretch.is_closed() { load.round().max(1.0) } else { load }
+        possible_load(self.rate * stretch.own_load(), stretch.is_closed())
     }
 
     /// Reads the load, and fits the fleet if it is a journal's.
@@ -211,6 +216,20 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
 }
 
 impl SimulatedLoad {
+    /// What was recorded of a stretch, beside a simulation of it; `None` = a trace.
+    pub(super) fn agreement(&self, stretch: &Stretch, simulated: Felt) -> Option<Agreement> {
+        let recorded = self.recorded.as_ref()?.felt(stretch.measured_from_s());
+        Some(Agreement { recorded, simulated })
+    }
+
+    /// The parts of a text that a reader must know before a comparison of policies.
+    pub(super) fn head(&self, agreement: Option<Agreement>) -> Vec<String> {
+        let mut parts = self.remarks.clone();
+        parts.extend(self.fitted.as_ref().map(|fitted| format!("\nThe fleet, as fitted\n{}", fitted.table())));
+        parts.extend(agreement.map(|agreement| format!("\n{}", agreement.text())));
+        parts
+    }
+
     fn checked(self) -> Result<Self, Failure> {
         match unsimulated(&self.policy) {
             None => Ok(self),

@@ -19,7 +19,7 @@ use crate::config::socket_default;
 use crate::route::Policy;
 use crate::simulate::Slo;
 use crate::simulate::policy_search::{Candidate, Searched, search, settings_of};
-use crate::simulate::policy_trials::{Pair, Stretch, Trials, WARM_UP_SHARE};
+use crate::simulate::policy_trials::{Pair, Stretch, WARM_UP_SHARE};
 use crate::simulate::recorded::Agreement;
 use crate::wire::{PolicyDone, PolicyOrder};
 
@@ -135,23 +135,13 @@ impl TuneArgs {
         let loads = curve_loads(&second, load);
         let bar = progress(u64::from(self.trials) + 2 * (seeds + loads.len() as u64), self.load.json);
         let tick = || bar.inc(1);
-        let trials = Trials {
-            stretch: &first,
-            fleet: &subject.fleet,
-            slo: self.load.slo(),
-            block_size: subject.block_size,
-            threads: self.load.threads(),
-            tick: &tick,
-        };
+        let trials = self.load.trials(subject, &first, &tick);
         let searched = search(&trials, &subject.policy, self.load.load_of(&first), (self.seed, self.trials as usize));
         let best = searched.candidates[searched.best].policy;
-        let trials = Trials { stretch: &second, ..trials };
+        let trials = self.load.trials(subject, &second, &tick);
         let policies = [&subject.policy, &best];
         let held_out = trials.pair(policies, load, seeds);
-        let agreement = subject
-            .recorded
-            .as_ref()
-            .map(|recorded| Agreement { recorded: recorded.felt(second.measured_from_s()), simulated: held_out.felt });
+        let agreement = subject.agreement(&second, held_out.felt);
         let curves = trials.over_loads(&policies, &loads);
         bar.finish_and_clear();
         let [before, after] = held_out.medians();
@@ -163,9 +153,7 @@ impl TuneArgs {
 
     fn text(&self, subject: &SimulatedLoad, found: &Found) -> String {
         let Slo { ttft_s, ttft_token_s, tpot_s } = self.load.slo();
-        let mut parts = subject.remarks.clone();
-        parts.extend(subject.fitted.as_ref().map(|fitted| format!("\nThe fleet, as fitted\n{}", fitted.table())));
-        parts.extend(found.agreement.map(|agreement| format!("\n{}", agreement.text())));
+        let mut parts = subject.head(found.agreement);
         parts.push(format!(
             "\n{} policies tried on the first half of the load. The best has the highest goodput (TTFT at most {:.0} ms and {:.0} µs \
              a prompt token, TPOT at most {:.0} ms; half a percent counts as equal), then the least mean E2E.\n{}",

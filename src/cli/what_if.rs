@@ -12,7 +12,7 @@ use super::simulate::{progress, usage};
 use super::simulated_load::{LoadArgs, SimulatedLoad};
 use crate::config::policy_with;
 use crate::route::Policy;
-use crate::simulate::policy_trials::{Pair, Stretch, Trials, WARM_UP_SHARE, unsimulated};
+use crate::simulate::policy_trials::{Pair, Stretch, WARM_UP_SHARE, unsimulated};
 use crate::simulate::recorded::Agreement;
 
 /// The columns of the tables.
@@ -67,29 +67,17 @@ impl WhatIfArgs {
         let loads = curve_loads(&stretch, load);
         let bar = progress(2 * (seeds + loads.len() as u64), self.load.json);
         let tick = || bar.inc(1);
-        let trials = Trials {
-            stretch: &stretch,
-            fleet: &subject.fleet,
-            slo: self.load.slo(),
-            block_size: subject.block_size,
-            threads: self.load.threads(),
-            tick: &tick,
-        };
+        let trials = self.load.trials(subject, &stretch, &tick);
         let policies = [&subject.policy, policy];
         let pair = trials.pair(policies, load, seeds);
-        let agreement = subject
-            .recorded
-            .as_ref()
-            .map(|recorded| Agreement { recorded: recorded.felt(stretch.measured_from_s()), simulated: pair.felt });
+        let agreement = subject.agreement(&stretch, pair.felt);
         let curves = trials.over_loads(&policies, &loads);
         bar.finish_and_clear();
         Found { pair, curves, agreement, load, unit: load_unit(&stretch) }
     }
 
     fn text(&self, subject: &SimulatedLoad, found: &Found) -> String {
-        let mut parts = subject.remarks.clone();
-        parts.extend(subject.fitted.as_ref().map(|fitted| format!("\nThe fleet, as fitted\n{}", fitted.table())));
-        parts.extend(found.agreement.map(|agreement| format!("\n{}", agreement.text())));
+        let mut parts = subject.head(found.agreement);
         parts.push(format!(
             "\nWhat if {}: at {:.2} {}, medians over {} seeds\n{}",
             self.set.join(", "),

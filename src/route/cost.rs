@@ -43,16 +43,7 @@ impl PoolFacts {
             pool.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
         }
         if policy.mode.cost_model() == CostModel::Seconds && pool.count > 0 {
-            let now_ms = recent_ms(request.now_ns);
-            let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0_u32);
-            for recent in recent {
-                share += recent.prefill_share_at(now_ms);
-                decode_s += f64::from(recent.decode_s);
-                known += u32::from(recent.decodes > 0);
-            }
-            let load = (share / f64::from(pool.count)).min(LOAD_MAX);
-            pool.later_wait = load / (1.0 - load);
-            pool.decode_s = if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR };
+            (pool.later_wait, pool.decode_s) = later_wait_and_decode_s(recent, pool.count, recent_ms(request.now_ns));
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
@@ -73,6 +64,19 @@ const LOAD_MAX: f64 = 0.8;
 
 /// The mean time of an output before any request of the workers has ended, seconds.
 const DECODE_S_PRIOR: f64 = 8.0;
+
+/// [`PoolFacts::later_wait`] and [`PoolFacts::decode_s`] of `count` workers, at least one, at a time from [`recent_ms`].
+#[inline]
+pub(crate) fn later_wait_and_decode_s(recent: impl Iterator<Item = RecentWork>, count: u32, now_ms: u32) -> (f64, f64) {
+    let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0_u32);
+    for recent in recent {
+        share += recent.prefill_share_at(now_ms);
+        decode_s += f64::from(recent.decode_s);
+        known += u32::from(recent.decodes > 0);
+    }
+    let load = (share / f64::from(count)).min(LOAD_MAX);
+    (load / (1.0 - load), if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR })
+}
 
 /// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
 ///

@@ -35,6 +35,7 @@ pub use crate::protocol::{
     Preferences, Prompt, ReplyNotes, RouteRequest,
 };
 pub use affinity::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome};
+pub(crate) use cost::later_wait_and_decode_s;
 pub use cost::{PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};
 pub use decision::{CandidateCost, Decision, Scored};

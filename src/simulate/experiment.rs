@@ -27,7 +27,7 @@ pub fn loaded(workload: &Workload, load: f64) -> Cow<'_, Workload> {
         Arrivals::Timed if load.total_cmp(&1.0).is_eq() => Cow::Borrowed(workload),
         Arrivals::Timed => Cow::Owned(workload.clone().scaled(load)),
         Arrivals::Live(_) => {
-            let arrivals = Arrivals::Live(load.round().max(1.0) as usize);
+            let arrivals = Arrivals::Live(possible_load(load, true) as usize);
             Cow::Owned(Workload { sessions: workload.sessions.clone(), arrivals })
         }
     }
@@ -40,6 +40,20 @@ pub fn silent(_: u64) {}
 #[must_use]
 pub fn is_closed(workload: &Workload) -> bool {
     matches!(workload.arrivals, Arrivals::Live(_))
+}
+
+/// A load that can be run: if loads are live sessions, a whole number of them, at least 1.
+#[must_use]
+pub fn possible_load(load: f64, is_closed: bool) -> f64 {
+    if is_closed { load.round().max(1.0) } else { load }
+}
+
+/// The loads at shares of one, as [`possible_load`]; none comes twice in a row.
+#[must_use]
+pub fn loads_at(shares: &[f64], load: f64, is_closed: bool) -> Vec<f64> {
+    let mut loads: Vec<f64> = shares.iter().map(|share| possible_load(share * load, is_closed)).collect();
+    loads.dedup();
+    loads
 }
 
 /// Requests that arrive in a second at load 1; 0 for sessions that are live at a time, whose pace the fleet sets.
@@ -143,6 +157,8 @@ mod tests {
         let agents = Agents { requests: 50, ..Agents::default() }.generate(1);
         assert_eq!(loaded(&agents, 7.4).arrivals, Arrivals::Live(7));
         assert_eq!(own_rps(&agents), 0.0);
+        assert_eq!(loads_at(&[0.1, 0.2, 0.4, 1.0], 4.0, true), [1.0, 2.0, 4.0]);
+        assert_eq!(loads_at(&[0.5, 1.0], 3.0, false), [1.5, 3.0]);
     }
 
     #[test]

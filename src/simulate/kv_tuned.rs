@@ -1,10 +1,9 @@
 //! `kv-tuned`: the block cost of Dynamo's `kv` mode, with the weights that suit a training workload best.
 
-use super::experiment::silent;
 use super::figures::Slo;
 use super::measure::Measured;
-use super::router::Decider;
-use super::run::{Run, Settings};
+use super::run::Settings;
+use super::simulate_under;
 use super::workload::Workload;
 use crate::route::Policy;
 
@@ -47,8 +46,7 @@ pub fn tuned_weights(workload: &Workload, rates: &[f64], settings: &Settings) ->
     let workloads: Vec<Workload> = rates.iter().map(|rate| workload.clone().scaled(*rate)).collect();
     least_of(grid(), |weights| {
         let of_rate = |workload: &Workload| {
-            let decider = || Some(vec![Decider::Product { policy: Box::new(weights.policy()), unseen_weight: 1.0 }]);
-            let outcomes = Run::new(workload, settings, decider, &silent).map_or_else(Vec::new, Run::finish);
+            let outcomes = simulate_under(workload, settings, &weights.policy()).unwrap_or_default();
             let figures = Measured::of(&outcomes, &Slo::default(), &settings.engines);
             figures.ttft_s.mean * figures.e2e_s.mean
         };

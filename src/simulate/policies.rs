@@ -130,7 +130,7 @@ fn decider(of: &SimulatedPolicy, settings: &Settings) -> Option<Decider> {
                 ..Policy::default()
             });
         }
-        "tried-terms" => Box::new(rules::TriedTerms::new(of.weights, times)),
+        TRIED_TERMS => Box::new(rules::TriedTerms::new(of.weights, times)),
         "kv" => return product(Policy::kv()),
         "kv-tuned" => return product(KV_TUNED.policy()),
         "two-tier" => Box::new(rules::TwoTier),

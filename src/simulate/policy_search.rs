@@ -28,58 +28,29 @@ pub struct Knob {
 /// The modes to search.
 const MODES: [Mode; 3] = [Mode::Latency, Mode::Kv, Mode::Lmetric];
 
+/// A weight of a mode by its field in [`Policy`], with the values to try.
+macro_rules! knob {
+    ($mode:ident, $field:ident, $values:expr) => {
+        Knob {
+            name: stringify!($field),
+            mode: Mode::$mode,
+            values: &$values,
+            get: |policy| policy.$field,
+            set: |policy, value| policy.$field = value,
+        }
+    };
+}
+
 impl Knob {
     /// The weights to search.
     pub const ALL: &'static [Self] = &[
-        Self {
-            name: "delay_weight",
-            mode: Mode::Latency,
-            values: &[0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0],
-            get: |policy| policy.delay_weight,
-            set: |policy, value| policy.delay_weight = value,
-        },
-        Self {
-            name: "later_delay_weight",
-            mode: Mode::Latency,
-            values: &[0.0, 0.5, 1.0, 2.0],
-            get: |policy| policy.later_delay_weight,
-            set: |policy, value| policy.later_delay_weight = value,
-        },
-        Self {
-            name: "output_delay_weight",
-            mode: Mode::Latency,
-            values: &[0.0, 0.5, 1.0, 2.0],
-            get: |policy| policy.output_delay_weight,
-            set: |policy, value| policy.output_delay_weight = value,
-        },
-        Self {
-            name: "device_credit",
-            mode: Mode::Kv,
-            values: &[0.5, 1.0, 1.25, 1.5, 2.0],
-            get: |policy| policy.device_credit,
-            set: |policy, value| policy.device_credit = value,
-        },
-        Self {
-            name: "prefill_load_scale",
-            mode: Mode::Kv,
-            values: &[0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
-            get: |policy| policy.prefill_load_scale,
-            set: |policy, value| policy.prefill_load_scale = value,
-        },
-        Self {
-            name: "active_request_weight",
-            mode: Mode::Kv,
-            values: &[0.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0],
-            get: |policy| policy.active_request_weight,
-            set: |policy, value| policy.active_request_weight = value,
-        },
-        Self {
-            name: "credit_decay",
-            mode: Mode::Kv,
-            values: &[0.0, 0.25, 1.0],
-            get: |policy| policy.credit_decay,
-            set: |policy, value| policy.credit_decay = value,
-        },
+        knob!(Latency, delay_weight, [0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0]),
+        knob!(Latency, later_delay_weight, [0.0, 0.5, 1.0, 2.0]),
+        knob!(Latency, output_delay_weight, [0.0, 0.5, 1.0, 2.0]),
+        knob!(Kv, device_credit, [0.5, 1.0, 1.25, 1.5, 2.0]),
+        knob!(Kv, prefill_load_scale, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
+        knob!(Kv, active_request_weight, [0.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0]),
+        knob!(Kv, credit_decay, [0.0, 0.25, 1.0]),
     ];
 
     /// The weights of a mode.

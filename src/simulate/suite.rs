@@ -14,10 +14,10 @@ use std::fmt::Write as _;
 use super::bounds::POOLED;
 use super::capacity::Search;
 use super::cells::{Cells, Found};
-use super::experiment::{self, OURS, in_parallel, peers, silent};
+use super::experiment::{self, OURS, in_parallel, peers, possible_load, silent};
 use super::figures::Slo;
 use super::measure::Measured;
-use super::picture::{Curve, Panel, Section};
+use super::picture::{Section, panels};
 use super::policies::NAMES;
 use super::report::Row;
 use super::routers::RouterSettings;
@@ -256,8 +256,7 @@ impl Suite<'_> {
         condition: Condition,
         of_case: &CaseResults,
     ) -> Job {
-        let load = share * of_case.reference_load;
-        let load = if self.cases[case].is_closed { load.round().max(1.0) } else { load };
+        let load = possible_load(share * of_case.reference_load, self.cases[case].is_closed);
         Job { case, policy, seed, kind: Kind::Run { share, load, condition } }
     }
 
@@ -356,7 +355,7 @@ impl Suite<'_> {
         let Shape { seeds_all, seeds_best } = self.shape;
         let policies = NAMES.len() as f64 + 1.0;
         let (all, more) = (seeds_all as f64, (seeds_best - seeds_all) as f64);
-        // Ours, the best peers, and LPWL where it is not among them.
+        // Ours, the best peers by capacity, LPWL, and one more that is the best by a metric.
         let best = BEST_PEERS as f64 + 3.0;
         let first = policies * (PROBES.0 + (all - 1.0) * PROBES.1);
         let loads = policies * all * LOAD_SHARES.len() as f64;
@@ -418,14 +417,11 @@ fn best_policies(of_case: &CaseResults) -> Vec<&'static str> {
 #[must_use]
 pub fn section(case: &Case, of_case: &CaseResults) -> Section {
     let policies: Vec<&'static str> = NAMES.into_iter().chain([POOLED]).collect();
-    let panel = |title: &str, is_logarithmic: bool, of: fn(&Measured) -> f64| {
-        let curve = |policy: &&'static str| {
-            let point = |share: f64| Some((share, of(&of_case.row(policy, share)?.figures)));
-            Curve { policy: (*policy).into(), points: LOAD_SHARES.into_iter().filter_map(point).collect() }
-        };
-        let load = "load, share of the best peer's capacity".into();
-        Panel { title: title.into(), load, is_logarithmic, curves: policies.iter().map(curve).collect() }
+    let curve = |policy: &&'static str| {
+        let point = |share: f64| Some((share, of_case.row(policy, share)?.figures));
+        ((*policy).to_owned(), LOAD_SHARES.into_iter().filter_map(point).collect())
     };
+    let curves: Vec<_> = policies.iter().map(curve).collect();
     Section {
         title: format!("{}: {}", case.name, case.title),
         text: format!(
@@ -436,12 +432,7 @@ pub fn section(case: &Case, of_case: &CaseResults) -> Section {
             of_case.reference_load,
             if case.is_closed { "live sessions" } else { "times the workload's own rate" }
         ),
-        panels: vec![
-            panel("mean TTFT, s", true, |run| run.ttft_s.mean),
-            panel("TPOT p99, ms", true, |run| run.tpot_s.p99 * 1e3),
-            panel("mean E2E, s", true, |run| run.e2e_s.mean),
-            panel("goodput, share that meets the SLO", false, |run| run.goodput),
-        ],
+        panels: panels("load, share of the best peer's capacity", &curves),
         rows: policies.iter().filter_map(|policy| of_case.row(policy, VERDICT_SHARE)).collect(),
     }
 }

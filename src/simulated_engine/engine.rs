@@ -405,8 +405,7 @@ impl Engine {
             let computed = (hits.len() as u32 * size).max(running.computed);
             let chunk = (running.target - computed).min(*budget);
             let needed = (computed + chunk).div_ceil(size) - hits.len() as u32;
-            let unreferenced = hits.iter().filter(|block| !self.pool.is_referenced(**block)).count() as u32;
-            if needed + unreferenced > self.pool.available_blocks() {
+            if !self.has_room(&hits, needed) {
                 return;
             }
             hits.iter().for_each(|block| self.pool.refer(*block));
@@ -453,20 +452,29 @@ impl Engine {
             seconds += tier.block_s();
             fetched += 1;
         }
-        let unreferenced = hits.iter().filter(|block| !self.pool.is_referenced(**block)).count() as u32;
-        if fetched == 0 || fetched + unreferenced > self.pool.available_blocks() {
+        if fetched == 0 || !self.has_room(&hits, fetched) {
             return false;
         }
+        self.begin_fetching(slot, hits, fetched, now_ns + (seconds * 1e9) as u64);
+        true
+    }
+
+    /// Whether there is room for blocks beside the cached ones that a request finds.
+    fn has_room(&self, hits: &[CachedBlock], needed: u32) -> bool {
+        let unreferenced = hits.iter().filter(|block| !self.pool.is_referenced(**block)).count() as u32;
+        needed + unreferenced <= self.pool.available_blocks()
+    }
+
+    /// Takes the cached blocks that a request finds, and room for the blocks that come until a time.
+    fn begin_fetching(&mut self, slot: u32, hits: Vec<CachedBlock>, fetched: u32, until_ns: u64) {
         hits.iter().for_each(|block| self.pool.refer(*block));
         self.pool.take_plain(fetched);
-        let until_ns = now_ns + (seconds * 1e9) as u64;
         let running = self.at_mut(slot);
         running.taken = hits.len() as u32 + fetched;
         running.offered = hits.len() as u32;
         running.held = hits;
         running.phase = Phase::Fetching { until_ns, fetched };
         self.fetching.push(slot);
-        true
     }
 
     /// Blocks whose fetch has ended are cached; their requests go to the head of the queue, or begin to decode.

@@ -64,7 +64,6 @@ fn subscriber(listener: &TcpListener, socket: &str) -> std::io::Result<TcpStream
 fn publish(orders: &mut Orders, mut with: impl FnMut(&mut Orders, &mut TcpStream) -> std::io::Result<()>) {
     let (listener, endpoint) = listener();
     orders.offer(&json!([endpoint]));
-    listener.set_nonblocking(false).expect("set");
     while orders.goes_on() {
         let Ok(mut stream) = subscriber(&listener, "PUB") else { continue };
         orders.count("connections", 1);
@@ -155,8 +154,7 @@ pub(crate) fn messages_without_end(trial: &mut Trial) {
 }
 
 fn publish_without_end(orders: &mut Orders) {
-    let [one, two, three, four] = endless();
-    let (_, first, then) = [one, two, three, four][orders.number as usize].clone();
+    let (_, first, then) = endless()[orders.number as usize].clone();
     publish(orders, |orders, stream| {
         stream.write_all(&first)?;
         while orders.goes_on() {

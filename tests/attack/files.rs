@@ -12,7 +12,7 @@ use kvrouted::ids::Worker;
 use crate::attackers::{Attackers, Orders, Role};
 use crate::kit::replayer::Engine;
 use crate::kit::{Daemon, Process, configure_serve, folder, kvrouted, prompt, replace, run, skipped, text, until};
-use crate::scene::{Scene, asks};
+use crate::scene::{Scene, asks, snapshot_tables, worker_table};
 use crate::trial::{Bystander, Trial, Watch};
 
 pub(crate) const ROLES: &[(&str, Role)] = &[("spoil_worker_files", spoil_worker_files)];
@@ -59,17 +59,9 @@ impl Drop for Disk {
     }
 }
 
-/// The tables of a daemon that writes snapshots and a journal below a folder, and one engine that can replay.
+/// The tables of a daemon that writes snapshots and a journal below a folder.
 fn writing(folder: &Path, engine: &Engine) -> String {
-    let (snapshots, journal) = (folder.join("snapshots"), folder.join("journal"));
-    format!(
-        "[snapshot]\ndir = \"{}\"\nevery_s = 1\n[journal]\ndir = \"{}\"\n\
-         [[worker]]\nid = 1\nendpoint = \"{}\"\nreplay = \"{}\"\n",
-        snapshots.display(),
-        journal.display(),
-        engine.publisher.endpoint(),
-        engine.replayer.endpoint
-    )
+    format!("[journal]\ndir = \"{}\"\n{}", folder.join("journal").display(), snapshot_tables(folder, engine))
 }
 
 pub(crate) fn full_disk(trial: &mut Trial) {
@@ -99,7 +91,7 @@ pub(crate) fn full_disk(trial: &mut Trial) {
         trial.must_count(counter, daemon.counter(counter), 1);
     }
     trial.answered(bystander.end());
-    trial.saw(watch.end(), 160);
+    trial.used(watch.end(), 160);
     // With room again, it writes again.
     std::fs::remove_file(disk.0.join("full")).expect("removed");
     let written = daemon.counter("snapshots_written");
@@ -139,7 +131,7 @@ pub(crate) fn file_size_limit(trial: &mut Trial) {
         trial.must_count(counter, daemon.counter(counter), 1);
     }
     trial.answered(bystander.end());
-    trial.saw(watch.end(), 160);
+    trial.used(watch.end(), 160);
     ends_well(trial, daemon);
 }
 
@@ -160,8 +152,8 @@ pub(crate) fn log_reader_leaves(trial: &mut Trial) {
 
 fn log_reader(trial: &mut Trial, becomes: LogReader) {
     let (folder, engine) = (folder(), Engine::new());
-    let worker = format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", engine.publisher.endpoint());
-    let config = configure_serve(folder.path(), "", &format!("[log]\nlevel = \"trace\"\n{worker}"));
+    let tables = format!("[log]\nlevel = \"trace\"\n{}", worker_table(&engine));
+    let config = configure_serve(folder.path(), "", &tables);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let mut filler = writer.try_clone().expect("a descriptor");
     let mut command = kvrouted(&["serve", "--config", text(&config)]);

@@ -1,5 +1,5 @@
-//! Callers of the HTTP and the metrics port: bodies that are bombs, heads that never end, replies that nobody reads, and
-//! requests that two readers could take for different ones.
+//! Callers of the HTTP and the metrics port. They send bodies that a parser could blow up and heads that never end. They do
+//! not read their replies. They send requests that two readers could read differently.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};

@@ -1,5 +1,5 @@
-//! Attacks on a daemon that runs as a process, from other processes: each is bounded, and while it goes on another
-//! client must get right answers. `scripts/attack` prints what each cost.
+//! Attacks on a daemon that runs as a process, from other processes. Each attack is bounded, and another client must get
+//! right answers during it. `scripts/attack` prints what each attack cost.
 //!
 //! ```text
 //! trial.rs        an attack, what is measured meanwhile, and what is reported
@@ -27,63 +27,45 @@ mod scene;
 mod system;
 mod trial;
 
-use attackers::Role;
-use trial::{Attack, attacks};
+use trial::attacks;
 
-attacks! { [
-    connections::many_connections: "5000 connections by 3 processes of one user, held";
-    connections::garbage: "3000 connections of garbage by 2 processes";
-    connections::half_frames: "2000 connections by 4 processes that are killed in the middle of a frame";
-    connections::unread_replies: "64 connections that ask and never read";
-    connections::unread_admin_replies: "40 connections to the admin socket that ask and never read";
-    connections::large_frames: "64 frames of 8 MiB without their last bytes";
-    connections::byte_by_byte: "200 connections that send a byte of a frame now and then";
-    connections::forged_reports: "another user's reports of failure and load, on all 10 workers, again and again";
-    connections::lane_files: "100 shm lanes by 2 processes that cut and lock the files, and are killed";
-    engines::junk_messages: "messages of 63 MiB of junk by 1 engine";
-    engines::unfinished_messages: "12 engines, each with a message of 120 MiB without its end";
-    engines::messages_without_end: "4 engines: endless parts, empty parts, a part and a command of 2^62 bytes";
-    engines::huge_greetings: "6 engines with handshakes of up to 4 GiB, or that lie about their lengths";
-    engines::lying_events: "mutants of real batches by 2 engines";
-    engines::odd_parts: "no parts, 65 parts, numbers of 7 and 9 bytes, parts of 64 and 128 MiB";
-    engines::single_bytes: "messages of one byte at line rate";
-    engines::publisher_reconnects: "64 engines that end each connection";
-    engines::endless_replays: "a gap in each batch, and replays without an end";
-    engines::copies_and_reports: "the same blocks again and again, under many names and parents";
-    engines::blocks_without_end: "new blocks without an end by an engine that may have 50,000";
-    engines::server_info: "6 engines whose HTTP replies never end, lie, or lead elsewhere";
-    http::json_bombs: "bodies of 8 MiB: nested, wide, long numbers, repeated keys, no UTF-8";
-    http::slow_heads: "400 connections to each port that send a byte now and then";
-    http::unread_pages: "480 requests for long pages that nobody reads, on both ports";
-    http::smuggled_requests: "12 requests whose length can be read in two ways";
-    files::few_descriptors: "starts with 4 to 48 descriptors";
-    files::full_disk: "a disk of 4 MiB, full, with snapshots, the journal and the log";
-    files::file_size_limit: "files of at most 32 KiB: snapshots, the journal and the log";
-    files::log_reader_stops: "100 reloads while the log's pipe is full";
-    files::log_reader_leaves: "100 reloads while the log's pipe is broken";
-    files::worker_files: "pipes, looping links, devices, 1 TiB, 200 files that change, torn files";
-    files::absurd_workers: "20 endpoints that cannot be, as endpoint, replay and load";
-    system::hangups: "300 SIGHUPs, 100 with a file that is refused, under garbage";
-    system::stands_still: "3 stops, while the engine goes on";
-    system::clock_jumps: "the wall clock jumps by up to 270 years, every 50 ms";
-    system::killed_in_a_snapshot: "3 SIGKILLs while a snapshot of 120,000 blocks is written";
-    system::terminated_in_a_snapshot: "3 SIGTERMs while a snapshot of 120,000 blocks is written";
-    system::memory_runs_out: "frames of 512 MiB against a limit of 160 MiB";
+attacks! { roles [connections engines http files] attacks [
+    connections::many_connections: "3 processes of one user open 5000 connections and hold them";
+    connections::garbage: "2 processes send garbage on 3000 connections";
+    connections::half_frames: "4 processes with 2000 connections are killed in the middle of a frame";
+    connections::unread_replies: "2 processes send requests on 64 connections and never read the replies";
+    connections::unread_admin_replies: "a process sends requests on 40 connections to the admin socket and never reads the replies";
+    connections::large_frames: "2 processes send 64 frames of 8 MiB and hold back the last bytes";
+    connections::byte_by_byte: "2 processes send frames byte by byte on 200 connections";
+    connections::forged_reports: "a process of another user reports failures and load of all 10 workers again and again";
+    connections::lane_files: "2 processes try to truncate the files of 100 shm lanes, lock them, and are killed";
+    engines::junk_messages: "an engine sends messages of 63 MiB of junk";
+    engines::unfinished_messages: "each of 12 engines sends a message of 120 MiB without its end";
+    engines::messages_without_end: "4 engines send endless parts, empty parts, and a part and a command of 2^62 bytes";
+    engines::huge_greetings: "6 engines send handshakes of up to 4 GiB, or with wrong lengths";
+    engines::lying_events: "2 engines send real batches with random changes";
+    engines::odd_parts: "an engine sends messages of 0 and 65 parts, with numbers of 7 and 9 bytes, and with parts of 64 and 128 MiB";
+    engines::single_bytes: "an engine sends messages of one byte as fast as it can";
+    engines::publisher_reconnects: "64 engines end each connection at once";
+    engines::endless_replays: "an engine leaves a gap before each batch and sends replays that never end";
+    engines::copies_and_reports: "an engine stores the same blocks again and again, under many names and parents";
+    engines::blocks_without_end: "an engine that may have 50,000 blocks stores new ones without end";
+    engines::server_info: "6 engines send HTTP replies that never end, have wrong lengths, or redirect";
+    http::json_bombs: "2 processes send bodies of 8 MiB: nested, wide, with long numbers, with repeated keys, or not UTF-8";
+    http::slow_heads: "2 processes send headers and bodies byte by byte, on 400 connections to each port";
+    http::unread_pages: "2 processes ask both ports for 480 long pages and never read them";
+    http::smuggled_requests: "a process sends 12 requests whose length has two readings";
+    files::few_descriptors: "the daemon starts with limits of 4 to 48 descriptors";
+    files::full_disk: "a disk of 4 MiB with snapshots, the journal and the log is full";
+    files::file_size_limit: "the system limits files to 32 KiB: snapshots, the journal and the log";
+    files::log_reader_stops: "the reader of the log stops reading, and 100 reloads write to the full pipe";
+    files::log_reader_leaves: "the reader of the log ends, and 100 reloads write to the broken pipe";
+    files::worker_files: "the folder of workers has pipes, links in a loop, devices, a file of 1 TiB, and 200 files that change";
+    files::absurd_workers: "an operator names 20 impossible addresses as endpoint, replay and load endpoint";
+    system::hangups: "an operator sends 300 SIGHUPs, 100 with an invalid file, while a process sends garbage";
+    system::stands_still: "SIGSTOP halts the daemon 3 times while the engine publishes";
+    system::clock_jumps: "the wall clock jumps by up to 270 years every 50 ms";
+    system::killed_in_a_snapshot: "SIGKILL ends the daemon 3 times while it writes a snapshot of 120,000 blocks";
+    system::terminated_in_a_snapshot: "SIGTERM ends the daemon 3 times while it writes a snapshot of 120,000 blocks";
+    system::memory_runs_out: "2 processes send frames of 512 MiB together to a daemon that may have 160 MiB";
 ] slow [] }
-
-/// What attackers play.
-fn roles() -> Vec<(&'static str, Role)> {
-    [connections::ROLES, engines::ROLES, http::ROLES, files::ROLES].concat()
-}
-
-#[test]
-#[ignore = "a process that an attack starts"]
-fn attacker() {
-    attackers::play(&roles());
-}
-
-#[test]
-#[ignore = "scripts/attack runs it"]
-fn all() {
-    trial::all(ATTACKS);
-}

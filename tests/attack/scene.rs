@@ -10,7 +10,7 @@ use crate::attackers::Attackers;
 use crate::kit::engine::BLOCK_SIZE;
 use crate::kit::replayer::Engine;
 use crate::kit::{Daemon, configure_serve, folder, open_descriptors, options, prompt, text, until, until_ok};
-use crate::trial::{Bystander, Heard, Seen, Trial, Watch};
+use crate::trial::{Answers, Bystander, Trial, Usage, Watch};
 
 /// Descriptors that may have come by chance: a file of the log, a probe.
 const DESCRIPTORS_MARGIN: usize = 4;
@@ -32,8 +32,7 @@ impl Scene {
         let (folder, engine) = (folder(), Engine::new());
         // Attackers may be other users.
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("opened");
-        let worker = format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", engine.publisher.endpoint());
-        let config = configure_serve(folder.path(), serve, &format!("{worker}{tables}"));
+        let config = configure_serve(folder.path(), serve, &format!("{}{tables}", worker_table(&engine)));
         Self::of(Daemon::serve(folder, &["--config", text(&config)]), engine)
     }
 
@@ -96,7 +95,7 @@ impl Scene {
                 || format!("{open} open, {bookings} bookings, {descriptors} of {descriptors_before} descriptors");
             if is_back { Ok(()) } else { Err(left()) }
         });
-        trial.saw(watch.end(), memory_mib_max);
+        trial.used(watch.end(), memory_mib_max);
         let answer = asks(&daemon.socket())();
         trial.must(answer.is_ok(), || format!("after the attack: {answer:?}"));
         let log = daemon.process.log();
@@ -104,11 +103,23 @@ impl Scene {
         drop((daemon, engine));
     }
 
-    /// The same where the daemon is to be ended or started again by the attack.
-    pub(crate) fn taken_apart(self) -> (Daemon, Engine, Seen, Heard) {
+    /// The parts, for an attack that ends the daemon or starts it again.
+    pub(crate) fn taken_apart(self) -> (Daemon, Engine, Usage, Answers) {
         let Self { daemon, engine, watch, bystander, .. } = self;
         (daemon, engine, watch.end(), bystander.end())
     }
+}
+
+/// An engine as worker 1 in a configuration.
+pub(crate) fn worker_table(engine: &Engine) -> String {
+    format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", engine.publisher.endpoint())
+}
+
+/// The tables of a daemon that writes snapshots below a folder, with an engine as worker 1 that can replay.
+pub(crate) fn snapshot_tables(folder: &Path, engine: &Engine) -> String {
+    let (snapshots, replay) = (folder.join("snapshots"), &engine.replayer.endpoint);
+    let table = format!("[snapshot]\ndir = \"{}\"\nevery_s = 1\n", snapshots.display());
+    format!("{table}{}replay = \"{replay}\"\n", worker_table(engine))
 }
 
 /// Asks who should run a prompt; the answer must be worker 1 with all of the prompt's blocks.

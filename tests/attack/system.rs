@@ -17,7 +17,7 @@ use crate::attackers::Attackers;
 use crate::kit::engine::BLOCK_SIZE;
 use crate::kit::replayer::Engine;
 use crate::kit::{Daemon, Process, configure_serve, folder, kvrouted, prompt, skipped, text, until};
-use crate::scene::{Scene, asks};
+use crate::scene::{Scene, asks, snapshot_tables, worker_table};
 use crate::trial::{Bystander, Trial, Watch};
 
 pub(crate) fn hangups(trial: &mut Trial) {
@@ -26,8 +26,7 @@ pub(crate) fn hangups(trial: &mut Trial) {
     for at in 0..300 {
         // Every third file is refused, and every third changes the workers.
         let more = ["", "[[worker]]\nid = 2\n", "nonsense = 1\n"][at % 3];
-        let worker = format!("[[worker]]\nid = 1\nendpoint = \"{}\"\n", scene.engine.publisher.endpoint());
-        scene.daemon.reconfigure(&format!("{worker}{more}"));
+        scene.daemon.reconfigure(&format!("{}{more}", worker_table(&scene.engine)));
         trial.count("SIGHUPs", 1);
         std::thread::sleep(Duration::from_millis(3));
     }
@@ -138,7 +137,7 @@ const YEAR_S: i64 = 365 * 24 * 3600;
 pub(crate) fn clock_jumps(trial: &mut Trial) {
     let (folder, engine) = (folder(), Engine::new());
     let Some(clock) = Clock::build(folder.path()) else { return skipped("a clock that jumps", "no C compiler") };
-    let config = configure_serve(folder.path(), "frame_timeout_ms = 1000", &with_snapshots(&folder, &engine));
+    let config = configure_serve(folder.path(), "frame_timeout_ms = 1000", &snapshot_tables(folder.path(), &engine));
     let mut scene = Scene::of(Daemon::served_by(clock.start(folder.path(), &config), Arc::clone(&folder)), engine);
     let mut client = scene.daemon.client();
     let space = client.space("m", None).expect("the space").id;
@@ -173,9 +172,9 @@ pub(crate) fn clock_jumps(trial: &mut Trial) {
     }
     until("a snapshot is written", || scene.counter("snapshots_written") > 0);
     drop(client);
-    let (mut daemon, engine, seen, heard) = scene.taken_apart();
-    trial.answered(heard);
-    trial.saw(seen, 160);
+    let (mut daemon, engine, usage, answers) = scene.taken_apart();
+    trial.answered(answers);
+    trial.used(usage, 160);
     assert_eq!(daemon.process.end("-TERM"), Some(0));
     // The next one starts twenty years before the snapshot was written.
     clock.jump_to(-10 * YEAR_S);
@@ -187,15 +186,6 @@ pub(crate) fn clock_jumps(trial: &mut Trial) {
 }
 
 // ---- snapshots ------------------------------------------------------------------------------------------------------------
-
-fn with_snapshots(folder: &TempDir, engine: &Engine) -> String {
-    format!(
-        "[snapshot]\ndir = \"{}\"\nevery_s = 1\n[[worker]]\nid = 1\nendpoint = \"{}\"\nreplay = \"{}\"\n",
-        folder.path().join("snapshots").display(),
-        engine.publisher.endpoint(),
-        engine.replayer.endpoint
-    )
-}
 
 /// Whether an unfinished snapshot lies in the folder.
 fn is_being_written(folder: &TempDir) -> bool {
@@ -214,7 +204,7 @@ pub(crate) fn terminated_in_a_snapshot(trial: &mut Trial) {
 /// Ends a daemon while a snapshot of it is half written, and starts it again.
 fn ended_in_a_snapshot(trial: &mut Trial, signal: &str) {
     let (folder, mut engine) = (folder(), Engine::new());
-    let config = configure_serve(folder.path(), "", &with_snapshots(&folder, &engine));
+    let config = configure_serve(folder.path(), "", &snapshot_tables(folder.path(), &engine));
     let start = || Daemon::serve(Arc::clone(&folder), &["--config", text(&config)]);
     let mut daemon = start();
     engine.await_subscription();
@@ -247,12 +237,11 @@ fn ended_in_a_snapshot(trial: &mut Trial, signal: &str) {
     }
     until("all of it is known", || daemon.device(&prompt(last, 2048 * BLOCK_SIZE), Worker::new(1, 0)) == Some(2048));
     until("the worker is exact again", || daemon.status().workers[0].trust.level == TrustLevel::Exact);
-    let refused: u64 = daemon.counter("snapshots_failed");
-    trial.count("snapshots_failed", refused);
+    trial.count("snapshots_failed", daemon.counter("snapshots_failed"));
     let (watch, bystander) = (Watch::begin(daemon.process.id()), Bystander::begin(asks_for_all(&daemon)));
     std::thread::sleep(Duration::from_millis(300));
     trial.answered(bystander.end());
-    trial.saw(watch.end(), 320);
+    trial.used(watch.end(), 320);
     trial.must(daemon.process.end("-TERM") == Some(0), || "it does not end".to_owned());
 }
 
@@ -332,7 +321,7 @@ impl Drop for Limit {
 pub(crate) fn memory_runs_out(trial: &mut Trial) {
     let limit = Limit::set();
     let (folder, mut engine) = (folder(), Engine::new());
-    let config = configure_serve(folder.path(), "cores = 1", &with_snapshots(&folder, &engine));
+    let config = configure_serve(folder.path(), "cores = 1", &snapshot_tables(folder.path(), &engine));
     let process = Process::spawn(folder.path(), "daemon", limit.command(&config));
     let mut daemon = Daemon::served_by(process, Arc::clone(&folder));
     engine.await_subscription();
@@ -359,6 +348,6 @@ pub(crate) fn memory_runs_out(trial: &mut Trial) {
     let (watch, bystander) = (Watch::begin(again.process.id()), Bystander::begin(asks(&again.socket())));
     std::thread::sleep(Duration::from_millis(300));
     trial.answered(bystander.end());
-    trial.saw(watch.end(), 160);
+    trial.used(watch.end(), 160);
     trial.must(again.process.end("-TERM") == Some(0), || "it does not end".to_owned());
 }

@@ -16,11 +16,11 @@ use crate::kit::{open_descriptors, peak_kib, resident_kib};
 /// How long an attack goes on in `cargo test`, where its size alone does not end it.
 const SECONDS_DEFAULT: f64 = 2.0;
 /// How often the descriptors of the victim are counted.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const COUNT_EVERY: Duration = Duration::from_millis(20);
 /// Between two questions of the client whose answers must be right.
 const QUESTION_EVERY: Duration = Duration::from_millis(2);
-/// How long that client asks before the attack, to know how long an answer takes in peace.
-const PEACE: Duration = Duration::from_millis(300);
+/// How long that client asks before the attack, to know how long an answer takes without it.
+const BASELINE: Duration = Duration::from_millis(300);
 /// Wrong answers that are shown.
 const WRONG_SHOWN_MAX: usize = 5;
 
@@ -28,22 +28,43 @@ const WRONG_SHOWN_MAX: usize = 5;
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     /// What is done, and how much of it at most.
-    pub(crate) bound: &'static str,
+    pub(crate) description: &'static str,
     pub(crate) run: fn(&mut Trial),
 }
 
-/// Makes a list of the attacks, and a test of each. Those that take long are for `scripts/attack` alone.
+/// Makes the tests of a test binary: one for each attack, and the two that only other processes run. `roles` names the
+/// modules whose `ROLES` attackers may play. The attacks under `slow` take long: only `scripts/attack` runs them.
 macro_rules! attacks {
-    ([$($module:ident::$name:ident: $bound:literal;)*] slow [$($slow_of:ident::$slow:ident: $slow_bound:literal;)*]) => {
-        const ATTACKS: &[Attack] = &[
-            $(Attack { name: stringify!($name), bound: $bound, run: $module::$name },)*
-            $(Attack { name: stringify!($slow), bound: $slow_bound, run: $slow_of::$slow },)*
+    (
+        roles [$($roles:ident)*]
+        attacks [$($module:ident::$name:ident: $description:literal;)*]
+        slow [$($slow_module:ident::$slow:ident: $slow_description:literal;)*]
+    ) => {
+        const ATTACKS: &[$crate::trial::Attack] = &[
+            $($crate::trial::Attack { name: stringify!($name), description: $description, run: $module::$name },)*
+            $($crate::trial::Attack {
+                name: stringify!($slow),
+                description: $slow_description,
+                run: $slow_module::$slow,
+            },)*
         ];
 
         $(#[test]
         fn $name() {
             ATTACKS.iter().find(|attack| attack.name == stringify!($name)).expect("it is listed").held();
         })*
+
+        #[test]
+        #[ignore = "a process that an attack starts"]
+        fn attacker() {
+            $crate::attackers::play(&[$($roles::ROLES),*].concat());
+        }
+
+        #[test]
+        #[ignore = "scripts/attack runs it"]
+        fn all() {
+            $crate::trial::all(ATTACKS);
+        }
     };
 }
 
@@ -60,14 +81,14 @@ pub(crate) struct Trial {
 #[derive(Debug, Default)]
 struct Row {
     name: &'static str,
-    bound: &'static str,
+    description: &'static str,
     seconds: f64,
     memory_kib: Span,
     memory_kib_max: u64,
     descriptors: Span,
-    /// Round trips of another client, before and during the attack.
-    peace: Waits,
-    meanwhile: Waits,
+    /// Of another client, before and during the attack.
+    latency_before: Latencies,
+    latency_meanwhile: Latencies,
     counts: BTreeMap<String, u64>,
     faults: Vec<String>,
 }
@@ -90,7 +111,7 @@ impl Attack {
     fn tried(&self) -> Row {
         let seconds = std::env::var("KVROUTED_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok());
         let lasts = Duration::from_secs_f64(seconds.unwrap_or(SECONDS_DEFAULT));
-        let row = Row { name: self.name, bound: self.bound, ..Row::default() };
+        let row = Row { name: self.name, description: self.description, ..Row::default() };
         let mut trial = Trial { row, began: Instant::now(), lasts };
         // What is wrong has been said by then; the row says it too.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(&mut trial))) {
@@ -118,10 +139,10 @@ impl Row {
         let Some(path) = std::env::var_os("KVROUTED_ATTACK_OUT") else { return };
         let span = |span: Span| json!({"before": span.before, "worst": span.worst, "after": span.after});
         let line = json!({
-            "attack": self.name, "bound": self.bound, "seconds": self.seconds,
+            "attack": self.name, "description": self.description, "seconds": self.seconds,
             "memory_kib": span(self.memory_kib), "memory_kib_max": self.memory_kib_max,
             "descriptors": span(self.descriptors),
-            "peace_us": self.peace.json(), "meanwhile_us": self.meanwhile.json(),
+            "before_us": self.latency_before.json(), "meanwhile_us": self.latency_meanwhile.json(),
             "counts": self.counts, "held": self.faults.is_empty(), "faults": self.faults,
         });
         let mut file = std::fs::File::options().create(true).append(true).open(path).expect("the file of rows");
@@ -161,14 +182,14 @@ impl Trial {
         self.must(number >= least, || format!("{what} is {number}, not {least} or more"));
     }
 
-    /// What a process had meanwhile; it must not have had more memory than `memory_mib_max`.
+    /// Reports what a process used; it must not have used more memory than `memory_mib_max`.
     #[track_caller]
-    pub(crate) fn saw(&mut self, seen: Seen, memory_mib_max: u64) {
+    pub(crate) fn used(&mut self, usage: Usage, memory_mib_max: u64) {
         let worst = |ours: Span, theirs: Span| if ours.worst < theirs.worst { theirs } else { ours };
-        self.row.memory_kib = worst(self.row.memory_kib, seen.memory_kib);
-        self.row.descriptors = worst(self.row.descriptors, seen.descriptors);
+        self.row.memory_kib = worst(self.row.memory_kib, usage.memory_kib);
+        self.row.descriptors = worst(self.row.descriptors, usage.descriptors);
         self.row.memory_kib_max = memory_mib_max << 10;
-        let Span { worst, .. } = seen.memory_kib;
+        let Span { worst, .. } = usage.memory_kib;
         self.must(worst <= memory_mib_max << 10, || format!("{} MiB of {memory_mib_max}", worst >> 10));
     }
 
@@ -177,29 +198,29 @@ impl Trial {
         self.row.descriptors.worst.saturating_sub(self.row.descriptors.before)
     }
 
-    /// What another client was answered before and meanwhile. All of it must be right.
+    /// Reports how long another client waited for its answers, which must all be right.
     #[track_caller]
-    pub(crate) fn answered(&mut self, heard: Heard) {
-        let Heard { peace, meanwhile, wrong } = heard;
+    pub(crate) fn answered(&mut self, answers: Answers) {
+        let Answers { before, meanwhile, wrong } = answers;
         self.must(wrong.is_empty(), || format!("wrong answers to another client: {wrong:#?}"));
         self.must(!meanwhile.us.is_empty(), || "another client got no answer".to_owned());
-        self.row.peace.us.extend(peace.us);
-        self.row.meanwhile.us.extend(meanwhile.us);
+        self.row.latency_before.us.extend(before.us);
+        self.row.latency_meanwhile.us.extend(meanwhile.us);
     }
 }
 
-/// Looks at a process again and again.
+/// Counts the open descriptors of a process again and again, and reads its memory at both ends.
 pub(crate) struct Watch {
     process: u32,
     memory_before: u64,
     descriptors_before: u64,
     ends: Arc<AtomicBool>,
-    looks: JoinHandle<u64>,
+    counter: JoinHandle<u64>,
 }
 
-/// What a process had.
+/// What a process used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Usage {
     pub(crate) memory_kib: Span,
     pub(crate) descriptors: Span,
 }
@@ -208,38 +229,38 @@ impl Watch {
     pub(crate) fn begin(process: u32) -> Self {
         let (ends, descriptors_before) = (Arc::<AtomicBool>::default(), open_descriptors(process) as u64);
         let ends_there = Arc::clone(&ends);
-        let looks = std::thread::spawn(move || {
+        let counter = std::thread::spawn(move || {
             let mut most = descriptors_before;
-            // Relaxed: it is only to end some time.
+            // Relaxed: the flag stands for nothing but itself, and a late look at it costs one more count.
             while !ends_there.load(Ordering::Relaxed) {
                 // It may have ended: the attack says whether it should.
                 let open = std::fs::read_dir(format!("/proc/{process}/fd")).map_or(0, Iterator::count);
                 most = most.max(open as u64);
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(COUNT_EVERY);
             }
             most
         });
-        Self { process, memory_before: resident_kib(process), descriptors_before, ends, looks }
+        Self { process, memory_before: resident_kib(process), descriptors_before, ends, counter }
     }
 
     /// The process still runs; its memory at most is the kernel's own figure.
-    pub(crate) fn end(self) -> Seen {
+    pub(crate) fn end(self) -> Usage {
         self.ends.store(true, Ordering::Relaxed);
-        let most = self.looks.join().expect("it only looks");
+        let most = self.counter.join().expect("counting never panics");
         let memory_kib =
             Span { before: self.memory_before, worst: peak_kib(self.process), after: resident_kib(self.process) };
         let after = open_descriptors(self.process) as u64;
-        Seen { memory_kib, descriptors: Span { before: self.descriptors_before, worst: most, after } }
+        Usage { memory_kib, descriptors: Span { before: self.descriptors_before, worst: most, after } }
     }
 }
 
 /// Round trips, in microseconds.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Waits {
+pub(crate) struct Latencies {
     us: Vec<u64>,
 }
 
-impl Waits {
+impl Latencies {
     fn quantile(&self, part: f64) -> Option<u64> {
         let mut sorted = self.us.clone();
         sorted.sort_unstable();
@@ -251,46 +272,46 @@ impl Waits {
     }
 }
 
-/// Another client: it behaves, asks all the time, and looks whether each answer is right.
+/// Another client, which behaves: it asks all the time and checks each answer.
 pub(crate) struct Bystander {
     ends: Arc<AtomicBool>,
-    asks: JoinHandle<Heard>,
+    asks: JoinHandle<Answers>,
 }
 
-/// What it heard.
+/// How long right answers took, and what was wrong with the others.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
-    peace: Waits,
-    meanwhile: Waits,
+pub(crate) struct Answers {
+    before: Latencies,
+    meanwhile: Latencies,
     wrong: Vec<String>,
 }
 
 impl Bystander {
-    /// Asks in peace for a while, and goes on asking.
+    /// Asks for a while before the attack, and goes on asking.
     pub(crate) fn begin(mut ask: impl FnMut() -> Result<(), String> + Send + 'static) -> Self {
         let (is_attacked, ends) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let (attacked_there, ends_there) = (Arc::clone(&is_attacked), Arc::clone(&ends));
         let asks = std::thread::spawn(move || {
-            let mut heard = Heard::default();
-            // Relaxed: neither tells more than itself.
-            while !ends_there.load(Ordering::Relaxed) && heard.wrong.len() < WRONG_SHOWN_MAX {
+            let mut answers = Answers::default();
+            // Relaxed: neither flag stands for more than itself.
+            while !ends_there.load(Ordering::Relaxed) && answers.wrong.len() < WRONG_SHOWN_MAX {
                 let asked = Instant::now();
                 let is_attacked = attacked_there.load(Ordering::Relaxed);
                 match ask() {
-                    Ok(()) if is_attacked => heard.meanwhile.us.push(asked.elapsed().as_micros() as u64),
-                    Ok(()) => heard.peace.us.push(asked.elapsed().as_micros() as u64),
-                    Err(why) => heard.wrong.push(why),
+                    Ok(()) if is_attacked => answers.meanwhile.us.push(asked.elapsed().as_micros() as u64),
+                    Ok(()) => answers.before.us.push(asked.elapsed().as_micros() as u64),
+                    Err(why) => answers.wrong.push(why),
                 }
                 std::thread::sleep(QUESTION_EVERY);
             }
-            heard
+            answers
         });
-        std::thread::sleep(PEACE);
+        std::thread::sleep(BASELINE);
         is_attacked.store(true, Ordering::Relaxed);
         Self { ends, asks }
     }
 
-    pub(crate) fn end(self) -> Heard {
+    pub(crate) fn end(self) -> Answers {
         self.ends.store(true, Ordering::Relaxed);
         self.asks.join().expect("a wrong answer is no panic")
     }

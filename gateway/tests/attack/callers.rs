@@ -1,15 +1,17 @@
-//! Callers of the gateway: too slow, too many, with requests that could be read in two ways, with headers that are not
-//! theirs, and with bodies that are bombs.
+//! Callers of the gateway. They are too slow or too many. They send requests that two readers could read differently, headers
+//! that are not theirs to set, and bodies that a parser could blow up.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::attackers::{Attackers, Orders, Role};
-use crate::http1::{ask, chat, connect, counted, header, post, posted, reply};
+use crate::http1::{
+    Request, answer, answer_as_engine, ask, chat, connect, counted, header, listen, post, posted, reply,
+};
 use crate::scene::Scene;
 use crate::trial::Trial;
 
@@ -94,71 +96,50 @@ fn connect_and_wait(orders: &mut Orders) {
     orders.hold();
 }
 
-/// Heads and bodies of requests.
-type Requests = Mutex<Vec<(String, Vec<u8>)>>;
-
 /// An engine that answers each chat and keeps what it got, byte for byte.
 struct Recorder {
     url: String,
-    requests: Arc<Requests>,
+    requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Recorder {
     fn start(model: &'static str) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback interface");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let requests: Arc<Requests> = Arc::default();
+        let (listener, url) = listen();
+        let requests: Arc<Mutex<Vec<Request>>> = Arc::default();
         let kept = Arc::clone(&requests);
         std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for mut stream in listener.incoming().flatten() {
                 let kept = Arc::clone(&kept);
                 // A connection that ends ends its thread.
-                std::thread::spawn(move || while record(&stream, model, &kept).is_ok() {});
+                std::thread::spawn(move || while record(&mut stream, model, &kept).is_ok() {});
             }
         });
         Self { url, requests }
     }
 
-    /// The heads and bodies of chats that it got.
-    fn chats(&self) -> Vec<(String, Vec<u8>)> {
+    /// The chats that it got.
+    fn chats(&self) -> Vec<Request> {
         let requests = self.requests.lock().expect("no panic");
-        requests.iter().filter(|(head, _)| head.starts_with("POST /v1/chat/completions HTTP")).cloned().collect()
+        requests.iter().filter(|request| request.head.starts_with("POST /v1/chat/completions HTTP")).cloned().collect()
     }
 
-    /// All others but the gateway's own questions about the engine.
+    /// The heads of all others but the gateway's own questions about the engine.
     fn others(&self) -> Vec<String> {
         let known = ["GET /", "POST /tokenize", "POST /v1/chat/completions"];
         let requests = self.requests.lock().expect("no panic");
         let is_known = |head: &str| known.iter().any(|known| head.starts_with(known)) || head.contains("/render HTTP");
-        let is_other = |head: &&String| !is_known(head);
-        requests.iter().map(|(head, _)| head).filter(is_other).cloned().collect()
+        requests.iter().map(|request| request.head.clone()).filter(|head| !is_known(head)).collect()
     }
 }
 
-/// Reads one request strictly, as its lengths say, and answers it.
-fn record(mut stream: &TcpStream, model: &str, kept: &Requests) -> std::io::Result<()> {
-    let (mut head, mut byte) = (Vec::new(), [0]);
-    while !head.ends_with(b"\r\n\r\n") {
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
+/// Reads one request and answers it.
+fn record(stream: &mut TcpStream, model: &str, kept: &Mutex<Vec<Request>>) -> std::io::Result<()> {
+    let request = Request::read(stream)?;
+    kept.lock().expect("no panic").push(request.clone());
+    match request.path() {
+        CHATS => answer(stream, 200, &json!({"choices": [{"message": {"content": "recorded"}}]})),
+        path => answer_as_engine(stream, path, model),
     }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let length = header(&head, "content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
-    let (status, answer) = match head.split(' ').nth(1) {
-        Some("/v1/models") => {
-            (200, json!({"object": "list", "data": [{"id": model, "object": "model", "created": 1}]}))
-        }
-        Some("/v1/chat/completions") => (200, json!({"choices": [{"message": {"content": "recorded"}}]})),
-        Some("/health" | "/version") => (200, json!({"version": "0.32.0"})),
-        _ => (404, json!({})),
-    };
-    kept.lock().expect("no panic").push((head, body));
-    let answer = answer.to_string();
-    let head =
-        format!("HTTP/1.1 {status} It\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", answer.len());
-    stream.write_all(format!("{head}{answer}").as_bytes())
 }
 
 pub(crate) fn smuggled_requests(trial: &mut Trial) {
@@ -167,7 +148,7 @@ pub(crate) fn smuggled_requests(trial: &mut Trial) {
     scene.attacked_by(trial, "smuggle", 1).end(trial);
     let chats = recorder.chats();
     trial.count("requests at the engine", chats.len() as u64);
-    for (head, body) in &chats {
+    for Request { head, body } in &chats {
         let lengths = head.lines().filter(|line| line.to_ascii_lowercase().starts_with("content-length")).count();
         let is_clear = lengths == 1 && header(head, "transfer-encoding").is_none() && !head.contains('\0');
         trial.must(is_clear, || format!("a head that can be read in two ways: {head:?}"));
@@ -259,7 +240,7 @@ pub(crate) fn forged_headers(trial: &mut Trial) {
         "expect",
         "proxy-connection",
     ];
-    for (head, _) in recorder.chats() {
+    for Request { head, .. } in recorder.chats() {
         let passed: Vec<&str> = local.iter().copied().filter(|name| header(&head, name).is_some()).collect();
         // The gateway's own connection says so.
         let passed: Vec<&&str> = passed.iter().filter(|name| **name != "connection").collect();

@@ -2,13 +2,13 @@
 //! its worst. Another model's engines behave, and their callers must notice nothing.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::attackers::{Attackers, Orders, Role};
-use crate::http1::{chat, connect, header, posted};
+use crate::http1::{Request, answer_as_engine, chat, connect, header, listen, posted};
 use crate::scene::Scene;
 use crate::trial::Trial;
 
@@ -98,39 +98,9 @@ fn call_hostile_engines(orders: &mut Orders) {
     }
 }
 
-fn listener() -> (TcpListener, String) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback interface");
-    let url = format!("http://{}", listener.local_addr().expect("an address"));
-    (listener, url)
-}
-
-/// Reads a request; its first line.
-fn request(stream: &mut TcpStream) -> std::io::Result<String> {
-    let (mut head, mut byte) = (Vec::new(), [0]);
-    while !head.ends_with(b"\r\n\r\n") {
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    let length = header(&head, "content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
-    stream.read_exact(&mut vec![0; length])?;
-    Ok(head.lines().next().unwrap_or_default().to_owned())
-}
-
-fn answer(stream: &mut TcpStream, status: u16, body: &Value) -> std::io::Result<()> {
-    let body = body.to_string();
-    let head =
-        format!("HTTP/1.1 {status} It\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
-    stream.write_all(format!("{head}{body}").as_bytes())
-}
-
-fn models(id: &str) -> Value {
-    json!({"object": "list", "data": [{"id": id, "object": "model", "created": 1}]})
-}
-
 /// Serves a model `evil-MISCHIEF`; which mischief is the order's place.
 fn serve_hostile_replies(orders: &mut Orders) {
-    let (listener, url) = listener();
+    let (listener, url) = listen();
     orders.offer(&url.into());
     let mischief = orders.at.clone();
     std::thread::spawn(move || {
@@ -139,12 +109,10 @@ fn serve_hostile_replies(orders: &mut Orders) {
             std::thread::spawn(move || {
                 // A gateway that does not read is given up.
                 stream.set_write_timeout(Some(Duration::from_secs(5))).expect("set");
-                while let Ok(line) = request(&mut stream) {
-                    let said = match line.split(' ').nth(1) {
-                        Some("/v1/models") => answer(&mut stream, 200, &models(&format!("evil-{mischief}"))),
-                        Some("/health" | "/version") => answer(&mut stream, 200, &json!({"version": "0.32.0"})),
-                        Some("/v1/chat/completions") => misbehave(&mut stream, &mischief),
-                        _ => answer(&mut stream, 404, &json!({})),
+                while let Ok(request) = Request::read(&mut stream) {
+                    let said = match request.path() {
+                        "/v1/chat/completions" => misbehave(&mut stream, &mischief),
+                        path => answer_as_engine(&mut stream, path, &format!("evil-{mischief}")),
                     };
                     if said.is_err() {
                         return;
@@ -189,10 +157,11 @@ fn misbehave(stream: &mut TcpStream, mischief: &str) -> std::io::Result<()> {
                 .into(),
             b"x-trailer: and more\r\n".repeat(1000),
         ),
-        _ => {
+        "silence" => {
             std::thread::sleep(Duration::from_secs(30));
             (Vec::new(), Vec::new())
         }
+        _ => panic!("no mischief {mischief}"),
     };
     stream.write_all(&first)?;
     while !then.is_empty() {
@@ -223,23 +192,17 @@ pub(crate) fn renamed_models(trial: &mut Trial) {
     scene.end(trial, 224);
 }
 
-/// Names another model and another block size each time.
+/// Names another model each time.
 fn rename_models(orders: &mut Orders) {
-    let (listener, url) = listener();
+    let (listener, url) = listen();
     orders.offer(&url.into());
     std::thread::spawn(move || {
         let mut asked = 0;
         for mut stream in listener.incoming().flatten() {
             stream.set_read_timeout(Some(Duration::from_millis(500))).expect("set");
-            while let Ok(line) = request(&mut stream) {
-                let said = match line.split(' ').nth(1) {
-                    Some("/v1/models") => {
-                        asked += 1;
-                        answer(&mut stream, 200, &models(&format!("model-{asked}")))
-                    }
-                    Some("/health" | "/version") => answer(&mut stream, 200, &json!({"version": "0.32.0"})),
-                    _ => answer(&mut stream, 404, &json!({})),
-                };
+            while let Ok(request) = Request::read(&mut stream) {
+                asked += u64::from(request.path() == "/v1/models");
+                let said = answer_as_engine(&mut stream, request.path(), &format!("model-{asked}"));
                 if said.is_err() {
                     break;
                 }

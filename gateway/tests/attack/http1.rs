@@ -1,7 +1,7 @@
-//! HTTP/1.1 by hand.
+//! HTTP/1.1 by hand, as a caller and as an engine.
 
 use std::io::{Error, Read as _, Result, Write as _};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -40,11 +40,7 @@ pub(crate) fn chat(model: &str, text: &str, stream: bool) -> Value {
 /// Reads one reply, after interim ones.
 pub(crate) fn reply(stream: &mut TcpStream) -> Result<Reply> {
     let (head, status) = loop {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(byte(stream)?);
-        }
-        let head = String::from_utf8_lossy(&head).into_owned();
+        let head = head(stream)?;
         let status: u16 =
             head.split(' ').nth(1).and_then(|text| text.parse().ok()).ok_or_else(|| Error::other(head.clone()))?;
         if status >= 200 {
@@ -75,6 +71,62 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 pub(crate) fn ask(stream: &mut TcpStream, request: &[u8]) -> Result<Reply> {
     stream.write_all(request)?;
     reply(stream)
+}
+
+/// A port for an engine, and its URL.
+pub(crate) fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback interface");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    (listener, url)
+}
+
+/// A request that was read to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// Reads one request strictly: its body is as long as its `content-length` says.
+    pub(crate) fn read(stream: &mut TcpStream) -> Result<Self> {
+        let head = head(stream)?;
+        let length = header(&head, "content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let body = exactly(stream, length)?;
+        Ok(Self { head, body })
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        self.head.split(' ').nth(1).unwrap_or_default()
+    }
+}
+
+/// Answers what a gateway asks to learn of an engine with this model. Any other request gets 404.
+pub(crate) fn answer_as_engine(stream: &mut TcpStream, path: &str, model: &str) -> Result<()> {
+    match path {
+        "/v1/models" => {
+            answer(stream, 200, &json!({"object": "list", "data": [{"id": model, "object": "model", "created": 1}]}))
+        }
+        "/health" | "/version" => answer(stream, 200, &json!({"version": "0.32.0"})),
+        _ => answer(stream, 404, &json!({})),
+    }
+}
+
+/// Answers a request with JSON.
+pub(crate) fn answer(stream: &mut TcpStream, status: u16, body: &Value) -> Result<()> {
+    let body = body.to_string();
+    let head =
+        format!("HTTP/1.1 {status} It\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes())
+}
+
+/// The head of a request or a reply.
+fn head(stream: &mut TcpStream) -> Result<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(byte(stream)?);
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
 fn byte(stream: &mut TcpStream) -> Result<u8> {

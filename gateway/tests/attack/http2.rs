@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::attackers::{Orders, Role};
 use crate::http1::connect;
+use crate::picker::PROCESS;
 use crate::scene::Scene;
 use crate::trial::Trial;
 
@@ -144,13 +145,14 @@ fn burst(kind: &str, path: &str, next: &mut u32) -> Vec<u8> {
             let padded = [&[255, b'{'][..], &[0; 255]].concat();
             (0..50).for_each(|_| burst.extend(frame(DATA, PADDED, stream, &padded)));
         }
-        _ => {
+        "header_bombs" => {
             // One long header in the table, and a thousand places that mean it.
             let long = [&[0x40, 1, b'x', 0x7f, 0xa1, 0x1e][..], &[b'b'; 4000]].concat();
             burst.extend(frame(HEADERS, END_HEADERS | END_STREAM, stream(), &[&block[..], &long].concat()));
             let bomb = [&block[..], &[0xbe; 4000]].concat();
             (0..20).for_each(|_| burst.extend(frame(HEADERS, END_HEADERS | END_STREAM, stream(), &bomb)));
         }
+        _ => panic!("no flood {kind}"),
     }
     burst
 }
@@ -165,8 +167,7 @@ fn on_proxy(trial: &mut Trial, kind: &str) {
 /// The flood on the picker's port.
 fn on_picker(trial: &mut Trial, kind: &str) {
     let Some(scene) = Scene::picker(&[]) else { return };
-    let path = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-    scene.attacked_with(trial, "flood", 2, &format!("{kind}#{path}")).end(trial);
+    scene.attacked_with(trial, "flood", 2, &format!("{kind}#{PROCESS}")).end(trial);
     scene.end(trial, if kind == "rapid_resets" { RESETS_MEMORY_MIB_MAX } else { MEMORY_MIB_MAX });
 }
 

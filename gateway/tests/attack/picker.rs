@@ -1,5 +1,5 @@
-//! Clients of the picker that are no Envoy: messages out of order, bodies in tiny pieces or without an end, headers and
-//! subsets that are too large, and streams that end anywhere or say nothing.
+//! Clients of the picker that do not behave as Envoy does. They send messages out of order, bodies in tiny pieces or without
+//! an end, and headers and subsets that are too large. They end streams at any point, or send nothing on them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvrouted_gateway::epp::messages::{
     HeaderMap, HeaderValue, HttpHeaders, ListValue, ProcessingRequest, RequestPart, Struct, Value,
 };
+use rand::{RngExt as _, SeedableRng as _};
+use rand_xoshiro::Xoshiro256PlusPlus;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
@@ -39,7 +41,8 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
 const BODIES: [&str; 2] = ["--bodies-bytes-max", "67108864"];
 /// The most memory of a picker with that bound, MiB: what it has at rest, the bound, and what the allocator keeps.
 const MEMORY_MIB_MAX: u64 = 288;
-const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+/// The path of an ext_proc stream.
+pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 fn run(orders: &mut Orders, act: impl AsyncFnOnce(&mut Orders, SocketAddr)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -63,19 +66,6 @@ async fn drain(stream: &mut Stream, lasts: Duration) -> u64 {
     messages
 }
 
-/// Chance from a seed (SplitMix64).
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % most
-    }
-}
-
 pub(crate) fn disorder(trial: &mut Trial) {
     let Some(scene) = Scene::picker(&BODIES) else { return };
     scene.attacked_by(trial, "send_disorder", 2).end(trial);
@@ -86,22 +76,22 @@ pub(crate) fn disorder(trial: &mut Trial) {
 /// Messages in any order, of which some are no messages.
 fn send_disorder(orders: &mut Orders) {
     run(orders, async |orders, at| {
-        let mut draw = Draw(orders.number);
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(orders.number);
         let body = r#"{"model": "demo", "messages": [{"role": "user", "content": "a"}]}"#;
         while orders.goes_on() {
             let connection = connected(at).await;
             let mut streams = Vec::new();
             for _ in 0..100 {
                 let stream = connection.stream().await;
-                for _ in 0..draw.below(12) {
-                    let message = match draw.below(10) {
+                for _ in 0..random.random_range(0..12) {
+                    let message = match random.random_range(0..10) {
                         0 => opening(&CHAT, false),
                         1 => opening(&CHAT, true),
-                        2 => request_body(body, draw.below(2) == 0),
+                        2 => request_body(body, random.random()),
                         3 => request_body("", true),
                         4 => request_trailers(),
-                        5 => response_headers(&[(":status", "abc")], draw.below(2) == 0),
-                        6 => response_body(vec![0xff; 100], draw.below(2) == 0),
+                        5 => response_headers(&[(":status", "abc")], random.random()),
+                        6 => response_body(vec![0xff; 100], random.random()),
                         7 => response_trailers(),
                         8 => ProcessingRequest { observability_mode: true, ..opening(&CHAT, false) },
                         _ => ProcessingRequest::default(),
@@ -324,13 +314,13 @@ pub(crate) fn cancelled_streams(trial: &mut Trial) {
 
 fn cancel_streams(orders: &mut Orders) {
     run(orders, async |orders, at| {
-        let mut draw = Draw(orders.number + 100);
+        let mut random = Xoshiro256PlusPlus::seed_from_u64(orders.number);
         let body = r#"{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "Who is there?"}]}"#;
         while orders.goes_on() {
             let connection = connected(at).await;
             for _ in 0..50 {
                 let mut stream = connection.stream().await;
-                let steps = draw.below(6);
+                let steps = random.random_range(0..6);
                 let messages = [
                     opening(&CHAT, false),
                     request_body(body, true),
@@ -338,10 +328,10 @@ fn cancel_streams(orders: &mut Orders) {
                     response_body("data: 1\n\n", false),
                     response_trailers(),
                 ];
-                for message in messages.into_iter().take(steps as usize) {
+                for message in messages.into_iter().take(steps) {
                     stream.try_send(message);
                 }
-                drain(&mut stream, Duration::from_millis(draw.below(8))).await;
+                drain(&mut stream, Duration::from_millis(random.random_range(0..8))).await;
                 orders.count("cancelled", 1);
             }
         }

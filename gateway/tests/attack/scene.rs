@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use kvrouted_gateway::demo::SimulatedEngines;
+use kvrouted_gateway::demo::{MODEL, SimulatedEngines};
 use tokio::runtime::Runtime;
 
 use crate::attackers::Attackers;
@@ -64,7 +64,7 @@ impl Scene {
         let (_, socket) = gateway.daemon();
         let figures = {
             let _inside = runtime.enter();
-            Figures::of(&socket, player_model())
+            Figures::of(&socket, MODEL)
         };
         let mut asks: Box<dyn FnMut() -> Result<(), String> + Send> = match kind {
             Kind::Proxy => Box::new(asks_proxy(gateway.url())),
@@ -111,7 +111,7 @@ impl Scene {
             assert!(Instant::now() < by, "{bookings:?} bookings, {open} of {descriptors_before} descriptors are left");
             std::thread::sleep(Duration::from_millis(50));
         }
-        trial.saw(watch.end(), memory_mib_max);
+        trial.used(watch.end(), memory_mib_max);
         let answer = match kind {
             Kind::Proxy => asks_proxy(gateway.url())(),
             Kind::Picker => asks_picker(gateway.url(), &engines.urls())(),
@@ -121,10 +121,6 @@ impl Scene {
         trial.must(panics.is_empty(), || format!("{panics:?}"));
         drop((gateway, figures, engines, runtime));
     }
-}
-
-fn player_model() -> &'static str {
-    kvrouted_gateway::demo::MODEL
 }
 
 fn engines() -> Option<(std::path::PathBuf, Runtime, SimulatedEngines)> {
@@ -138,7 +134,7 @@ fn engines() -> Option<(std::path::PathBuf, Runtime, SimulatedEngines)> {
 /// Asks for a chat, over one connection; the answer must be what a simulated engine says.
 fn asks_proxy(url: &str) -> impl FnMut() -> Result<(), String> + Send + use<> {
     let (url, mut stream) = (url.to_owned(), None);
-    let request = posted("/v1/chat/completions", chat(player_model(), "Who is there?", false).to_string().as_bytes());
+    let request = posted("/v1/chat/completions", chat(MODEL, "Who is there?", false).to_string().as_bytes());
     move || {
         let open = stream.take().map_or_else(|| connect(&url, Duration::from_secs(60)), Ok);
         let mut open = open.map_err(|error| format!("no connection: {error}"))?;
@@ -159,7 +155,7 @@ fn asks_picker(at: &str, engines: &[String]) -> impl FnMut() -> Result<(), Strin
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (at, mut connection): (SocketAddr, Option<Connection>) = (at.parse().expect("an address"), None);
     let engines: Vec<String> = engines.iter().map(|url| url.trim_start_matches("http://").to_owned()).collect();
-    let body = chat(player_model(), "Who is there?", false).to_string();
+    let body = chat(MODEL, "Who is there?", false).to_string();
     move || {
         let asked = AssertUnwindSafe(|| {
             runtime.block_on(async {

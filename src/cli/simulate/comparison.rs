@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::fleet::described;
 use super::requests::Requests;
-use super::{SimulateArgs, kind_of, progress, usage, write};
+use super::{SimulateArgs, progress, usage, write_report};
 use crate::cli::exit::Failure;
 use crate::simulate::bounds::{self, HINDSIGHT, POOLED};
 use crate::simulate::capacity::Search;
-use crate::simulate::experiment::{self, OURS, in_parallel, is_closed, loaded, own_rps, peers, silent};
+use crate::simulate::experiment::{self, OURS, in_parallel, is_closed, loaded, loads_at, own_rps, peers, silent};
 use crate::simulate::measure::Measured;
-use crate::simulate::picture::{self, Section, panels};
+use crate::simulate::picture::{Section, panels};
 use crate::simulate::recorded::{FittedFleet, RecordedLoad};
 use crate::simulate::report::{self, Row};
 use crate::simulate::suite::{LOAD_SHARES, VERDICT_SHARE};
@@ -242,11 +242,7 @@ impl<'a> Comparison<'a> {
             Some(capacity) => capacity,
             None => load / VERDICT_SHARE,
         };
-        let mut loads: Vec<f64> = LOAD_SHARES.map(|share| share * capacity).to_vec();
-        if is_closed(&self.first) {
-            loads.iter_mut().for_each(|load| *load = load.round().max(1.0));
-            loads.dedup();
-        }
+        let loads = loads_at(&LOAD_SHARES, capacity, is_closed(&self.first));
         let jobs = self.policies.len() * loads.len();
         self.begin("curves", jobs);
         let runs = in_parallel(jobs, self.args.threads(), |job| {
@@ -265,9 +261,6 @@ impl<'a> Comparison<'a> {
             panels: panels(self.load_unit(), &curves),
             rows: rows.to_vec(),
         };
-        match kind_of(file) {
-            Some("svg") => write(file, &picture::svg(&section.title, &section.panels, OURS)),
-            _ => write(file, &picture::html("Policies on a simulated fleet", &[section], OURS)),
-        }
+        write_report(file, "Policies on a simulated fleet", section, OURS)
     }
 }

@@ -18,13 +18,14 @@ pub(super) use self::requests::read_trace;
 use super::exit::{Exit, Failure};
 use crate::config::example_fleet;
 use crate::limits::{SIMULATED_ENGINES_MAX, SIMULATED_ROUTERS_MAX};
-use crate::simulate::SimulatedPolicy;
+use crate::simulate::picture::{self, Section};
+use crate::simulate::{EVENT_LAG_S, SimulatedPolicy};
 
 /// Tries of the search in hindsight, unless the command line has another number, and the most.
 const HINDSIGHT_TRIES: &str = "200";
 const HINDSIGHT_TRIES_MAX: u64 = 100_000;
 /// Requests that are generated, at most.
-const REQUESTS_MAX: u64 = 20_000_000;
+const GENERATED_REQUESTS_MAX: u64 = 20_000_000;
 
 /// The form of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,7 +52,7 @@ pub enum SuiteForm {
 /// Runs a workload on a simulated fleet under several policies and compares what its requests felt.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimulateArgs {
-    /// The trace, plain or compressed with gzip; - reads standard input. A folder or a file of a journal
+    /// The trace, plain or compressed with gzip; - reads standard input. With --format journal, a folder or a file of a journal
     #[arg(long, value_name = "FILE", required_unless_present_any = ["suite", "generate", "example_fleet"],
         conflicts_with = "generate")]
     pub trace: Option<PathBuf>,
@@ -64,13 +65,13 @@ pub struct SimulateArgs {
     pub generate: Option<String>,
     /// Requests to generate; 10000, if left out
     #[arg(long, value_name = "N", requires = "generate", conflicts_with_all = ["trace", "suite"],
-        value_parser = clap::value_parser!(u64).range(1..=REQUESTS_MAX))]
+        value_parser = clap::value_parser!(u64).range(1..=GENERATED_REQUESTS_MAX))]
     pub requests: Option<u64>,
     /// A TOML file that describes the fleet: engines, pools, what happens to workers, and routers
     #[arg(long, value_name = "FILE", conflicts_with_all = ["workers", "engine", "cache_tokens", "block_size",
         "event_lag_ms", "routers", "router_age_ms", "sessions_stick"])]
     pub fleet: Option<PathBuf>,
-    /// Print such a file with every field, its default and its description
+    /// Print a file for --fleet with every field, its default and its description
     #[arg(long)]
     pub example_fleet: bool,
     /// Engines of the fleet
@@ -110,8 +111,9 @@ pub struct SimulateArgs {
     /// Runs of each policy, which differ in arrivals within the trace's grain, the order of sessions and ties
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
-    /// The policies to compare, separated by commas; all, if left out. latency takes the weights delay, later_delay,
-    /// output_delay, near_s and unseen, as "latency:delay=0.5;unseen=0"; each term of tried-terms takes one too
+    /// The policies to compare, separated by commas; all but tried-terms, if left out. latency takes the weights delay,
+    /// later_delay, output_delay, near_s and unseen, as "latency:delay=0.5;unseen=0"; tried-terms takes a weight for each of
+    /// its terms
     #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
     pub policies: Vec<String>,
     /// Also find the capacity of every policy
@@ -129,7 +131,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// The delay of KV events, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 5.0)]
+    #[arg(long, value_name = "MS", default_value_t = EVENT_LAG_S * 1e3)]
     pub event_lag_ms: f64,
     /// Gateways only book and free: they never report first tokens
     #[arg(long)]
@@ -190,21 +192,39 @@ impl SimulateArgs {
         for policy in &self.policies {
             SimulatedPolicy::parse(policy).map_err(usage)?;
         }
-        if self.report.as_deref().is_some_and(|file| kind_of(file).is_none()) {
-            return Err(usage("--report needs a file that ends in .svg or .html"));
-        }
-        Ok(())
+        check_report(self.report.as_deref())
     }
 
     fn threads(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.threads.map_or_else(cores, usize::from)
+        threads(self.threads)
     }
 }
 
+/// The threads that a command line asks for: as many as the machine has cores, if it does not say.
+pub(super) fn threads(asked: Option<u16>) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    asked.map_or_else(cores, usize::from)
+}
+
 /// What is written to a report's file: `svg` or `html`.
-pub(super) fn kind_of(file: &Path) -> Option<&str> {
+fn kind_of(file: &Path) -> Option<&str> {
     file.extension().and_then(|kind| kind.to_str()).filter(|kind| ["svg", "html"].contains(kind))
+}
+
+/// Refuses a file that is neither a picture nor a page.
+pub(super) fn check_report(file: Option<&Path>) -> Result<(), Failure> {
+    match file.is_none_or(|file| kind_of(file).is_some()) {
+        true => Ok(()),
+        false => Err(usage("--report needs a file that ends in .svg or .html")),
+    }
+}
+
+/// Writes curves to a picture, or curves and table to a page with this title. The policy `ours` stands out.
+pub(super) fn write_report(file: &Path, title: &str, section: Section, ours: &str) -> Result<(), Failure> {
+    match kind_of(file) {
+        Some("svg") => write(file, &picture::svg(&section.title, &section.panels, ours)),
+        _ => write(file, &picture::html(title, &[section], ours)),
+    }
 }
 
 pub(super) fn write(file: &Path, text: &str) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Format, SimulateArgs, usage};
 use crate::cli::exit::Failure;
-use crate::cli::simulated_load::{REQUESTS_MAX as RECORDED_REQUESTS_MAX, read_journal};
+use crate::cli::simulated_load::{JOURNAL_REQUESTS_MAX, read_journal};
 use crate::simulate::experiment::is_closed;
 use crate::simulate::recorded::RecordedLoad;
 use crate::simulate::suite_workloads::open;
@@ -63,7 +63,7 @@ impl SimulateArgs {
         match (&self.trace, self.format) {
             (Some(path), Format::Journal) => {
                 let (load, mut remarks) =
-                    read_journal(std::slice::from_ref(path), None, RECORDED_REQUESTS_MAX as usize)?;
+                    read_journal(std::slice::from_ref(path), None, JOURNAL_REQUESTS_MAX as usize)?;
                 remarks.extend(load.remarks());
                 Ok(Some((load, remarks)))
             }

@@ -4,9 +4,9 @@
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::load::recent_ms;
-
 use super::{Candidate, PrefillTimes, Question, Rule, lowest};
+use crate::load::recent_ms;
+use crate::route::{Policy, later_wait_and_decode_s};
 
 /// Weights and switches (0 = off) of the terms. The formula is in [`TriedTerms::price`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,15 +36,17 @@ pub struct TermWeights {
 }
 
 impl Default for TermWeights {
+    /// The weights of mode `latency`; the terms that it lacks are off.
     fn default() -> Self {
+        let Policy { delay_weight, later_delay_weight, output_delay_weight, .. } = Policy::default();
         Self {
             attention: 1.0,
             elapsed: 1.0,
             in_flight: 1.0,
-            delay: 0.2,
+            delay: delay_weight,
             decoding_delay: 0.0,
-            later_delay: 1.0,
-            output_delay: 1.0,
+            later_delay: later_delay_weight,
+            output_delay: output_delay_weight,
             ride_along: 0.0,
             decode: 0.0,
             eviction: 0.0,
@@ -89,10 +91,6 @@ impl TermWeights {
     }
 }
 
-/// The load from which on a queue's wait grows no more.
-const LOAD_MAX: f64 = 0.8;
-/// The mean time of an output before any request has ended, seconds.
-const DECODE_S_PRIOR: f64 = 8.0;
 /// Output tokens that a request is expected to have.
 const OUTPUT_TOKENS: f64 = 300.0;
 
@@ -100,27 +98,6 @@ pub(in crate::simulate) struct TriedTerms {
     weights: TermWeights,
     times: PrefillTimes,
     predicted_ttft_s: f64,
-}
-
-/// Means over all candidates.
-#[derive(Clone, Copy)]
-struct Means {
-    /// `load / (1 − load)`.
-    later_wait: f64,
-    decode_s: f64,
-}
-
-impl Means {
-    fn of(candidates: &[Candidate<'_>], now_ms: u32) -> Self {
-        let mean =
-            |of: &dyn Fn(&Candidate<'_>) -> f64| candidates.iter().map(of).sum::<f64>() / candidates.len() as f64;
-        let load = mean(&|candidate| candidate.recent.prefill_share_at(now_ms)).min(LOAD_MAX);
-        let ended = candidates.iter().map(|candidate| candidate.recent).filter(|recent| recent.decodes > 0);
-        let (count, sum) =
-            ended.fold((0_u32, 0.0), |(count, sum), recent| (count + 1, sum + f64::from(recent.decode_s)));
-        let decode_s = if count == 0 { DECODE_S_PRIOR } else { sum / f64::from(count) };
-        Self { later_wait: load / (1.0 - load), decode_s }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -149,7 +126,8 @@ impl TriedTerms {
         booked.prefills.iter().enumerate().map(seconds).sum()
     }
 
-    fn price(&self, question: &Question<'_>, candidate: &Candidate<'_>, means: Means) -> Price {
+    /// `later_wait` and `decode_s` are those of all candidates, as in [`PoolFacts`](crate::route::PoolFacts).
+    fn price(&self, question: &Question<'_>, candidate: &Candidate<'_>, (later_wait, decode_s): (f64, f64)) -> Price {
         let weights = &self.weights;
         let in_flight = if weights.in_flight > 0.0 { candidate.running_tokens } else { 0 };
         let cached = f64::from(candidate.held_tokens.max(in_flight).min(question.prompt_tokens.saturating_sub(1)));
@@ -157,20 +135,20 @@ impl TriedTerms {
         let law = &self.times.laws[candidate.worker];
         let prefill_s = self.times.prefill_s(candidate.worker, prompt - cached, cached);
         let (decoding, kv_tokens) = (candidate.decoding(), candidate.kv_tokens as f64);
-        let decode_s = law.decode.request_s * decoding + law.decode.kv_token_s * kv_tokens;
+        let beside_s = law.decode.request_s * decoding + law.decode.kv_token_s * kv_tokens;
         let full_step_s = law.prefill.base_s + law.prefill.token_s * self.times.step_tokens_max;
-        let slowed = 1.0 + weights.ride_along * decode_s / full_step_s;
+        let slowed = 1.0 + weights.ride_along * beside_s / full_step_s;
         let ttft_s = slowed * (self.queue_s(question, candidate) + prefill_s);
         let delayed = weights.delay * candidate.requests as f64
             + weights.decoding_delay * decoding
-            + weights.later_delay * means.later_wait;
+            + weights.later_delay * later_wait;
         let own_s = law.decode.request_s + law.decode.kv_token_s * (prompt + OUTPUT_TOKENS / 2.0);
         let is_full = kv_tokens + prompt > 0.9 * candidate.capacity_tokens as f64;
         let eviction_s = law.prefill.token_s * (prompt - cached) * if is_full { 10.0 } else { 1.0 };
         let cost_s = ttft_s
             + delayed * prefill_s
-            + weights.output_delay * means.decode_s * candidate.recent.prefill_share_at(recent_ms(question.now_ns))
-            + weights.decode * OUTPUT_TOKENS * (decode_s + (decoding + 1.0) * own_s)
+            + weights.output_delay * decode_s * candidate.recent.prefill_share_at(recent_ms(question.now_ns))
+            + weights.decode * OUTPUT_TOKENS * (beside_s + (decoding + 1.0) * own_s)
             + weights.eviction * eviction_s;
         Price { ttft_s, cost_s }
     }
@@ -183,8 +161,9 @@ impl Rule for TriedTerms {
         candidates: &[Candidate<'_>],
         chance: &mut Xoshiro256PlusPlus,
     ) -> usize {
-        let means = Means::of(candidates, recent_ms(question.now_ns));
-        let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, means)).collect();
+        let recent = candidates.iter().map(|candidate| candidate.recent);
+        let of_all = later_wait_and_decode_s(recent, candidates.len() as u32, recent_ms(question.now_ns));
+        let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, of_all)).collect();
         let bound_s = prices.iter().map(|price| price.ttft_s).fold(f64::INFINITY, f64::min) + self.weights.guard_s;
         let mut at = 0..;
         let chosen = lowest(candidates, chance, |_| {

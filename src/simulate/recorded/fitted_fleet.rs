@@ -6,12 +6,14 @@ use serde_json::{Value, json};
 
 use super::cache_size::CacheSize;
 use super::regression::{Row, constants, explained};
-use super::samples::{DECODE_COLUMNS, DecodeSample, PREFILL_COLUMNS, PrefillSample, STEP_TOKENS_MAX, prefill_law};
+use super::samples::{DECODE_COLUMNS, DecodeSample, PREFILL_COLUMNS, PrefillSample, prefill_law};
 use super::{RecordedLoad, RecordedRequest};
 use crate::engine_law::{DecodeLaw, ENGINE_PRESETS, EngineLaw, EnginePreset, PrefillLaw};
 use crate::fleet::PoolRole;
 use crate::simulate::statistics::median;
-use crate::simulate::{EVENT_LAG_S, EngineSpec, FleetChange, FleetChangeKind, SEQUENCES_MAX, Settings};
+use crate::simulate::{
+    EVENT_LAG_S, EngineSpec, FleetChange, FleetChangeKind, SEQUENCES_MAX, STEP_TOKENS_MAX, Settings,
+};
 
 /// Samples from which constants are fitted; with fewer they are guessed.
 const SAMPLES_MIN: usize = 30;
@@ -193,7 +195,7 @@ impl FittedFleet {
             .collect();
         let slow = if slow.is_empty() { String::new() } else { format!("\n{}", slow.join("; ")) };
         format!(
-            "{table}{slow}\nerror: median of the later half's, by a fit of the earlier half. {SEQUENCES_MAX} requests of a batch and \
+            "{table}{slow}\nerror: the median on the later half, by a fit of the earlier half. {SEQUENCES_MAX} requests of a batch and \
              {:.0} ms of event delay are guessed.",
             EVENT_LAG_S * 1e3
         )

@@ -100,15 +100,13 @@ struct RecordedWorker {
     capacity_tokens: u64,
     /// Tokens of its steps; 0 = not known.
     step_tokens_max: u64,
-    /// Its configured weight.
-    weight: f64,
     /// Whether the index ever knew what it held.
     believed: bool,
 }
 
 impl RecordedWorker {
     const fn new(worker: Worker) -> Self {
-        Self { worker, class: String::new(), capacity_tokens: 0, step_tokens_max: 0, weight: 1.0, believed: false }
+        Self { worker, class: String::new(), capacity_tokens: 0, step_tokens_max: 0, believed: false }
     }
 }
 

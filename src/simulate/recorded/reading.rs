@@ -272,7 +272,6 @@ impl LoadReader {
             let worker = &mut self.load.workers[place];
             worker.capacity_tokens = facts.capacity_blocks.saturating_mul(block_size);
             worker.step_tokens_max = facts.batched_tokens_max;
-            worker.weight = facts.weight;
             worker.believed |= facts.trust.level >= TrustLevel::LowerBound;
             if self.indexes.len() < INDEXES_MAX {
                 self.indexes.insert((origin.instance_id, facts.index), place);

@@ -2,8 +2,9 @@
 
 use super::regression::Row;
 use super::{Booked, RecordedLoad, RecordedRequest};
-use crate::engine_law::{EngineLaw, PrefillLaw};
+use crate::engine_law::PrefillLaw;
 use crate::load::EndReason;
+use crate::simulate::STEP_TOKENS_MAX;
 
 /// A sample that took longer than this is a broken report, seconds.
 const TOOK_S_MAX: f64 = 3600.0;
@@ -102,17 +103,14 @@ impl RecordedLoad {
         (steps >= 1.0 && took_s > 0.0 && took_s < TOOK_S_MAX).then_some(sample)
     }
 
-    /// Tokens of a step of a worker.
+    /// Tokens of a step of a worker: the usual number, if the journal does not say.
     pub(super) fn step_tokens(&self, worker: usize) -> f64 {
         let known = self.workers.get(worker).map_or(0, |worker| worker.step_tokens_max);
         if known == 0 { f64::from(STEP_TOKENS_MAX) } else { known as f64 }
     }
 }
 
-/// Tokens of a step of an engine that does not say.
-pub(super) const STEP_TOKENS_MAX: u32 = 8192;
-
 /// The prefill law of fitted columns.
 pub(super) fn prefill_law(constants: &[f64; PREFILL_COLUMNS]) -> PrefillLaw {
-    EngineLaw::of([constants[0], constants[1], constants[2]], [0.0; 3]).prefill
+    PrefillLaw::of([constants[0], constants[1], constants[2]])
 }

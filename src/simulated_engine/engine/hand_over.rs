@@ -9,22 +9,13 @@ impl Engine {
         let (hits, size) = (self.device_hits(slot), self.spec.block_size);
         let tokens = self.at(slot).target;
         let fetched = tokens.div_ceil(size) - hits.len() as u32;
-        let unreferenced = hits.iter().filter(|block| !self.pool.is_referenced(**block)).count() as u32;
-        if fetched + unreferenced > self.pool.available_blocks() {
+        if !self.has_room(&hits, fetched) {
             return false;
         }
-        hits.iter().for_each(|block| self.pool.refer(*block));
-        self.pool.take_plain(fetched);
         let seconds = f64::from(tokens - hits.len() as u32 * size) * self.spec.receive_token_s;
         // The link carries one prompt after the other.
         self.link_busy_ns = self.link_busy_ns.max(now_ns) + (seconds * 1e9) as u64;
-        let until_ns = self.link_busy_ns;
-        let running = self.at_mut(slot);
-        running.taken = hits.len() as u32 + fetched;
-        running.offered = hits.len() as u32;
-        running.held = hits;
-        running.phase = Phase::Fetching { until_ns, fetched };
-        self.fetching.push(slot);
+        self.begin_fetching(slot, hits, fetched, self.link_busy_ns);
         true
     }
 

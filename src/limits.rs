@@ -476,6 +476,11 @@ pub const INGEST_PANICS_PER_WORKER_MAX: u32 = 3;
 pub const DISCOVERY_READ_MS_MAX: u64 = 2_000;
 /// Reads of files of workers that may hang at once, each with a thread.
 pub const DISCOVERY_READS_HELD_MAX: usize = 16;
+/// Workers and engines that all files of workers name together. A file that would exceed it is refused.
+pub const DISCOVERY_ENTRIES_MAX: usize = 4 * WORKERS_MAX;
+/// Ranks of all engines that are named by their URL, the same engine as often as it is named. The control thread merges
+/// them on every change.
+pub const RANKS_ASKED_MAX: usize = 4 * WORKERS_MAX;
 /// Files of workers in one folder.
 pub const DISCOVERY_FILES_MAX: usize = 4096;
 /// Bytes of an engine's answer about its event endpoints.

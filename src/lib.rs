@@ -22,6 +22,8 @@ pub mod hash;
 pub mod lane;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod limits;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod machine;
 mod protocol;
 mod reasons;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
@@ -41,6 +43,8 @@ pub mod sandbox;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
+pub mod budget;
+#[cfg(feature = "daemon")]
 mod columns;
 #[cfg(feature = "daemon")]
 pub mod endpoint;
@@ -58,6 +62,8 @@ mod owned_directory;
 mod recycling_queue;
 #[cfg(feature = "daemon")]
 mod sync;
+#[cfg(feature = "daemon")]
+pub mod watchdog;
 #[cfg(feature = "daemon")]
 pub mod zmtp;
 

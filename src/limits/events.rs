@@ -63,6 +63,7 @@ const fn unanswered_ms(tries: u32) -> u64 {
 /// Most doublings of the time between probes of a quiet worker.
 pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 
+const _: () = assert!(HELD_BYTES_MAX * 4 == RECOVERY_HELD_BYTES_MAX, "a worker's part is a quarter");
 const _: () = assert!(REPLAY_SILENT_TRIES_MAX <= REPLAY_TRIES_MAX);
 const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);
 

@@ -11,6 +11,7 @@ use mio::{Events, Poll, Token};
 use proptest::prelude::*;
 
 use super::*;
+use crate::budget::Gauge;
 use crate::endpoint::BoundEndpoint;
 use crate::limits::{
     RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
@@ -249,6 +250,33 @@ fn a_message_that_breaks_a_bound_as_it_comes_ends_its_connection() {
         assert_eq!(client.next(), Err(LinkEvent::Disconnected));
         let taken = hostile.join().expect("ended");
         assert!(taken < 64 << 20, "{taken} bytes were taken, which the buffers of both kernels explain");
+    }
+}
+
+#[test]
+fn large_messages_of_all_peers_share_the_memory_of_their_thread_until_they_are_dropped() {
+    const LARGE: usize = 600 << 10;
+    let messages = Gauge::default();
+    // Each may take a quarter.
+    bound_messages(4 * (700 << 10), messages.clone());
+    let said = |bytes: usize| says([publisher(), frame(2, bytes as u64, &vec![7; bytes])].concat(), Vec::new(), 0);
+    let ends = [LARGE, LARGE, LARGE, LARGE, LARGE, LARGE, 900 << 10].map(said);
+    let mut clients: Vec<Client> = ends.iter().map(|(endpoint, _)| Client::subscribe(endpoint)).collect();
+    for client in &mut clients {
+        assert_eq!(client.next(), Err(LinkEvent::Handshake));
+    }
+    assert_eq!(clients[6].next(), Err(LinkEvent::Refused(Refusal::NoRoom)), "more than a quarter");
+    let mut held: Vec<_> =
+        clients[..4].iter_mut().map(|client| client.next().expect("there is room for four")).collect();
+    assert!(messages.get() >= 4 * LARGE as u64, "{} bytes", messages.get());
+    assert_eq!(clients[4].next(), Err(LinkEvent::Refused(Refusal::NoRoom)));
+    held.pop();
+    assert!(clients[5].next().is_ok(), "there is room again");
+    drop(held);
+    drop(clients);
+    assert!(messages.get() < ZMQ_READ_BYTES as u64, "{} bytes", messages.get());
+    for (_, thread) in ends {
+        thread.join().expect("ended");
     }
 }
 

@@ -2,6 +2,10 @@
 //!
 //! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one
 //! gets a block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
+//!
+//! What a thread's connections hold in the middle of messages is counted, and so are large messages until they are
+//! dropped, wherever they wait. A large message grows only within the thread's bound ([`bound_messages`]), and takes at
+//! most a quarter of it, so that one peer leaves room for the others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,6 +18,7 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
 use super::codec::{Decoder, Item, Refusal};
+use crate::budget::Gauge;
 use crate::limits::ZMQ_READ_BYTES;
 
 /// The most pieces that one system call sends.
@@ -27,19 +32,77 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     /// Blocks whose messages may still be in use. One without other holders is used for a read again.
     static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
+    /// The memory of the messages of the thread's connections.
+    static MESSAGES: RefCell<MessageMemory> = RefCell::new(MessageMemory { bytes_max: u64::MAX, gauge: Gauge::default() });
+}
+
+/// The memory of messages, and the most that large ones may take of it.
+struct MessageMemory {
+    bytes_max: u64,
+    gauge: Gauge,
+}
+
+/// Bounds the memory of the messages that the connections of the calling thread receive from now on. `gauge` shows it.
+pub(crate) fn bound_messages(bytes_max: u64, gauge: Gauge) {
+    MESSAGES.set(MessageMemory { bytes_max, gauge });
+}
+
+/// Memory of one message, counted until this is dropped, on any thread.
+#[derive(Debug, Default)]
+struct Counted(Option<(Gauge, u64)>);
+
+impl Counted {
+    /// Counts more bytes, whatever else is counted.
+    fn add(&mut self, bytes: u64) {
+        let (gauge, counted) = self.0.get_or_insert_with(|| (MESSAGES.with_borrow(|of| of.gauge.clone()), 0));
+        gauge.add(bytes);
+        *counted += bytes;
+    }
+
+    /// Counts more bytes, unless there is no room for them.
+    fn take(&mut self, bytes: u64) -> Result<(), Refusal> {
+        let own = self.0.as_ref().map_or(0, |(_, counted)| *counted) + bytes;
+        // The gauge has few writers, and is a bound on memory only: two threads that take at once may exceed it a little.
+        let fits = |of: &MessageMemory| own <= of.bytes_max / 4 && of.gauge.get().saturating_add(bytes) <= of.bytes_max;
+        if !MESSAGES.with_borrow(fits) {
+            return Err(Refusal::NoRoom);
+        }
+        self.add(bytes);
+        Ok(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some((gauge, bytes)) = &self.0 {
+            gauge.subtract(*bytes);
+        }
+    }
+}
+
+/// A block with a large message, counted until its last part is dropped.
+struct LargeBlock {
+    block: Vec<u8>,
+    _counted: Counted,
+}
+
+impl AsRef<[u8]> for LargeBlock {
+    fn as_ref(&self) -> &[u8] {
+        &self.block
+    }
 }
 
 /// Makes a block readable, and remembers it unless it is a large message's own.
-fn seal(block: Vec<u8>) -> Bytes {
-    let is_usual = block.capacity() == ZMQ_READ_BYTES;
-    let block = Bytes::from(block);
-    if is_usual {
-        BLOCKS.with_borrow_mut(|blocks| {
-            if blocks.len() < BLOCKS_KEPT {
-                blocks.push(block.clone());
-            }
-        });
+fn seal(block: Vec<u8>, counted: Counted) -> Bytes {
+    if block.capacity() != ZMQ_READ_BYTES {
+        return Bytes::from_owner(LargeBlock { block, _counted: counted });
     }
+    let block = Bytes::from(block);
+    BLOCKS.with_borrow_mut(|blocks| {
+        if blocks.len() < BLOCKS_KEPT {
+            blocks.push(block.clone());
+        }
+    });
     block
 }
 
@@ -127,6 +190,8 @@ pub(super) struct Wire {
     input: Bytes,
     /// The block being received into: the same beginning, and more bytes after it, up to `needed_bytes`.
     filling: Vec<u8>,
+    /// The memory of `filling`, once it waits for more bytes.
+    counted: Counted,
     needed_bytes: usize,
     outgoing: VecDeque<Bytes>,
     outgoing_bytes: usize,
@@ -143,6 +208,7 @@ impl Wire {
             decoder,
             input: Bytes::new(),
             filling: Vec::new(),
+            counted: Counted::default(),
             needed_bytes: 0,
             outgoing: VecDeque::new(),
             outgoing_bytes: 0,
@@ -196,7 +262,7 @@ impl Wire {
                 Some(read) => *budget_bytes = budget_bytes.saturating_sub(read),
             }
             if self.filling.len() >= self.needed_bytes {
-                self.input = seal(std::mem::take(&mut self.filling));
+                self.input = seal(std::mem::take(&mut self.filling), std::mem::take(&mut self.counted));
             }
         }
     }
@@ -220,7 +286,10 @@ impl Wire {
         if self.filling.capacity() == held {
             // Doubles what has arrived: a length alone takes no memory.
             let missing = self.needed_bytes.saturating_sub(held);
-            self.filling.reserve_exact(missing.min(held).max(ZMQ_READ_BYTES));
+            let more = missing.min(held).max(ZMQ_READ_BYTES);
+            let first = if self.counted.0.is_none() { held } else { 0 };
+            self.counted.take((first + more) as u64)?;
+            self.filling.reserve_exact(more);
         }
         loop {
             match rustix::io::read(&self.stream, rustix::buffer::spare_capacity(&mut self.filling)) {
@@ -233,6 +302,8 @@ impl Wire {
                 Err(rustix::io::Errno::AGAIN) => {
                     if self.filling.is_empty() {
                         SPARE.set(std::mem::take(&mut self.filling));
+                    } else if self.counted.0.is_none() {
+                        self.counted.add(self.filling.capacity() as u64);
                     }
                     return Ok(None);
                 }

@@ -15,6 +15,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
 const LAYERS: &[&[&str]] = &[
     &[
+        "budget",
         "ids",
         "limits",
         "endpoint",
@@ -23,6 +24,7 @@ const LAYERS: &[&[&str]] = &[
         "framed_file",
         "owned_directory",
         "log_quota",
+        "machine",
         "trust",
         "finding",
         "metrics",
@@ -33,6 +35,7 @@ const LAYERS: &[&[&str]] = &[
         "shares",
         "simd",
         "sync",
+        "watchdog",
         "zmtp",
     ],
     &["hash"],

@@ -22,6 +22,9 @@ pub mod hash;
 pub mod lane;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod limits;
+// the gateway's log is written by it too
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod log_writer;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod machine;
 mod protocol;

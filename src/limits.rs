@@ -54,6 +54,8 @@ pub const ACCEPT_PAUSE_MS: u64 = 100;
 pub const LOG_LINES_PER_WINDOW_MAX: u32 = 10;
 /// Length of the window in which such lines are counted, milliseconds.
 pub const LOG_WINDOW_MS: u64 = 10_000;
+/// Bytes of the log written at once: a pipe that has room takes this many without a wait (`PIPE_BUF`).
+pub const LOG_WRITE_BYTES: usize = 4096;
 /// Longest wait for another daemon that is binding a socket in the same directory, milliseconds.
 pub const BIND_LOCK_MS_MAX: u64 = 2_000;
 /// Pause before the next try for that lock, milliseconds.

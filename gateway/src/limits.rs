@@ -160,6 +160,13 @@ pub(crate) const RESTART_PAUSE_FIRST: Duration = Duration::from_millis(100);
 pub(crate) const RESTART_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// A daemon that ran this long counts as healthy: the next pause is the first one again.
 pub(crate) const RUN_HEALTHY_MIN: Duration = Duration::from_secs(60);
+/// How many times an engine may name another model or block size within [`SPACE_CHANGES_WINDOW`] before it is left out of
+/// the daemon's plan. Each time may start the daemon again.
+pub(crate) const SPACE_CHANGES_MAX: usize = 3;
+/// See [`SPACE_CHANGES_MAX`].
+pub(crate) const SPACE_CHANGES_WINDOW: Duration = Duration::from_secs(3600);
+/// How often the daemon's plan is made again although nothing is heard: an engine that was left out may be steady again.
+pub(crate) const PLAN_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a stopped daemon may drain before it is killed: longer than its own `drain_ms_max`, 5 s, and its last
 /// snapshot.
 pub(crate) const DAEMON_STOP_MAX: Duration = Duration::from_secs(10);
@@ -192,11 +199,21 @@ pub(crate) const EPP_BODY_PIECE_BYTES_MAX: usize = 62_000;
 pub(crate) const EPP_MESSAGE_OVERHEAD_BYTES_MAX: usize = 1 << 20;
 /// The largest request body, unless configured. 200,000 tokens of text are about 1 MB; the rest is room for images.
 pub(crate) const EPP_BODY_BYTES_MAX: usize = 32 << 20;
-/// Bytes of request bodies that all streams together withhold until their decisions.
+/// Bytes of requests that all streams together withhold until their decisions, unless configured.
 pub(crate) const EPP_BODIES_BYTES_MAX: usize = 1 << 30;
+/// The highest configurable number of those bytes.
+pub(crate) const EPP_BODIES_BYTES_CEILING: usize = 64 << 30;
 /// Streams at once: one for each request that Envoy has under way, answers included.
 pub(crate) const EPP_STREAMS_MAX: usize = 40_000;
-/// How long a caller may take for the next piece of its body, unless configured.
+/// Bytes of messages that each stream may hold beside that bound, so that answers under way pass while it is reached. Most
+/// pieces of a body are shorter.
+pub(crate) const EPP_STREAM_BYTES_FREE: usize = 64 << 10;
+/// How long a stream may be open before its first message, at least.
+pub(crate) const EPP_OPENING_MIN: Duration = Duration::from_secs(1);
+/// How long a stream may stay open after its last answer, at least.
+pub(crate) const EPP_REST_MIN: Duration = Duration::from_secs(10);
+/// How long a caller may take for the next piece of its body, unless configured; also how long a stream may be open before
+/// its first message.
 pub(crate) const EPP_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a decision may take, unless configured: a slow renderer (3 s), and time for the daemon.
 pub(crate) const EPP_DECISION_TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,12 +13,13 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::{LogConfig, LogFormat};
+use crate::log_writer::LogWriter;
 
 /// Starts the log of this process. A valid `RUST_LOG` in the environment wins over the configured level. If a log was
 /// started before, it stays.
 pub fn init(config: &LogConfig) {
     let (filter, complaint) = filter(std::env::var("RUST_LOG").ok().as_deref(), config.level);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter);
     let started = match config.format {
         LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.event_format(JsonLines).try_init(),

@@ -80,11 +80,13 @@ use worker_sources::WorkerSources;
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig) -> Result<()> {
+    // Before the runtimes, which panic where they have too few descriptors.
+    let resources = Resources::divide(config)?;
     let runtime = runtime_of(Builder::new_current_thread().enable_all(), ThreadKind::Files)?;
     // Threads that wait for engines have no other use: what they read comes from the network.
     let asking = runtime_of(&mut Builder::new_current_thread(), ThreadKind::Asking)?;
-    let ended =
-        runtime.block_on(async { Daemon::start(config).await?.serve(config, read_again, asking.handle()).await });
+    let ended = runtime
+        .block_on(async { Daemon::start(config, &resources).await?.serve(config, read_again, asking.handle()).await });
     // Do not wait for threads that wait for a file system or an engine: they may never return.
     asking.shutdown_background();
     runtime.shutdown_background();
@@ -119,9 +121,8 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn start(config: &Config) -> Result<Self> {
+    async fn start(config: &Config, resources: &Resources) -> Result<Self> {
         let started = Instant::now();
-        let resources = Resources::divide(config)?;
         let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
         let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
@@ -131,7 +132,7 @@ impl Daemon {
         let made = startup::prepare(config, &resources.memory, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
-        let (predictions, predictor) = predictor_thread::start(config, &fleet, (started, &resources))?;
+        let (predictions, predictor) = predictor_thread::start(config, &fleet, (started, resources))?;
         let deciding = resources.cores + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
         let (configured, of_threads) = ((config, resources.memory.division()), (deciding, started));
         let of_fleet = (&fleet, reload::policies(config, 1));
@@ -140,16 +141,16 @@ impl Daemon {
         let origin = (tables.instance_id, now_unix_ms);
         let of_journal = watchlist.add("journal", false);
         let journal = tables.recording.start(config, origin, (&fleet.load().spaces, &loads), of_journal)?;
-        let ingest_threads = Arc::new(start_ingest((config, &resources), plans, &fleet, &snapshots, &counters)?);
+        let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
         let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
-        let listener = start_listener(&resources, &tables, &load_reports)?;
+        let listener = start_listener(resources, &tables, &load_reports)?;
         let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
-        let cores = start_cores((config, &resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
+        let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         account(&resources.memory, &tables, &lanes, &handles);
         let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-        let (counted, of_process) = ((&snapshots.stats, load_reports), (&resources, handles.clone()));
+        let (counted, of_process) = ((&snapshots.stats, load_reports), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
         let shown = (&stats, &doctor);
@@ -160,11 +161,11 @@ impl Daemon {
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
-        let (memory, watchdog) = start_watches(config, &resources, &stats)?;
+        let (memory, watchdog) = start_watches(config, resources, &stats)?;
         let others =
             OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
-        let acceptor = acceptor(routing, &handles, (&admissions, &tables), &resources, &counters)?;
+        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
         sandbox::enter(ThreadKind::Control);
         announce(config, io_backend, resources.cores, ingest_threads.len());
         Ok(Self {
@@ -472,6 +473,8 @@ impl Signals {
                 Error::new(Kind::System, "cannot listen for signals", "see the cause").caused_by(cause)
             })
         };
+        // A write beyond the limit on a file's size then fails, as on a full disk, and does not end the daemon.
+        drop(listen(SignalKind::from_raw(libc::SIGXFSZ))?);
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use super::server_info::ServerInfo;
+use super::server_info::{ServerInfo, publishes_elsewhere};
 use crate::config::{NamedWorkers, WorkerConfig, WorkerPatch};
 use crate::ids::Worker;
 use crate::limits::{RANKS_ASKED_MAX, WORKERS_MAX};
@@ -193,20 +193,21 @@ impl SourceMerge {
         &self.merged
     }
 
-    /// Merges all sources. An owner keeps its workers; for other workers the order of the sources counts.
+    /// Merges all sources. An owner keeps its workers; for other workers the order of the sources counts. An engine that
+    /// says that it publishes on another host comes last: it gets no endpoint that another worker has.
     fn merge(&mut self) {
         let before = std::mem::take(&mut self.merged.workers);
         let (mut claims, mut merged) = self.claims();
-        let kept = |claim: &(&Source, WorkerConfig)| {
-            before.get(&claim.1.worker).is_some_and(|(owner, was)| {
+        let kept = |(source, config): (&Source, &WorkerConfig)| {
+            before.get(&config.worker).is_some_and(|(owner, was)| {
                 let endpoint = |config: &WorkerConfig| config.events.as_ref().map(|events| events.endpoint.clone());
-                owner == claim.0 && endpoint(was) == endpoint(&claim.1)
+                owner == source && endpoint(was) == endpoint(config)
             })
         };
-        // A stable sort: within each half the sources stay in order.
-        claims.sort_by_key(|claim| !kept(claim));
+        // A stable sort: within each part the sources stay in order.
+        claims.sort_by_key(|(source, config, is_elsewhere)| (*is_elsewhere, !kept((source, config))));
         let mut endpoints: HashMap<String, Worker> = HashMap::new();
-        for (source, config) in claims {
+        for (source, config, _) in claims {
             let worker = config.worker;
             match refusal(&merged, &endpoints, &config) {
                 Some(reason) => merged.refused.push(Refusal { worker, source: source.clone(), reason }),
@@ -229,11 +230,12 @@ impl SourceMerge {
         self.merged = merged;
     }
 
-    /// The workers that each source names, and the refusals of engines whose ranks are too many for all sources.
-    fn claims(&self) -> (Vec<(&Source, WorkerConfig)>, Merged) {
+    /// The workers that each source names, each with whether it publishes on another host than its engine's URL has; and
+    /// the refusals of engines whose ranks are too many for all sources.
+    fn claims(&self) -> (Vec<(&Source, WorkerConfig, bool)>, Merged) {
         let (mut claims, mut merged, mut ranks) = (Vec::new(), Merged::default(), 0);
         for (source, named) in &self.sources {
-            claims.extend(named.workers.iter().cloned().map(|worker| (source, worker)));
+            claims.extend(named.workers.iter().cloned().map(|worker| (source, worker, false)));
             for server in &named.servers {
                 let Some(answer) = self.answers.get(&server.url) else { continue };
                 if ranks + answer.ranks.len() > RANKS_ASKED_MAX {
@@ -242,7 +244,10 @@ impl SourceMerge {
                     continue;
                 }
                 ranks += answer.ranks.len();
-                claims.extend(answer.workers(&server.worker).into_iter().map(|worker| (source, worker)));
+                claims.extend(answer.workers(&server.worker).into_iter().map(|worker| {
+                    let is_elsewhere = publishes_elsewhere(&server.url, &worker);
+                    (source, worker, is_elsewhere)
+                }));
             }
         }
         (claims, merged)
@@ -383,6 +388,32 @@ mod tests {
         assert_eq!(refused(6), 1, "the sixth engine as a whole");
         assert_eq!(merge.merged().workers.len(), WORKERS_MAX);
         assert!(merge.merged().workers.contains_key(&Worker::new(99, 0)));
+    }
+
+    #[test]
+    fn an_engine_gets_no_endpoint_of_another_one_whichever_answers_first() {
+        let [thief, victim] = ["http://10.0.0.1:30000", "http://10.0.0.2:30000"];
+        let mut merge = SourceMerge::default();
+        merge.replace(
+            Source::Config,
+            named(&format!(r#"[{{"id": 1, "url": "{thief}"}}, {{"id": 2, "url": "{victim}"}}]"#)),
+        );
+        let answer = |url: &str, host: &str| {
+            let json = format!(r#"{{"kv_events": {{"endpoint_host": "{host}", "endpoint_port_base": 5557}}}}"#);
+            ServerInfo::of_sglang(url, json.as_bytes()).expect("an answer").expect("events")
+        };
+        let owner_of = |merge: &SourceMerge, host: &str| {
+            let at = format!("tcp://{host}:5557");
+            let mut workers = merge.merged().workers.values();
+            workers
+                .find(|(_, config)| config.events.as_ref().is_some_and(|events| events.endpoint.as_str() == at))
+                .map(|(_, config)| config.worker.id.0)
+        };
+        merge.set_answer(thief, &answer(thief, "10.0.0.2"));
+        assert_eq!(owner_of(&merge, "10.0.0.2"), Some(1), "a server of several ranks may publish elsewhere");
+        merge.set_answer(victim, &answer(victim, "*"));
+        assert_eq!(owner_of(&merge, "10.0.0.2"), Some(2));
+        assert!(matches!(merge.merged().refused[..], [Refusal { reason: RefusalReason::EndpointTaken(..), .. }]));
     }
 
     #[test]

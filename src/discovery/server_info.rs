@@ -8,6 +8,7 @@
 //! fields are kept, every endpoint is parsed, and the number of ranks is limited before any worker is made.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer};
 
@@ -327,6 +328,10 @@ fn vllm_rank(url: &str, rank: u32, answer: &VllmRank) -> Result<Option<RankInfo>
         return Ok(None);
     }
     let reached = |text: &str| -> Result<Endpoint> {
+        // A socket's path is of this machine: an engine elsewhere must not name one.
+        if text.starts_with("ipc://") && !is_of_this_machine(url) {
+            return Err(wrong("names a Unix socket, and the engine is on another machine"));
+        }
         let bound = text.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
         let Some((bound, port)) = bound.filter(|(bound, _)| WILDCARDS.contains(bound)) else {
             return endpoint(path, text);
@@ -355,8 +360,29 @@ fn host(url: &str, bound: &str) -> Option<String> {
         let bare = bound.trim_matches(['[', ']']);
         return Some(if bare.contains(':') { format!("[{bare}]") } else { bare.to_owned() });
     }
-    let host = url.strip_prefix("http://").and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
-    host.map(str::to_owned)
+    url_host(url).map(str::to_owned)
+}
+
+/// The host of an engine's URL; an IPv6 address in brackets.
+fn url_host(url: &str) -> Option<&str> {
+    url.strip_prefix("http://").and_then(|address| address.rsplit_once(':')).map(|(host, _)| host)
+}
+
+/// Whether an engine's URL is of the loopback interface.
+fn is_of_this_machine(url: &str) -> bool {
+    let bare = url_host(url).unwrap_or_default().trim_matches(['[', ']']);
+    bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether an engine says that it publishes on another host than that of its URL. A server of several ranks may; so may an
+/// engine that wants the events of another one.
+pub(super) fn publishes_elsewhere(url: &str, worker: &WorkerConfig) -> bool {
+    let home = url_host(url).map(|host| format!("tcp://{host}:").to_ascii_lowercase());
+    let is_at_home = |endpoint: &Endpoint| {
+        let endpoint = endpoint.as_str().to_ascii_lowercase();
+        endpoint.starts_with("ipc://") || home.as_ref().is_some_and(|home| endpoint.starts_with(home))
+    };
+    worker.events.as_ref().is_some_and(|events| !is_at_home(&events.endpoint))
 }
 
 fn endpoint(path: &str, text: &str) -> Result<Endpoint> {
@@ -498,7 +524,9 @@ mod tests {
             (r#"{"0": {"endpoint": "inproc://cache"}}"#, "transport"),
             (r#"{"0": {"endpoint": "tcp://a\u0000:1"}}"#, "zero byte"),
             (r#"{"0": {"endpoint": "tcp://*:1", "replay_endpoint": 7}}"#, "not text"),
-            (r#"{"0": {"endpoint": "tcp://*:1", "replay_endpoint": "ipc://x\u0000"}}"#, "zero byte"),
+            (r#"{"0": {"endpoint": "tcp://*:1", "replay_endpoint": "tcp://x\u0000:1"}}"#, "zero byte"),
+            (r#"{"0": {"endpoint": "ipc:///run/docker.sock"}}"#, "on another machine"),
+            (r#"{"0": {"endpoint": "tcp://*:1", "replay_endpoint": "ipc://@x"}}"#, "on another machine"),
             (r#"{"0": {"endpoint": "tcp://*:1", "topic": "\u0000"}}"#, "zero byte"),
             (r#"{"0": {"publisher": "kafka", "endpoint": "tcp://*:1"}}"#, "only zmq"),
             (r#"{"4096": {"endpoint": "tcp://*:1"}}"#, "an invalid rank"),

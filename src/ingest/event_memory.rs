@@ -1,7 +1,9 @@
 //! The memory of an ingest thread for messages: what it may take, and what it takes.
 
 use crate::budget::{Gauge, MemoryAccounts, MemoryPart};
-use crate::limits::{RECOVERY_HELD_BYTES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAYS_AT_ONCE_MAX};
+use crate::limits::{
+    RECOVERY_HELD_BYTES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAYS_AT_ONCE_MAX, SHARD_MESSAGES_BYTES_MAX,
+};
 use crate::zmtp;
 
 /// The bounds of one ingest thread.
@@ -23,7 +25,7 @@ impl Default for EventMemory {
     fn default() -> Self {
         Self {
             accounts: MemoryAccounts::unlimited(),
-            messages_bytes_max: u64::MAX,
+            messages_bytes_max: SHARD_MESSAGES_BYTES_MAX,
             messages: Gauge::default(),
             held_bytes_max: RECOVERY_HELD_BYTES_MAX,
             replay_bytes_max: REPLAY_READ_AHEAD_BYTES_MAX,
@@ -38,7 +40,7 @@ impl EventMemory {
         let of_each = |part| accounts.division().of_each(part, shards);
         Self {
             accounts: accounts.clone(),
-            messages_bytes_max: of_each(MemoryPart::EventMessages) as u64,
+            messages_bytes_max: SHARD_MESSAGES_BYTES_MAX.min(of_each(MemoryPart::EventMessages) as u64),
             messages: accounts.gauge(MemoryPart::EventMessages),
             // The one dump or load may take a quarter of this on top.
             held_bytes_max: of_each(MemoryPart::HeldEvents) / 5 * 4,

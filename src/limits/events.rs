@@ -78,6 +78,9 @@ pub const ZMQ_PARTS_MAX: usize = 64;
 pub const ZMQ_COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Bytes of one read. A larger message gets a buffer that doubles as its bytes arrive.
 pub const ZMQ_READ_BYTES: usize = 64 << 10;
+/// Bytes of large messages that each connection may hold, whatever the others hold. Beyond it they share
+/// [`SHARD_MESSAGES_BYTES_MAX`](super::SHARD_MESSAGES_BYTES_MAX). Engines send a few hundred KiB at most.
+pub const ZMQ_MESSAGE_BYTES_FREE: usize = 1 << 20;
 /// Fairness quantum of a publisher: bytes read before the next.
 pub const ZMQ_QUANTUM_BYTES_MAX: usize = 1 << 20;
 /// First back-off before reconnecting to a publisher, milliseconds. Doubles after each failure.
@@ -137,5 +140,6 @@ pub const RELAY_STREAM_BYTES_MAX: usize = 64 << 20;
 pub const RELAY_ANSWER_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(ZMQ_RECONNECT_MS_MIN <= ZMQ_RECONNECT_MS_MAX);
+const _: () = assert!(ZMQ_READ_BYTES <= ZMQ_MESSAGE_BYTES_FREE);
 const _: () = assert!(RELAY_PEERS_PER_ADDRESS_MAX < RELAY_PEERS_MAX, "one address never takes all connections");
 const _: () = assert!(REPLAY_RECEIVE_BYTES_MAX <= REPLAY_READ_AHEAD_BYTES_MAX);

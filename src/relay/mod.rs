@@ -333,6 +333,8 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
     let system = |cause| Error::new(Kind::System, "cannot start the relay", "see the cause").caused_by(cause);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
     runtime.block_on(async {
+        // A write beyond the limit on a file's size then fails, and does not end the relay.
+        drop(signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(system)?);
         let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
         let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts)?;

@@ -79,11 +79,11 @@ const WRITES: i32 = libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUN
 /// `prctl(PR_SET_VMA)` names a mapping; libc lacks it.
 const PR_SET_VMA: i32 = 0x5356_4d41;
 
-/// Memory, clocks, locks, the log, signals, and the end of a thread.
+/// Memory, clocks, locks, the log (which asks by `poll` whether it may write), signals, and the end of a thread.
 const EVERY_THREAD: &[Call] = calls![
     "access", "brk", "clock_gettime", "clock_nanosleep", "close", "exit", "exit_group", "futex", "getcpu", "getpid",
-    "getrandom", "gettid", "gettimeofday", "madvise", "membarrier", "mremap", "munmap", "nanosleep", "read",
-    "restart_syscall", "rseq", "rt_sigprocmask", "rt_sigreturn", "sched_getaffinity", "sched_yield",
+    "getrandom", "gettid", "gettimeofday", "madvise", "membarrier", "mremap", "munmap", "nanosleep", "poll", "ppoll",
+    "read", "restart_syscall", "rseq", "rt_sigprocmask", "rt_sigreturn", "sched_getaffinity", "sched_yield",
     "set_robust_list", "sigaltstack", "write", "writev";
     is("mmap", &[(2, clear(libc::PROT_EXEC))]),
     is("mprotect", &[(2, clear(libc::PROT_EXEC))]),
@@ -109,7 +109,7 @@ const ENTERING: &[Call] = calls![
 ];
 
 /// Waits for descriptors.
-const EVENTS: &[Call] = calls!["epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2", "poll", "ppoll",];
+const EVENTS: &[Call] = calls!["epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2"];
 
 /// A runtime of its own, made on the thread.
 const RUNTIME: &[Call] = calls!["epoll_create1", "socketpair"; is("fcntl", &[(1, flag(libc::F_DUPFD_CLOEXEC))])];
@@ -169,8 +169,8 @@ const REMOVING: &[Call] = calls!["fsync", "unlink", "unlinkat"];
 
 /// The resolver of the C library.
 const RESOLVER: &[Call] = calls![
-    "access", "bind", "connect", "faccessat", "getsockname", "ioctl", "poll", "ppoll", "recvfrom", "recvmsg",
-    "sendmmsg", "sendmsg", "sendto", "setsockopt", "uname";
+    "access", "bind", "connect", "faccessat", "getsockname", "ioctl", "recvfrom", "recvmsg", "sendmmsg",
+    "sendmsg", "sendto", "setsockopt", "uname";
     is("fcntl", &[(1, flag(libc::F_GETFL))]),
     is("fcntl", &[(1, flag(libc::F_SETFL))]),
     is("socket", &[(0, flag(libc::AF_UNIX))]),

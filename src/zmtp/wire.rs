@@ -4,8 +4,9 @@
 //! gets a block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
 //!
 //! What a thread's connections hold in the middle of messages is counted, and so are large messages until they are
-//! dropped, wherever they wait. A large message grows only within the thread's bound ([`bound_messages`]), and takes at
-//! most a quarter of it, so that one peer leaves room for the others.
+//! dropped, wherever they wait. Each connection has [`ZMQ_MESSAGE_BYTES_FREE`] of its own, whatever other peers send.
+//! Beyond it a large message grows only within the thread's bound ([`bound_messages`]), and takes at most a quarter of
+//! it, so that one peer leaves room for the others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use mio::{Interest, Registry, Token};
 
 use super::codec::{Decoder, Item, Refusal};
 use crate::budget::Gauge;
-use crate::limits::ZMQ_READ_BYTES;
+use crate::limits::{SHARD_MESSAGES_BYTES_MAX, ZMQ_MESSAGE_BYTES_FREE, ZMQ_READ_BYTES};
 
 /// The most pieces that one system call sends.
 const WRITE_PIECES: usize = 16;
@@ -33,7 +34,8 @@ thread_local! {
     /// Blocks whose messages may still be in use. One without other holders is used for a read again.
     static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
     /// The memory of the messages of the thread's connections.
-    static MESSAGES: RefCell<MessageMemory> = RefCell::new(MessageMemory { bytes_max: u64::MAX, gauge: Gauge::default() });
+    static MESSAGES: RefCell<MessageMemory> =
+        RefCell::new(MessageMemory { bytes_max: SHARD_MESSAGES_BYTES_MAX, gauge: Gauge::default() });
 }
 
 /// The memory of messages, and the most that large ones may take of it.
@@ -48,23 +50,33 @@ pub(crate) fn bound_messages(bytes_max: u64, gauge: Gauge) {
 }
 
 /// Memory of one message, counted until this is dropped, on any thread.
-#[derive(Debug, Default)]
-struct Counted(Option<(Gauge, u64)>);
+#[derive(Debug)]
+struct Counted {
+    /// Of all connections of the thread.
+    of_thread: Gauge,
+    of_connection: Gauge,
+    bytes: u64,
+}
 
 impl Counted {
+    fn new(of_connection: &Gauge) -> Self {
+        let of_thread = MESSAGES.with_borrow(|of| of.gauge.clone());
+        Self { of_thread, of_connection: of_connection.clone(), bytes: 0 }
+    }
+
     /// Counts more bytes, whatever else is counted.
     fn add(&mut self, bytes: u64) {
-        let (gauge, counted) = self.0.get_or_insert_with(|| (MESSAGES.with_borrow(|of| of.gauge.clone()), 0));
-        gauge.add(bytes);
-        *counted += bytes;
+        self.of_thread.add(bytes);
+        self.of_connection.add(bytes);
+        self.bytes += bytes;
     }
 
     /// Counts more bytes, unless there is no room for them.
     fn take(&mut self, bytes: u64) -> Result<(), Refusal> {
-        let own = self.0.as_ref().map_or(0, |(_, counted)| *counted) + bytes;
+        let is_free = self.of_connection.get().saturating_add(bytes) <= ZMQ_MESSAGE_BYTES_FREE as u64;
+        let (own, all) = (self.bytes.saturating_add(bytes), self.of_thread.get().saturating_add(bytes));
         // The gauge has few writers, and is a bound on memory only: two threads that take at once may exceed it a little.
-        let fits = |of: &MessageMemory| own <= of.bytes_max / 4 && of.gauge.get().saturating_add(bytes) <= of.bytes_max;
-        if !MESSAGES.with_borrow(fits) {
+        if !is_free && MESSAGES.with_borrow(|of| own > of.bytes_max / 4 || all > of.bytes_max) {
             return Err(Refusal::NoRoom);
         }
         self.add(bytes);
@@ -74,16 +86,15 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some((gauge, bytes)) = &self.0 {
-            gauge.subtract(*bytes);
-        }
+        self.of_thread.subtract(self.bytes);
+        self.of_connection.subtract(self.bytes);
     }
 }
 
 /// A block with a large message, counted until its last part is dropped.
 struct LargeBlock {
     block: Vec<u8>,
-    _counted: Counted,
+    _counted: Option<Counted>,
 }
 
 impl AsRef<[u8]> for LargeBlock {
@@ -93,7 +104,7 @@ impl AsRef<[u8]> for LargeBlock {
 }
 
 /// Makes a block readable, and remembers it unless it is a large message's own.
-fn seal(block: Vec<u8>, counted: Counted) -> Bytes {
+fn seal(block: Vec<u8>, counted: Option<Counted>) -> Bytes {
     if block.capacity() != ZMQ_READ_BYTES {
         return Bytes::from_owner(LargeBlock { block, _counted: counted });
     }
@@ -191,7 +202,9 @@ pub(super) struct Wire {
     /// The block being received into: the same beginning, and more bytes after it, up to `needed_bytes`.
     filling: Vec<u8>,
     /// The memory of `filling`, once it waits for more bytes.
-    counted: Counted,
+    counted: Option<Counted>,
+    /// What is counted of this connection's messages.
+    held: Gauge,
     needed_bytes: usize,
     outgoing: VecDeque<Bytes>,
     outgoing_bytes: usize,
@@ -208,7 +221,8 @@ impl Wire {
             decoder,
             input: Bytes::new(),
             filling: Vec::new(),
-            counted: Counted::default(),
+            counted: None,
+            held: Gauge::default(),
             needed_bytes: 0,
             outgoing: VecDeque::new(),
             outgoing_bytes: 0,
@@ -262,7 +276,7 @@ impl Wire {
                 Some(read) => *budget_bytes = budget_bytes.saturating_sub(read),
             }
             if self.filling.len() >= self.needed_bytes {
-                self.input = seal(std::mem::take(&mut self.filling), std::mem::take(&mut self.counted));
+                self.input = seal(std::mem::take(&mut self.filling), self.counted.take());
             }
         }
     }
@@ -287,8 +301,8 @@ impl Wire {
             // Doubles what has arrived: a length alone takes no memory.
             let missing = self.needed_bytes.saturating_sub(held);
             let more = missing.min(held).max(ZMQ_READ_BYTES);
-            let first = if self.counted.0.is_none() { held } else { 0 };
-            self.counted.take((first + more) as u64)?;
+            let first = if self.counted.is_none() { held } else { 0 };
+            self.counted().take((first + more) as u64)?;
             self.filling.reserve_exact(more);
         }
         loop {
@@ -302,14 +316,19 @@ impl Wire {
                 Err(rustix::io::Errno::AGAIN) => {
                     if self.filling.is_empty() {
                         SPARE.set(std::mem::take(&mut self.filling));
-                    } else if self.counted.0.is_none() {
-                        self.counted.add(self.filling.capacity() as u64);
+                    } else if self.counted.is_none() {
+                        let bytes = self.filling.capacity() as u64;
+                        self.counted().add(bytes);
                     }
                     return Ok(None);
                 }
                 Err(_) => return Err(Broken::Ended),
             }
         }
+    }
+
+    fn counted(&mut self) -> &mut Counted {
+        self.counted.get_or_insert_with(|| Counted::new(&self.held))
     }
 
     /// Queues bytes for sending.

@@ -4,59 +4,14 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::Arc;
 
-use kvrouted::event::flat::Encoder;
-use kvrouted::event::{BatchInfo, Cleared, KvEvent};
 use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
 
-use crate::kit::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
+use crate::kit::engine::BLOCK_SIZE;
 use crate::kit::http::server;
-use crate::kit::replayer::Replayer;
+use crate::kit::replayer::Engine;
 use crate::kit::{self, Daemon, folder, replace, run, text, until};
-
-/// An engine that sends again what it has published.
-struct Engine {
-    publisher: Publisher,
-    replayer: Replayer,
-    encoder: Encoder,
-}
-
-impl Engine {
-    fn new() -> Self {
-        let replayer = Replayer::start("tcp://127.0.0.1:*", true);
-        Self { publisher: Publisher::new(), replayer, encoder: Encoder::new() }
-    }
-
-    fn await_subscription(&self) {
-        self.publisher.await_subscription();
-    }
-
-    /// Stores the whole blocks of `tokens` at the root.
-    fn store(&mut self, tokens: &[u32]) {
-        let hashes = engine_hashes(tokens);
-        self.send(stored(&hashes, tokens, BLOCK_SIZE));
-    }
-
-    /// Clears every tier.
-    fn clear(&mut self) {
-        self.send(KvEvent::Cleared(Cleared { tier: None }));
-    }
-
-    fn send(&mut self, event: KvEvent<'_>) {
-        let seq = self.publisher.seq;
-        let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s: seq as f64, ..BatchInfo::default() };
-        let payload = self.encoder.encode(&info, [event]).to_vec();
-        self.replayer.keep(seq, payload.clone());
-        self.publisher.send_payload(&payload);
-    }
-
-    /// Begins again with an empty cache, at the same endpoints.
-    fn restart(&mut self) {
-        self.replayer.forget();
-        self.publisher.seq = 0;
-    }
-}
 
 fn prompt(seed: u32, blocks: u32) -> Vec<u32> {
     kit::prompt(seed, blocks * BLOCK_SIZE)

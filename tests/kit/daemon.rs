@@ -83,11 +83,17 @@ impl Process {
         Self::spawn(folder, name, command)
     }
 
-    fn spawn(folder: &Path, name: &str, mut command: Command) -> Self {
+    /// Starts any command that ends up as the binary.
+    pub(crate) fn spawn(folder: &Path, name: &str, mut command: Command) -> Self {
         let log = folder.join(format!("{name}.log"));
         let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log");
         let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("the binary runs");
         Self { child, log }
+    }
+
+    /// A binary that was started already, and whose log goes elsewhere.
+    pub(crate) fn of(child: Child, folder: &Path) -> Self {
+        Self { child, log: folder.join("elsewhere.log") }
     }
 
     /// The process id.
@@ -102,6 +108,10 @@ impl Process {
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
     }
 
     /// Waits for its end; the exit code, or `None` if a signal ended it.
@@ -277,16 +287,4 @@ pub(crate) fn serving_threads(process: &str) -> BTreeSet<i32> {
     };
     let serving = tasks.filter(|task| is_serving(&task.path()));
     serving.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// Resident memory of a process.
-pub(crate) fn resident_kib(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
-    resident.trim().trim_end_matches(" kB").parse().expect("a number")
-}
-
-/// How many descriptors a process has open.
-pub(crate) fn open_descriptors(process: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{process}/fd")).expect("its descriptors").count()
 }

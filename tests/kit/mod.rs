@@ -6,18 +6,17 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
 mod daemon;
+pub(crate) mod endless;
 pub(crate) mod engine;
 pub(crate) mod http;
+mod proc;
 pub(crate) mod raw;
 pub(crate) mod replayer;
 
-pub(crate) use daemon::{
-    Daemon, Process, asked, configure, configure_serve, kvrouted, open_descriptors, options, resident_kib, run,
-    serving_threads,
-};
+pub(crate) use daemon::{Daemon, Process, asked, configure, configure_serve, kvrouted, options, run, serving_threads};
+pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,14 +63,6 @@ pub(crate) fn replace(path: &Path, text: &str) {
 /// Tokens of a prompt; another seed gives another prompt.
 pub(crate) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| seed.wrapping_mul(7919).wrapping_add(at * 31)).collect()
-}
-
-/// Runs one test of this binary, ignored or not, in a process of its own. A wrong path is no failure of that process:
-/// check that its output has `1 passed`, or a line of the test.
-pub(crate) fn test_of_this_binary(path: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", path, "--include-ignored", "--nocapture"]).stdin(Stdio::null());
-    command
 }
 
 /// Reports a test that cannot run here. `scripts/test` collects these lines. They go past libtest, which hides the

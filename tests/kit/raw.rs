@@ -1,6 +1,8 @@
 //! A raw client: a connection to the routing or admin socket that sends any bytes.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -12,7 +14,11 @@ use kvrouted::limits::FRAME_HEADER_BYTES;
 use kvrouted::load::SessionToken;
 use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::schema_generated::routing as fb;
-use kvrouted::wire::{FRAME_IDENTIFIER, FrameHeader, FrameKind, HelloReply, RequestEncoder, RouteReply, decode_reply};
+use kvrouted::wire::{
+    FRAME_IDENTIFIER, FrameHeader, FrameKind, HelloReply, LaneRequest, RequestEncoder, RouteReply, decode_reply,
+};
+use rand::{Rng, RngExt as _};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::WAIT_MAX;
 
@@ -152,6 +158,43 @@ pub(crate) fn header(kind: FrameKind, body_bytes: u32, id: u64) -> FrameHeader {
 
 pub(crate) fn frame(header: FrameHeader, body: &[u8]) -> Vec<u8> {
     [&header.encode(), body].concat()
+}
+
+/// Asks for a lane; gives the reply with what came with it.
+pub(crate) fn ask_for_lane(socket: &mut UnixStream, asked: LaneRequest) -> (Reply, Vec<OwnedFd>) {
+    socket.write_all(&encoded(|encoder, out| encoder.open_lane(CorrelationId(2), asked, out))).expect("sent");
+    let (mut bytes, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(&*socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
+    let got = got.expect("a reply").bytes;
+    let mut descriptors = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            descriptors.extend(rights);
+        }
+    }
+    let (head, body) = bytes[..got].split_first_chunk().expect("a header");
+    let header = FrameHeader::parse(head).expect("a header");
+    assert_eq!(header.body_bytes as usize, body.len(), "the whole reply came at once");
+    (decode_reply(header.kind, body).expect("a reply"), descriptors)
+}
+
+/// What is no conversation: bytes by chance, or, each third time, frames whose headers can be trusted and whose bodies
+/// cannot.
+pub(crate) fn garbage(random: &mut impl Rng, round: usize) -> Vec<u8> {
+    if round.is_multiple_of(3) {
+        return (0..20).flat_map(|id| garbage_frame(random, id)).collect();
+    }
+    (0..random.random_range(1..4000)).map(|_| random.random()).collect()
+}
+
+fn garbage_frame(random: &mut impl Rng, id: u64) -> Vec<u8> {
+    let kind = random.random_range(1..60_u8);
+    let mut body: Vec<u8> = (0..random.random_range(0..40_usize) * 8).map(|_| random.random()).collect();
+    if let Some(identifier) = body.get_mut(4..8) {
+        identifier.copy_from_slice(b"KVRT");
+    }
+    frame(FrameHeader { kind, ..header(FrameKind::Route, body.len() as u32, id) }, &body)
 }
 
 /// A frame whose body is built by hand.

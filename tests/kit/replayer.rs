@@ -1,10 +1,15 @@
-//! The replay socket of a simulated engine: a ROUTER in a thread of its own. It can be made to misbehave.
+//! The replay socket of a simulated engine: a ROUTER in a thread of its own. It can be made to misbehave. An engine that
+//! has one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use kvrouted::event::flat::Encoder;
+use kvrouted::event::{BatchInfo, Cleared, KvEvent};
+
+use super::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
 use super::until;
 
 /// What is wrong with the next answer.
@@ -135,5 +140,48 @@ fn serve(router: &zmq::Socket, frames: &[Vec<u8>], kept: &Mutex<Kept>, has_topic
     }
     if !matches!(fault, Some(Fault::NoMarker)) {
         send(u64::MAX, b"");
+    }
+}
+
+/// An engine that sends again what it has published.
+pub(crate) struct Engine {
+    pub(crate) publisher: Publisher,
+    pub(crate) replayer: Replayer,
+    encoder: Encoder,
+}
+
+impl Engine {
+    pub(crate) fn new() -> Self {
+        let replayer = Replayer::start("tcp://127.0.0.1:*", true);
+        Self { publisher: Publisher::new(), replayer, encoder: Encoder::new() }
+    }
+
+    pub(crate) fn await_subscription(&self) {
+        self.publisher.await_subscription();
+    }
+
+    /// Stores the whole blocks of `tokens` at the root.
+    pub(crate) fn store(&mut self, tokens: &[u32]) {
+        let hashes = engine_hashes(tokens);
+        self.send(stored(&hashes, tokens, BLOCK_SIZE));
+    }
+
+    /// Clears every tier.
+    pub(crate) fn clear(&mut self) {
+        self.send(KvEvent::Cleared(Cleared { tier: None }));
+    }
+
+    fn send(&mut self, event: KvEvent<'_>) {
+        let seq = self.publisher.seq;
+        let info = BatchInfo { scheme: Some(SCHEME), published_at_unix_s: seq as f64, ..BatchInfo::default() };
+        let payload = self.encoder.encode(&info, [event]).to_vec();
+        self.replayer.keep(seq, payload.clone());
+        self.publisher.send_payload(&payload);
+    }
+
+    /// Begins again with an empty cache, at the same endpoints.
+    pub(crate) fn restart(&mut self) {
+        self.replayer.forget();
+        self.publisher.seq = 0;
     }
 }

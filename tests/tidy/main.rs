@@ -1,4 +1,5 @@
-//! What is written down: rules for the sources, the documents, the schemas, and the lists of names that users rely on.
+//! What is written down: rules for the sources, the documents, the schemas, the threat model, and the lists of names
+//! that users rely on.
 #![cfg(feature = "daemon")]
 
 mod docs;
@@ -9,6 +10,7 @@ mod kit;
 mod retired;
 mod rules;
 mod schemas;
+mod threat_model;
 
 /// The folder of the project.
 pub(crate) fn root() -> &'static std::path::Path {

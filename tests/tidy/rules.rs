@@ -24,6 +24,7 @@ const LAYERS: &[&[&str]] = &[
         "framed_file",
         "owned_directory",
         "log_quota",
+        "log_writer",
         "machine",
         "trust",
         "finding",

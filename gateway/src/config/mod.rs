@@ -281,16 +281,22 @@ impl std::error::Error for Problems {}
 /// Every problem of file and flags.
 pub fn load(file: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
     let source = file.map_or_else(|| "command line".into(), |path| path.display().to_string());
-    let problem =
-        |message: String| Problems { source: source.clone(), list: vec![Problem { field: String::new(), message }] };
-    let raw = match file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                problem(format!("the file cannot be read: {error}; name a readable TOML file with --config"))
-            })?;
-            raw::parse(&text).map_err(problem)?
-        }
-        None => RawConfig::default(),
-    };
-    check::check(raw, flags).map_err(|list| Problems { source: source.clone(), list })
+    let text = file.map(std::fs::read_to_string).transpose().map_err(|error| {
+        problem(&source, format!("the file cannot be read: {error}; name a readable TOML file with --config"))
+    })?;
+    read(&source, text.as_deref().unwrap_or_default(), flags)
+}
+
+/// The same of the file's text.
+///
+/// # Errors
+/// Every problem of text and flags.
+#[doc(hidden)]
+pub fn read(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
+    let raw = raw::parse(text).map_err(|message| problem(source, message))?;
+    check::check(raw, flags).map_err(|list| Problems { source: source.to_owned(), list })
+}
+
+fn problem(source: &str, message: String) -> Problems {
+    Problems { source: source.to_owned(), list: vec![Problem { field: String::new(), message }] }
 }

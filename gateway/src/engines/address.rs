@@ -43,13 +43,14 @@ fn without_credentials(url: &str) -> String {
 }
 
 /// The endpoint of a publisher as a client reaches it: `tcp://host:port` with the URL's host in place of a wildcard, or
-/// `ipc://path`. `None` = it is no such endpoint.
+/// `ipc://path` of an engine on this machine. `None` = it is no such endpoint.
 pub(super) fn reached(endpoint: &str, host: &str) -> Option<String> {
     if endpoint.len() > NAME_BYTES_MAX || endpoint.chars().any(|char| char.is_control() || char.is_whitespace()) {
         return None;
     }
     if let Some(path) = endpoint.strip_prefix("ipc://") {
-        return (!path.is_empty()).then(|| endpoint.to_owned());
+        // A socket's path is of this machine: an engine elsewhere must not name one.
+        return (!path.is_empty() && is_of_this_machine(host)).then(|| endpoint.to_owned());
     }
     let (bound, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     port.parse::<u16>().ok().filter(|port| *port > 0)?;
@@ -59,6 +60,12 @@ pub(super) fn reached(endpoint: &str, host: &str) -> Option<String> {
     let is_bracketed = bound.starts_with('[') && bound.ends_with(']');
     let is_host = is_bracketed || !bound.contains([':', '/', '[', ']', ';', '@']);
     is_host.then(|| endpoint.to_owned())
+}
+
+/// Whether a URL's host is the loopback interface.
+fn is_of_this_machine(host: &str) -> bool {
+    let bare = host.trim_matches(['[', ']']);
+    bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// The host of a publisher's base port: `bound`, or the URL's host in place of a wildcard. IPv6 gets its brackets.
@@ -140,7 +147,7 @@ mod tests {
             ("tcp://[::]:5557", Some("tcp://host-1:5557")),
             ("tcp://10.0.0.9:5557", Some("tcp://10.0.0.9:5557")),
             ("tcp://[fd00::1]:5557", Some("tcp://[fd00::1]:5557")),
-            ("ipc:///run/events", Some("ipc:///run/events")),
+            ("ipc:///run/events", None),
             ("tcp://*:0", None),
             ("tcp://*:70000", None),
             ("tcp://a b:1", None),
@@ -151,6 +158,9 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(reached(endpoint, "host-1").as_deref(), expected, "{endpoint}");
+        }
+        for (host, expected) in [("127.0.0.1", true), ("localhost", true), ("[::1]", true), ("10.0.0.8", false)] {
+            assert_eq!(reached("ipc:///run/events", host).is_some(), expected, "{host}");
         }
         assert_eq!(publisher_host("*", "[fd00::2]"), "[fd00::2]");
         assert_eq!(publisher_host("fd00::1", "x"), "[fd00::1]");

@@ -26,6 +26,8 @@ pub use engine::{Engine, EngineConfig, EngineError, EngineRole, InflightGuard, S
 pub use facts::{Dialect, EngineFacts, ModelFacts, NamedFacts, RankSource, RenderPath, RenderSupport};
 pub use health::{Health, HealthState, back_off};
 pub use learn::LearnError;
+#[doc(hidden)]
+pub use replies::read_replies;
 pub use set::{EngineSet, ServedModel, WantedEngine, keep_learning};
 pub(crate) use transport::DATA_PARALLEL_RANK;
 pub use transport::{BoxBody, BoxError, ClientTls, ReadError, body_of, read_bounded};

@@ -1,4 +1,4 @@
-//! A bound on the bytes of request bodies that all streams together withhold.
+//! A bound on the bytes of requests that all streams together withhold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,6 +41,18 @@ impl Taken {
             self.bytes += bytes;
         }
         taken.is_ok()
+    }
+
+    /// The bytes that it has taken.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Gives some of them back.
+    pub(super) fn give_back(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.0.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 

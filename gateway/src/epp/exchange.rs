@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
+use prost::Message as _;
 
 use super::answer::{self, Side};
 use super::budget::{BodyBudget, Taken};
@@ -49,12 +50,15 @@ use super::messages::{
 use super::names;
 use super::subset::Subset;
 use crate::api::{ApiError, ApiPath};
+use crate::limits::{EPP_MESSAGE_OVERHEAD_BYTES_MAX, HEADER_NAME_BYTES_MAX};
 
 /// What an exchange is allowed.
 #[derive(Clone, Copy, Debug)]
 pub struct ExchangeLimits {
     /// The largest body, in bytes.
     pub body_bytes_max: usize,
+    /// What the requests of all streams that wait for their decision may hold together, in bytes.
+    pub bodies_bytes_max: usize,
     /// How long the caller may take for the next piece of its body.
     pub body_timeout: Duration,
     /// How long a decision may take.
@@ -133,7 +137,8 @@ enum State {
     Opening,
     Collecting(Collecting),
     Choosing(Choosing),
-    Forwarded,
+    /// What the request has taken is given back once its body has gone to Envoy.
+    Forwarded(Option<Taken>),
     Responding,
     Refused,
     Ended,
@@ -145,8 +150,8 @@ enum State {
 struct Collecting {
     headers: HeaderMap,
     subset: Option<Subset>,
-    pieces: Vec<Bytes>,
-    bytes: usize,
+    /// A copy: a piece keeps its whole message in memory, which may be much longer than the piece.
+    body: BytesMut,
     taken: Taken,
     deadline: Instant,
 }
@@ -158,8 +163,7 @@ struct Choosing {
     body: Option<Bytes>,
     has_trailers: bool,
     deadline: Instant,
-    /// Given back once the body is queued for Envoy.
-    _taken: Option<Taken>,
+    taken: Taken,
 }
 
 impl Exchange {
@@ -175,7 +179,7 @@ impl Exchange {
         match &self.state {
             State::Collecting(collecting) => Some(collecting.deadline),
             State::Choosing(choosing) => Some(choosing.deadline),
-            State::Opening | State::Forwarded | State::Responding => None,
+            State::Opening | State::Forwarded(_) | State::Responding => None,
             State::Refused | State::Ended | State::Observing => None,
         }
     }
@@ -184,6 +188,25 @@ impl Exchange {
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         matches!(self.state, State::Opening | State::Collecting(_) | State::Choosing(_))
+    }
+
+    /// Whether nothing is under way: nothing has come yet, or all that can come was answered.
+    #[must_use]
+    pub const fn is_at_rest(&self) -> bool {
+        matches!(self.state, State::Opening | State::Refused | State::Ended)
+    }
+
+    /// Whether nothing has come yet.
+    #[must_use]
+    pub const fn is_opening(&self) -> bool {
+        matches!(self.state, State::Opening)
+    }
+
+    /// All messages of the actions so far have gone to Envoy.
+    pub fn all_sent(&mut self) {
+        if let State::Forwarded(taken) = &mut self.state {
+            *taken = None;
+        }
     }
 
     /// A message of Envoy.
@@ -198,7 +221,7 @@ impl Exchange {
             Some(RequestPart::RequestHeaders(headers)) => {
                 self.request_headers(headers, subset, message.protocol_config.as_ref(), now, actions);
             }
-            Some(RequestPart::RequestBody(piece)) => self.request_body(piece, now, actions),
+            Some(RequestPart::RequestBody(piece)) => self.request_body(&piece, now, actions),
             Some(RequestPart::RequestTrailers(_)) => self.request_trailers(now, actions),
             Some(RequestPart::ResponseHeaders(headers)) => self.response_headers(&headers, served, actions),
             Some(RequestPart::ResponseBody(piece)) => self.response_body(piece, actions),
@@ -219,6 +242,7 @@ impl Exchange {
             Ok(decision) => {
                 let list = decision.endpoints.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
                 let has_trailers = choosing.has_trailers;
+                let taken = std::mem::replace(&mut choosing.taken, self.budget.start());
                 actions.push(Action::Send(answer::chosen(&list, &decision.headers)));
                 if let Some(body) = choosing.body.take() {
                     actions.extend(answer::body(Side::Request, body, !has_trailers).map(Action::Send));
@@ -226,7 +250,7 @@ impl Exchange {
                 if has_trailers {
                     actions.push(Action::Send(answer::trailers(Side::Request)));
                 }
-                self.state = State::Forwarded;
+                self.state = State::Forwarded(Some(taken));
             }
         }
     }
@@ -269,11 +293,19 @@ impl Exchange {
         if !matches!(self.state, State::Opening) {
             return;
         }
-        let headers = part.headers.unwrap_or_default();
+        let headers = part.headers.unwrap_or_default().detached();
+        let mut taken = self.budget.start();
+        let bytes = headers.encoded_len();
+        if bytes > EPP_MESSAGE_OVERHEAD_BYTES_MAX {
+            return self.refuse(&headers_too_large(), actions);
+        }
+        if !taken.take(bytes + subset.as_ref().map_or(0, Subset::bytes)) {
+            return self.refuse(&crowded(), actions);
+        }
         let request_mode = modes.map_or(BodyMode::FullDuplexStreamed, |modes| BodyMode::of(modes.request_body_mode));
         self.response_mode = modes.map_or(self.response_mode, |modes| BodyMode::of(modes.response_body_mode));
         if part.end_of_stream {
-            return self.choose(headers, subset, None, false, None, now, actions);
+            return self.choose((headers, subset, None), false, taken, now, actions);
         }
         if request_mode != BodyMode::FullDuplexStreamed {
             return self.refuse(&wrong_mode(), actions);
@@ -285,29 +317,27 @@ impl Exchange {
         self.state = State::Collecting(Collecting {
             headers,
             subset,
-            pieces: Vec::new(),
-            bytes: 0,
-            taken: self.budget.start(),
+            body: BytesMut::new(),
+            taken,
             deadline: now + self.limits.body_timeout,
         });
     }
 
-    fn request_body(&mut self, piece: HttpBody, now: Instant, actions: &mut Vec<Action>) {
+    fn request_body(&mut self, piece: &HttpBody, now: Instant, actions: &mut Vec<Action>) {
         let State::Collecting(collecting) = &mut self.state else {
             if matches!(self.state, State::Opening) {
                 self.refuse(&out_of_order("a body"), actions);
             }
             return;
         };
-        collecting.bytes += piece.body.len();
-        if collecting.bytes > self.limits.body_bytes_max {
+        if collecting.body.len() + piece.body.len() > self.limits.body_bytes_max {
             return self.refuse(&self.too_large(), actions);
         }
         if !collecting.taken.take(piece.body.len()) {
             return self.refuse(&crowded(), actions);
         }
         if !piece.body.is_empty() {
-            collecting.pieces.push(piece.body);
+            collecting.body.extend_from_slice(&piece.body);
             collecting.deadline = now + self.limits.body_timeout;
         }
         if piece.end_of_stream {
@@ -320,7 +350,7 @@ impl Exchange {
             State::Opening => self.refuse(&out_of_order("trailers"), actions),
             State::Collecting(_) => self.collected(true, now, actions),
             State::Choosing(choosing) => choosing.has_trailers = true,
-            State::Forwarded => actions.push(Action::Send(answer::trailers(Side::Request))),
+            State::Forwarded(_) => actions.push(Action::Send(answer::trailers(Side::Request))),
             State::Responding | State::Refused | State::Ended | State::Observing => {}
         }
     }
@@ -328,19 +358,15 @@ impl Exchange {
     /// The request is here: asks for the decision.
     fn collected(&mut self, has_trailers: bool, now: Instant, actions: &mut Vec<Action>) {
         let State::Collecting(collecting) = std::mem::replace(&mut self.state, State::Opening) else { return };
-        let Collecting { headers, subset, pieces, bytes, taken, .. } = collecting;
-        let body = joined(pieces, bytes);
-        self.choose(headers, subset, Some(body), has_trailers, Some(taken), now, actions);
+        let Collecting { headers, subset, body, taken, .. } = collecting;
+        self.choose((headers, subset, Some(body.freeze())), has_trailers, taken, now, actions);
     }
 
-    #[allow(clippy::too_many_arguments)] // the parts of one request, each used once
     fn choose(
         &mut self,
-        headers: HeaderMap,
-        subset: Option<Subset>,
-        body: Option<Bytes>,
+        (headers, subset, body): (HeaderMap, Option<Subset>, Option<Bytes>),
         has_trailers: bool,
-        taken: Option<Taken>,
+        taken: Taken,
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
@@ -356,11 +382,11 @@ impl Exchange {
             subset,
             deadline,
         })));
-        self.state = State::Choosing(Choosing { body, has_trailers, deadline, _taken: taken });
+        self.state = State::Choosing(Choosing { body, has_trailers, deadline, taken });
     }
 
     fn response_headers(&mut self, part: &HttpHeaders, served: Option<SocketAddr>, actions: &mut Vec<Action>) {
-        if matches!(self.state, State::Forwarded) {
+        if matches!(self.state, State::Forwarded(_)) {
             actions.push(Action::ResponseStarted(response_start(part, served)));
         }
         if !self.passes_response(actions) {
@@ -398,7 +424,7 @@ impl Exchange {
         match self.state {
             State::Refused => return false,
             State::Opening | State::Collecting(_) | State::Choosing(_) => self.abandon(actions),
-            State::Forwarded | State::Responding | State::Ended | State::Observing => {}
+            State::Forwarded(_) | State::Responding | State::Ended | State::Observing => {}
         }
         if !matches!(self.state, State::Ended) {
             self.state = State::Responding;
@@ -434,7 +460,7 @@ fn observe(message: ProcessingRequest, actions: &mut Vec<Action>) {
     match message.part {
         Some(RequestPart::RequestHeaders(part)) => {
             let headers = part.headers.unwrap_or_default();
-            if let Some(id) = headers.text("x-request-id") {
+            if let Some(id) = headers.text("x-request-id").filter(|id| id.len() <= HEADER_NAME_BYTES_MAX) {
                 actions.push(Action::Observe(id.to_owned()));
             }
         }
@@ -475,22 +501,18 @@ fn response_start(part: &HttpHeaders, served: Option<SocketAddr>) -> ResponseSta
     }
 }
 
-/// The pieces as one; no copy if there is only one.
-fn joined(mut pieces: Vec<Bytes>, bytes: usize) -> Bytes {
-    if pieces.len() == 1 {
-        return pieces.pop().unwrap_or_default();
-    }
-    let mut body = BytesMut::with_capacity(bytes);
-    pieces.iter().for_each(|piece| body.extend_from_slice(piece));
-    body.freeze()
-}
-
 /// 503: nobody may run the request.
 pub(crate) fn nobody(why: &str) -> ApiError {
     ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", why).retry_after(1)
 }
 
-fn crowded() -> ApiError {
+fn headers_too_large() -> ApiError {
+    let message = format!("the headers have more than {EPP_MESSAGE_OVERHEAD_BYTES_MAX} bytes, which is the most");
+    ApiError::caller(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message)
+}
+
+/// 503: other requests have taken what all may hold.
+pub(super) fn crowded() -> ApiError {
     let message = "the endpoint picker holds too many bytes of other requests; try again";
     ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "bodies_too_large", message).retry_after(1)
 }

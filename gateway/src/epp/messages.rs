@@ -183,6 +183,17 @@ pub struct HeaderMap {
 }
 
 impl HeaderMap {
+    /// The same headers in memory of their own. Those of a message keep the whole message in memory.
+    #[must_use]
+    pub(super) fn detached(&self) -> Self {
+        let detach = |header: &HeaderValue| HeaderValue {
+            key: header.key.clone(),
+            value: Bytes::copy_from_slice(&header.value),
+            raw_value: Bytes::copy_from_slice(&header.raw_value),
+        };
+        Self { headers: self.headers.iter().map(detach).collect() }
+    }
+
     /// The value of the first header of a name, as it came.
     #[must_use]
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {

@@ -43,6 +43,7 @@ mod service;
 mod sources;
 mod subset;
 mod tls;
+mod unread;
 
 pub use budget::BodyBudget;
 pub use chooser::{Choice, Chooser, Lease};

@@ -10,7 +10,8 @@ use super::exchange::ExchangeLimits;
 use super::server::Listen;
 use super::tls::Certificate;
 use crate::limits::{
-    EPP_BODIES_BYTES_MAX, EPP_BODY_BYTES_MAX, EPP_BODY_TIMEOUT, EPP_DECISION_TIMEOUT, EPP_DRAIN, EPP_LIST_MAX,
+    EPP_BODIES_BYTES_CEILING, EPP_BODIES_BYTES_MAX, EPP_BODY_BYTES_MAX, EPP_BODY_TIMEOUT, EPP_DECISION_TIMEOUT,
+    EPP_DRAIN, EPP_LIST_MAX,
 };
 
 /// The options that only the picker has.
@@ -53,6 +54,11 @@ pub struct EppOptions {
     /// The largest request body in bytes; larger ones get 413
     #[arg(long, value_name = "BYTES", default_value_t = EPP_BODY_BYTES_MAX)]
     pub body_bytes_max: usize,
+
+    /// Memory in bytes for the requests that wait for their decision, headers and bodies, beside 64 KiB for each stream;
+    /// beyond it a request gets 503
+    #[arg(long, value_name = "BYTES", default_value_t = EPP_BODIES_BYTES_MAX)]
+    pub bodies_bytes_max: usize,
 
     /// How long a decision may take; then the request gets 504. Envoy has no deadline here
     #[arg(long, value_name = "MS", default_value_t = EPP_DECISION_TIMEOUT.as_millis() as u64)]
@@ -106,7 +112,8 @@ impl EppOptions {
         const DAY_MS: u64 = 86_400_000;
         for (option, value, min, max) in [
             ("list-max", self.list_max as u64, 1, 64),
-            ("body-bytes-max", self.body_bytes_max as u64, 1, EPP_BODIES_BYTES_MAX as u64),
+            ("bodies-bytes-max", self.bodies_bytes_max as u64, 1, EPP_BODIES_BYTES_CEILING as u64),
+            ("body-bytes-max", self.body_bytes_max as u64, 1, self.bodies_bytes_max as u64),
             ("decision-timeout-ms", self.decision_timeout_ms, 1, DAY_MS),
             ("body-timeout-ms", self.body_timeout_ms, 1, DAY_MS),
             ("drain-ms", self.drain_ms, 0, DAY_MS),
@@ -123,6 +130,7 @@ impl EppOptions {
     pub fn limits(&self) -> ExchangeLimits {
         ExchangeLimits {
             body_bytes_max: self.body_bytes_max,
+            bodies_bytes_max: self.bodies_bytes_max,
             body_timeout: Duration::from_millis(self.body_timeout_ms),
             decision_timeout: Duration::from_millis(self.decision_timeout_ms),
         }
@@ -193,6 +201,7 @@ mod tests {
         for (arguments, option) in [
             (["--list-max", "0"], "list-max"),
             (["--body-bytes-max", "0"], "body-bytes-max"),
+            (["--bodies-bytes-max", "1000"], "body-bytes-max"),
             (["--decision-timeout-ms", "0"], "decision-timeout-ms"),
         ] {
             let error = options(&arguments).expect("options").check().expect_err("out of range");

@@ -19,12 +19,16 @@ use tonic_prost::ProstCodec;
 use super::answer::add_response_headers;
 use super::budget::BodyBudget;
 use super::chooser::{Choice, Chooser, Lease};
-use super::exchange::{Action, Exchange, ExchangeLimits, Question};
+use super::exchange::{Action, Exchange, ExchangeLimits, Question, crowded};
 use super::health::Health;
 use super::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse, ResponsePart};
 use super::observers::{Observer, Observers};
+use super::unread::{CountedBody, CountedCodec, Unread};
 use crate::api::ApiError;
-use crate::limits::{EPP_BODIES_BYTES_MAX, EPP_MESSAGE_OVERHEAD_BYTES_MAX, EPP_STREAMS_MAX, STREAM_USUAL_BYTES};
+use crate::limits::{
+    EPP_MESSAGE_OVERHEAD_BYTES_MAX, EPP_OPENING_MIN, EPP_REST_MIN, EPP_STREAMS_MAX, HEADER_NAME_BYTES_MAX,
+    STREAM_USUAL_BYTES,
+};
 use crate::memory::{Memory, MemoryPart, memory_short};
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -101,7 +105,7 @@ impl<C: Chooser> Services<C> {
     /// The same within a memory budget.
     #[must_use]
     pub fn within(chooser: C, health: Health, limits: ExchangeLimits, memory: &Arc<Memory>) -> Self {
-        let bodies_bytes_max = EPP_BODIES_BYTES_MAX.min(memory.bodies_bytes_max()).max(limits.body_bytes_max);
+        let bodies_bytes_max = limits.bodies_bytes_max.min(memory.bodies_bytes_max()).max(limits.body_bytes_max);
         let (budget, counters) = (BodyBudget::new(bodies_bytes_max), Arc::<EppCounters>::default());
         let (bodies, streams) = (budget.clone(), Arc::clone(&counters));
         memory.watch(MemoryPart::Bodies, move || (bodies_bytes_max - bodies.left()) as u64);
@@ -137,8 +141,11 @@ impl<C: Chooser> Services<C> {
         Ok(match request.uri().path() {
             PROCESS => {
                 let message_bytes_max = self.0.limits.body_bytes_max.saturating_add(EPP_MESSAGE_OVERHEAD_BYTES_MAX);
-                let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(message_bytes_max);
-                grpc.streaming(Process(self.0), request).await
+                let unread = Unread::new(&self.0.budget);
+                let codec = CountedCodec::new(unread.clone());
+                let request = request.map(|body| CountedBody { body, unread: unread.clone() });
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(message_bytes_max);
+                grpc.streaming(Process { shared: self.0, unread }, request).await
             }
             HEALTH_CHECK => Grpc::new(ProstCodec::default()).unary(Check(self.0.health.clone()), request).await,
             HEALTH_WATCH => {
@@ -149,7 +156,10 @@ impl<C: Chooser> Services<C> {
     }
 }
 
-struct Process<C: Chooser>(Arc<Shared<C>>);
+struct Process<C: Chooser> {
+    shared: Arc<Shared<C>>,
+    unread: Unread,
+}
 
 impl<C: Chooser> StreamingService<ProcessingRequest> for Process<C> {
     type Response = ProcessingResponse;
@@ -157,7 +167,7 @@ impl<C: Chooser> StreamingService<ProcessingRequest> for Process<C> {
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<ProcessingRequest>>) -> Self::Future {
-        let driver = Driver::new(Arc::clone(&self.0), request.into_inner());
+        let driver = Driver::new(Arc::clone(&self.shared), request.into_inner(), self.unread.clone());
         let answers = stream::unfold(driver, |mut driver| async move {
             let answer = driver.next().await?;
             Some((answer, driver))
@@ -193,6 +203,10 @@ impl ServerStreamingService<HealthCheckRequest> for Watch {
 struct Driver<C: Chooser> {
     shared: Arc<Shared<C>>,
     requests: Streaming<ProcessingRequest>,
+    /// What it holds of messages.
+    unread: Unread,
+    /// When the last message came.
+    heard: Instant,
     exchange: Exchange,
     deciding: Option<Deciding<C::Lease>>,
     lease: Option<C::Lease>,
@@ -227,7 +241,7 @@ enum End {
 }
 
 impl<C: Chooser> Driver<C> {
-    fn new(shared: Arc<Shared<C>>, requests: Streaming<ProcessingRequest>) -> Self {
+    fn new(shared: Arc<Shared<C>>, requests: Streaming<ProcessingRequest>, unread: Unread) -> Self {
         let is_one_too_many = shared.counters.streams_open.fetch_add(1, Ordering::Relaxed) >= shared.streams_max;
         let refusal = match shared.memory.refuses_requests() {
             true => Some(Refusal::Memory),
@@ -237,6 +251,8 @@ impl<C: Chooser> Driver<C> {
             exchange: Exchange::new(shared.limits, &shared.budget),
             shared,
             requests,
+            unread,
+            heard: Instant::now(),
             deciding: None,
             lease: None,
             request_id: None,
@@ -261,7 +277,9 @@ impl<C: Chooser> Driver<C> {
                 End::Failing(status) => return Some(Err(status)),
                 End::Over => return None,
             }
-            let deadline = self.exchange.deadline();
+            self.exchange.all_sent();
+            self.unread.settle();
+            let deadline = self.exchange.deadline().or_else(|| self.rest_deadline());
             tokio::select! {
                 biased;
                 message = self.requests.message() => match message {
@@ -270,15 +288,29 @@ impl<C: Chooser> Driver<C> {
                     Err(status) => self.broken(status),
                 },
                 choice = decision(&mut self.deciding), if self.deciding.is_some() => self.decided(choice),
-                () = sleep_until(deadline), if deadline.is_some() => {
-                    self.exchange.time_is_up(Instant::now(), &mut self.actions);
-                }
+                () = sleep_until(deadline), if deadline.is_some() => self.time_is_up(),
             }
             self.act();
         }
     }
 
+    /// When a stream on which nothing is under way has been open for too long. An Envoy says something on each stream,
+    /// and ends it after the last answer.
+    fn rest_deadline(&self) -> Option<Instant> {
+        let body_timeout = self.shared.limits.body_timeout;
+        let least = if self.exchange.is_opening() { EPP_OPENING_MIN } else { EPP_REST_MIN };
+        self.exchange.is_at_rest().then(|| self.heard + body_timeout.max(least))
+    }
+
+    fn time_is_up(&mut self) {
+        match self.exchange.is_at_rest() {
+            true => self.end = End::Failing(Status::deadline_exceeded("nothing more came on this stream")),
+            false => self.exchange.time_is_up(Instant::now(), &mut self.actions),
+        }
+    }
+
     fn receive(&mut self, message: ProcessingRequest) {
+        self.heard = Instant::now();
         match self.refusal.filter(|_| !message.observability_mode) {
             None => {}
             Some(Refusal::Streams) => {
@@ -330,6 +362,7 @@ impl<C: Chooser> Driver<C> {
                     self.shared.limits.body_bytes_max
                 ),
             )),
+            Code::ResourceExhausted => Some(crowded()),
             Code::Internal => Some(ApiError::gateway(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "ext_proc_message",
@@ -378,7 +411,8 @@ impl<C: Chooser> Driver<C> {
 
     fn choose(&mut self, question: Question) {
         EppCounters::count(&self.shared.counters.asked);
-        self.request_id = question.headers.text("x-request-id").map(str::to_owned);
+        let id = question.headers.text("x-request-id").filter(|id| id.len() <= HEADER_NAME_BYTES_MAX);
+        self.request_id = id.map(str::to_owned);
         let shared = Arc::clone(&self.shared);
         self.deciding = Some(Box::pin(async move { shared.chooser.choose(question).await }));
     }

@@ -44,6 +44,11 @@ impl Subset {
         }
     }
 
+    /// The memory that it takes, in bytes.
+    pub(super) const fn bytes(&self) -> usize {
+        self.addresses.len() * size_of::<SocketAddr>() + self.hosts.len() * size_of::<IpAddr>()
+    }
+
     /// How many entries are neither an address nor a host.
     #[must_use]
     pub const fn unreadable(&self) -> usize {

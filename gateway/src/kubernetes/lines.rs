@@ -51,7 +51,7 @@ impl EventLines {
 
 /// Splits bytes into lines.
 #[derive(Debug)]
-struct Lines {
+pub(super) struct Lines {
     held: BytesMut,
     /// Bytes of `held` that are known to have no end of a line.
     searched: usize,
@@ -60,11 +60,11 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(line_bytes_max: usize, bytes_max: usize) -> Self {
+    pub(super) fn new(line_bytes_max: usize, bytes_max: usize) -> Self {
         Self { held: BytesMut::new(), searched: 0, line_bytes_max, bytes_left: bytes_max }
     }
 
-    fn feed(&mut self, data: &[u8]) {
+    pub(super) fn feed(&mut self, data: &[u8]) {
         self.bytes_left = self.bytes_left.saturating_sub(data.len());
         self.held.extend_from_slice(data);
     }
@@ -75,7 +75,7 @@ impl Lines {
     }
 
     /// The next whole line that is not empty.
-    fn next(&mut self) -> Result<Option<Bytes>, String> {
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, String> {
         while let Some(at) = memchr::memchr(b'\n', &self.held[self.searched..]) {
             let end = std::mem::take(&mut self.searched) + at;
             self.check(end)?;

@@ -36,10 +36,13 @@ mod lines;
 mod objects;
 mod ports;
 mod reflector;
+mod watched;
 mod watcher;
 
 pub use access::{AccessError, ApiAccess, SERVICE_ACCOUNT_FOLDER};
 pub use figures::{KindFigures, KubernetesFigure, KubernetesFigures, KubernetesKind};
 pub use fleet::{Fleet, FleetPod, PodState, Problem, worker_id};
 pub use ports::PortName;
+#[doc(hidden)]
+pub use watched::read_watch;
 pub use watcher::{FleetWatch, PodSource};

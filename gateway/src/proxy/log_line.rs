@@ -49,6 +49,16 @@ impl<'a> LogLine<'a> {
     }
 }
 
+/// The id and the other values of a line, for the fuzz target.
+#[doc(hidden)]
+#[must_use]
+pub fn read_log_line(line: &str) -> Option<(&str, Vec<&str>)> {
+    match LogLine::read(line)? {
+        LogLine::Ended { id, failed, .. } => Some((id, failed)),
+        LogLine::Prefilled { id, worker } => Some((id, worker.into_iter().collect())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

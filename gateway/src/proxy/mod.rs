@@ -42,5 +42,7 @@ pub use handle::{Proxy, Settings};
 pub(crate) use headers::{Hints, OVERLAP_TOKENS, WORKER};
 pub use keys::CallerKeys;
 pub use listener::{ConnectionBounds, ConnectionState, Handle, Socket, serve};
+#[doc(hidden)]
+pub use log_line::read_log_line;
 pub use pick::PickServer;
 pub use tls::ServerTls;

@@ -13,7 +13,7 @@ use crate::config::{Config, EngineEntry, Questions, ReportMode, Tokens};
 use crate::engines::{
     ClientTls, EngineConfig, EngineError, EngineRole, EngineSet, NamedFacts, Secret, expand_addresses, keep_learning,
 };
-use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, SECRET_BYTES_MAX};
+use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, PLAN_INTERVAL, SECRET_BYTES_MAX};
 use crate::memory::{Memory, MemoryPart};
 use crate::parity::ParityWatch;
 use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonStarter, DaemonState, Router, RouterOptions};
@@ -297,7 +297,7 @@ async fn start_daemon(
 
 /// Keeps the engines' facts fresh, and passes changes on to the child, until `stop` says so.
 async fn watch_engines(engines: Arc<EngineSet>, daemon: Option<Arc<DaemonProcess>>, mut stop: watch::Receiver<bool>) {
-    let mut changes = engines.changes();
+    let (mut changes, mut again) = (engines.changes(), tokio::time::interval(PLAN_INTERVAL));
     let learning = keep_learning(Arc::clone(&engines), ENGINES_LEARN_INTERVAL);
     let mut learning = std::pin::pin!(learning);
     loop {
@@ -308,10 +308,11 @@ async fn watch_engines(engines: Arc<EngineSet>, daemon: Option<Arc<DaemonProcess
                 if changed.is_err() {
                     return;
                 }
-                if let Some(daemon) = &daemon {
-                    daemon.update(&engines);
-                }
             }
+            _ = again.tick() => {}
+        }
+        if let Some(daemon) = &daemon {
+            daemon.update(&engines);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::engines::{Engine, EngineSet};
 use crate::epp::{
     ConfiguredEndpoints, EndpointConfig, Endpoints, EppCounters, EppOptions, EppServer, Health, Services, follow,
 };
-use crate::limits::{EPP_BODIES_BYTES_MAX, EPP_READINESS_INTERVAL, EPP_STREAMS_MAX};
+use crate::limits::{EPP_READINESS_INTERVAL, EPP_STREAMS_MAX};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::proxy::{Admin, Asked, BoxFuture, Choice, Choose, ConnectionBounds, Finding, serve};
@@ -31,7 +31,7 @@ use crate::router::DaemonStarter;
 pub(super) fn divide(config: &mut Config, options: &EppOptions) -> Result<Arc<Memory>, Failure> {
     descriptors::raise();
     config.bounds.body_bytes_max = options.body_bytes_max;
-    config.bounds.bodies_bytes_max = EPP_BODIES_BYTES_MAX.max(options.body_bytes_max);
+    config.bounds.bodies_bytes_max = options.bodies_bytes_max.max(options.body_bytes_max);
     Memory::divide(config, Some(EPP_STREAMS_MAX)).map_err(Failure::Usage)
 }
 

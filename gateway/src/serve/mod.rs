@@ -29,6 +29,8 @@ pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, KubernetesArgs, Serv
 pub use core::{Core, CoreOptions};
 pub use routed::Routed;
 
+use kvrouted::log_writer::LogWriter;
+
 use crate::config;
 use crate::limits::LOCAL_END_MAX;
 
@@ -132,6 +134,6 @@ pub fn log_to_stderr(level: &str) {
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     // A second call, in tests, changes nothing.
     let has_colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(has_colours).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(has_colours).with_writer(|| LogWriter);
     let _ = log.try_init();
 }

@@ -66,6 +66,8 @@ pub(super) struct Signals {
 impl Signals {
     pub(super) fn take() -> Result<Self, Failure> {
         let take = |kind| signal(kind).map_err(|error| Failure::System(format!("signals cannot be taken: {error}")));
+        // A write beyond the limit on a file's size then fails, as on a full disk, and does not end the gateway.
+        drop(take(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         Ok(Self {
             terminate: take(SignalKind::terminate())?,
             interrupt: take(SignalKind::interrupt())?,

@@ -21,6 +21,8 @@ mod cache;
 mod exchange;
 mod local;
 mod media;
+#[doc(hidden)]
+pub mod readers;
 mod rendered;
 mod source;
 mod tokeniser;

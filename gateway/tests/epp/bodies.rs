@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kvrouted_gateway::epp::messages::*;
 use kvrouted_gateway::epp::{Action, BodyBudget, Decision, Exchange, ExchangeLimits};
 use proptest::prelude::*;
+use prost::Message as _;
 
 use crate::kit::*;
 
@@ -36,6 +37,12 @@ fn cut(body: &[u8], mut cuts: Vec<usize>) -> Vec<Bytes> {
     cuts.sort_unstable();
     let mut start = 0;
     cuts.into_iter().map(|end| Bytes::copy_from_slice(&body[std::mem::replace(&mut start, end)..end])).collect()
+}
+
+/// What the headers of a chat take of the budget.
+fn chat_bytes() -> usize {
+    let Some(RequestPart::RequestHeaders(headers)) = opening(&CHAT, false).part else { panic!("no headers") };
+    headers.headers.expect("headers").encoded_len()
 }
 
 fn sent(actions: &mut Vec<Action>) -> Vec<ResponsePart> {
@@ -111,7 +118,7 @@ proptest! {
 
     #[test]
     fn a_response_body_comes_out_unchanged_however_it_is_cut((body, cuts) in body()) {
-        let (mut exchange, mut actions, now) = (Exchange::new(LIMITS, &BodyBudget::new(0)), Vec::new(), Instant::now());
+        let (mut exchange, mut actions, now) = (Exchange::new(LIMITS, &BodyBudget::new(chat_bytes())), Vec::new(), Instant::now());
         exchange.receive(opening(&CHAT, true), now, &mut actions);
         exchange.decided(Ok(decision()), &mut actions);
         exchange.receive(response_headers(&[(":status", "200")], false), now, &mut actions);
@@ -137,7 +144,7 @@ proptest! {
 
     #[test]
     fn no_order_of_messages_panics_or_answers_twice(order in prop::collection::vec(0..11_u8, 0..24)) {
-        let (mut exchange, now) = (Exchange::new(LIMITS, &BodyBudget::new(100)), Instant::now());
+        let (mut exchange, now) = (Exchange::new(LIMITS, &BodyBudget::new(chat_bytes() + 100)), Instant::now());
         let mut actions = Vec::new();
         let (mut headers, mut refusals, mut choices, mut ends) = (0, 0, 0, 0);
         for step in order {
@@ -205,7 +212,9 @@ fn the_decisions_time_begins_with_the_end_of_the_body() {
 
 #[test]
 fn streams_share_a_budget_of_bytes_and_give_it_back() {
-    let (budget, now) = (BodyBudget::new(100), Instant::now());
+    // The headers of two requests, and 100 bytes.
+    let (all, now) = (2 * chat_bytes() + 100, Instant::now());
+    let budget = BodyBudget::new(all);
     let stream = |actions: &mut Vec<Action>, bytes: usize| {
         let mut exchange = Exchange::new(LIMITS, &budget);
         exchange.receive(opening(&CHAT, false), now, actions);
@@ -222,9 +231,11 @@ fn streams_share_a_budget_of_bytes_and_give_it_back() {
     assert_eq!((refusal.status, refusal.code.as_str()), (503, "bodies_too_large"));
     drop(refused);
     first.decided(Ok(decision()), &mut actions);
-    assert_eq!(budget.left(), 100, "given back with the decision");
-    let third = stream(&mut actions, 100);
+    assert_eq!(budget.left(), all - chat_bytes() - 70, "the body waits to be sent");
+    first.all_sent();
+    assert_eq!(budget.left(), all, "given back once Envoy has it");
+    let third = stream(&mut actions, 100 + chat_bytes());
     assert_eq!(budget.left(), 0);
     drop(third);
-    assert_eq!(budget.left(), 100, "given back when the stream ends");
+    assert_eq!(budget.left(), all, "given back when the stream ends");
 }

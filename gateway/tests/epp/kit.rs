@@ -35,6 +35,7 @@ pub(crate) const STILLNESS: Duration = Duration::from_millis(60);
 
 pub(crate) const LIMITS: ExchangeLimits = ExchangeLimits {
     body_bytes_max: 8 << 20,
+    bodies_bytes_max: 1 << 30,
     body_timeout: Duration::from_secs(20),
     decision_timeout: Duration::from_secs(20),
 };
@@ -332,6 +333,11 @@ impl Stream {
     pub(crate) async fn send(&self, message: ProcessingRequest) {
         let sent = self.send.as_ref().expect("an open stream").send(message).await;
         assert!(sent.is_ok(), "the picker no longer reads");
+    }
+
+    /// Sends unless the picker no longer reads, or has not read enough for a while.
+    pub(crate) fn try_send(&self, message: ProcessingRequest) -> bool {
+        self.send.as_ref().is_some_and(|send| send.try_send(message).is_ok())
     }
 
     pub(crate) async fn half_close(&mut self) {

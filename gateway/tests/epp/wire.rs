@@ -88,7 +88,8 @@ fn each_part_of_a_request_has_its_number() {
 
 /// What an exchange answers to these messages.
 fn answers(messages: Vec<ProcessingRequest>, decision: Result<Decision, ApiError>) -> Vec<String> {
-    let (mut exchange, mut actions, now) = (Exchange::new(LIMITS, &BodyBudget::new(100)), Vec::new(), Instant::now());
+    let (mut exchange, mut actions, now) =
+        (Exchange::new(LIMITS, &BodyBudget::new(10_000)), Vec::new(), Instant::now());
     let mut decision = Some(decision);
     for message in messages {
         exchange.receive(message, now, &mut actions);

@@ -5,6 +5,8 @@
 #![allow(dead_code, unused_imports, clippy::print_stderr)]
 
 mod caller;
+#[path = "../../../tests/kit/proc.rs"]
+mod proc;
 mod processes;
 
 use std::io::Write as _;
@@ -15,6 +17,7 @@ use kvrouted::client::{AsyncClient, Prompt, RouteRequest, SteadyOptions};
 use kvrouted::ids::Worker;
 
 pub(crate) use caller::{Answer, Caller, chat};
+pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
 pub(crate) use processes::{Daemon, Gateway, is_alive, signal};
 
 /// How long a test waits for what must come.

@@ -223,6 +223,12 @@ impl Gateway {
         })
     }
 
+    /// The lines of its log.
+    #[must_use]
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.process.lines()
+    }
+
     /// Ends it as an operator does. The exit code.
     pub(crate) fn end(&mut self) -> Option<i32> {
         self.process.end(Signal::TERM)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::daemon::{problem, workers};
 use crate::kit::http::free_port;
-use crate::kit::{Daemon, configure, replace, run, text, until};
+use crate::kit::{Daemon, configure, peak_kib, replace, run, text, until};
 
 /// A daemon that follows the workers' files of a folder.
 fn following(folder: &tempfile::TempDir) -> Daemon {
@@ -151,7 +151,7 @@ fn engines_that_answer_without_end_or_never_are_named_and_hold_nobody_up() {
         Vec::new()
     });
     let mut daemon = Daemon::configured("");
-    let before = memory_peak_bytes(daemon.process.id());
+    let before = peak_kib(daemon.process.id());
     for (id, port) in [(1, huge), (2, endless), (3, silent)] {
         daemon.worker_ok(&["add", &format!("id={id},url=http://127.0.0.1:{port}")]);
     }
@@ -160,8 +160,8 @@ fn engines_that_answer_without_end_or_never_are_named_and_hold_nobody_up() {
             problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("/server_info fails"))
         });
     }
-    let taken = memory_peak_bytes(daemon.process.id()) - before;
-    assert!(taken < ANSWERS_MEMORY_BYTES_MAX, "answers took {} MiB", taken >> 20);
+    let taken = peak_kib(daemon.process.id()) - before;
+    assert!(taken < ANSWERS_MEMORY_KIB_MAX, "answers took {} MiB", taken >> 10);
     // One of them is asked again and again.
     assert_eq!(daemon.process.end("-TERM"), Some(0));
 }
@@ -178,24 +178,17 @@ fn an_engine_that_is_named_no_more_is_no_finding_any_more() {
     until("the finding is gone", || !found(&daemon));
 }
 
-/// The most memory that a process ever had, bytes.
-fn memory_peak_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") << 10
-}
-
 /// What the answers of two engines may take while they are read: 4 MiB are read of each, into a buffer that doubles,
 /// and the allocator keeps what was freed for a while.
-const ANSWERS_MEMORY_BYTES_MAX: u64 = 64 << 20;
+const ANSWERS_MEMORY_KIB_MAX: u64 = 64 << 10;
 /// What a file of 1 MiB may take while it is read.
-const FILE_MEMORY_BYTES_MAX: u64 = 48 << 20;
+const FILE_MEMORY_KIB_MAX: u64 = 48 << 10;
 
 #[test]
 fn a_small_file_of_very_many_entries_takes_little_memory() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = following(&folder);
-    let before = memory_peak_bytes(daemon.process.id());
+    let before = peak_kib(daemon.process.id());
     let files = [
         ("objects.json", format!("[{}{{}}]", "{},".repeat((1 << 20) / 3))),
         ("wrapped.json", format!("{{\"worker\":[{}{{}}]}}", "{},".repeat((1 << 20) / 3))),
@@ -210,8 +203,8 @@ fn a_small_file_of_very_many_entries_takes_little_memory() {
     for (name, content) in &files {
         replace(&folder.path().join(name), content);
         until("the file is named", || problem(&daemon, name).is_some());
-        let taken = memory_peak_bytes(daemon.process.id()) - before;
-        assert!(taken < FILE_MEMORY_BYTES_MAX, "{name} took {} MiB", taken >> 20);
+        let taken = peak_kib(daemon.process.id()) - before;
+        assert!(taken < FILE_MEMORY_KIB_MAX, "{name} took {} MiB", taken >> 10);
         std::fs::remove_file(folder.path().join(name)).expect("removed");
     }
 }

@@ -1,7 +1,6 @@
 //! A gateway that may write anything into its shm lane.
 
-use std::io::{IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +11,8 @@ use kvrouted::lane::{LaneEnd, LaneMemory, LaneSide, LaneSizes, ring};
 use kvrouted::limits::{FRAME_HEADER_BYTES, LANE_CONTROL_BYTES};
 use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::wire::{FrameHeader, LaneOpened, LaneRequest, Reply, decode_reply};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
+pub(crate) use crate::kit::raw::ask_for_lane as ask;
 use crate::kit::raw::{self, encoded};
 use crate::kit::{Daemon, WAIT_MAX, until_ok};
 
@@ -38,25 +37,6 @@ pub(crate) struct Raw {
 /// A new connection that has said hello.
 pub(crate) fn hello(daemon: &Daemon) -> UnixStream {
     raw::Raw::greeted(&daemon.socket()).stream
-}
-
-/// Asks for a lane; gives the reply with what came with it.
-pub(crate) fn ask(socket: &mut UnixStream, asked: LaneRequest) -> (Reply, Vec<OwnedFd>) {
-    socket.write_all(&encoded(|encoder, out| encoder.open_lane(CorrelationId(2), asked, out))).expect("sent");
-    let (mut bytes, mut space) = ([0; 4096], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(&*socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC);
-    let got = got.expect("a reply").bytes;
-    let mut descriptors = Vec::new();
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = part {
-            descriptors.extend(rights);
-        }
-    }
-    let (head, body) = bytes[..got].split_first_chunk().expect("a header");
-    let header = FrameHeader::parse(head).expect("a header");
-    assert_eq!(header.body_bytes as usize, body.len(), "the whole reply came at once");
-    (decode_reply(header.kind, body).expect("a reply"), descriptors)
 }
 
 impl Raw {

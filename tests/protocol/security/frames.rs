@@ -6,10 +6,10 @@ use kvrouted::limits::FRAME_BODY_BYTES_CEILING;
 use kvrouted::schema_generated::routing as fb;
 use kvrouted::serve::admin_path;
 use kvrouted::wire::{AdminRequest, FrameHeader, FrameKind, PolicyOrder, RequestEncoder, ResetOrder};
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 
 use super::besieged::Besieged;
-use crate::kit::raw::{Raw, built, built_route, encoded, header, route_frame};
+use crate::kit::raw::{Raw, built, built_route, encoded, garbage, header, route_frame};
 
 /// Beyond it a body is refused, here.
 const BODY_BYTES_MAX: u32 = 1 << 20;
@@ -25,12 +25,7 @@ fn garbage_ends_its_connection_or_gets_errors_and_nothing_else() {
     let mut random = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(7);
     for round in 0..300 {
         let mut raw = if round % 2 == 0 { daemon.greeted() } else { Raw::connect(&daemon.socket()) };
-        let mut bytes: Vec<u8> = (0..random.random_range(1..4000)).map(|_| random.random()).collect();
-        if round % 3 == 0 {
-            // Headers that can be trusted, of bodies that cannot.
-            bytes = (0..20).flat_map(|id| garbage_frame(&mut random, id)).collect();
-        }
-        raw.send(&bytes);
+        raw.send(&garbage(&mut random, round));
         raw.stream.shutdown(std::net::Shutdown::Write).expect("shut down");
         // No answer to what was not asked, and an end.
         raw.errors_until_end();
@@ -39,16 +34,6 @@ fn garbage_ends_its_connection_or_gets_errors_and_nothing_else() {
     drop(other);
     assert!(daemon.counter("connections_untrusted") > 0 && daemon.counter("errors") > 0);
     daemon.assert_recovered();
-}
-
-fn garbage_frame(random: &mut impl rand::Rng, id: u64) -> Vec<u8> {
-    let kind = random.random_range(1..60_u8);
-    let mut body: Vec<u8> = (0..random.random_range(0..40_usize) * 8).map(|_| random.random()).collect();
-    if let Some(identifier) = body.get_mut(4..8) {
-        identifier.copy_from_slice(b"KVRT");
-    }
-    let header = FrameHeader { kind, ..header(FrameKind::Route, body.len() as u32, id) };
-    [&header.encode()[..], &body].concat()
 }
 
 #[test]

@@ -38,6 +38,7 @@
 //! | `serve.user_share_percent` of everything in `shares::SharedResource` | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | `affinity` of test `routing` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
+//! | `ZMQ_MESSAGE_BYTES_FREE`, `SHARD_MESSAGES_BYTES_MAX` | `unfinished_messages` of test `attack`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 

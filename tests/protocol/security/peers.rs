@@ -1,100 +1,20 @@
 //! ZeroMQ peers that never end a message, against the daemon and the relay as processes. The kernel says how much
 //! memory each took at most.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvrouted::ids::Worker;
 
+use crate::kit::endless::{Hostile, endless, greeting, ready, say};
 use crate::kit::engine::Publisher;
 use crate::kit::http::{free_port, scrape};
-use crate::kit::{Daemon, Process, WAIT_MAX, folder, prompt, run, text, until};
+use crate::kit::{Daemon, Process, WAIT_MAX, folder, peak_kib, prompt, run, text, until};
 
 /// What a daemon or relay with nothing to hold may take at its peak; the hostile offer a multiple of it.
-const PEAK_BYTES_MAX: u64 = 256 << 20;
-/// Bytes that one hostile peer has to say.
-const SAID_BYTES_MAX: usize = 1 << 30;
-
-fn greeting() -> Vec<u8> {
-    [&[0xff][..], &[0; 8], &[0x7f, 3, 1], b"NULL", &[0; 48]].concat()
-}
-
-fn ready(socket: &str) -> Vec<u8> {
-    let body = [b"\x05READY\x0bSocket-Type\0\0\0".as_slice(), &[socket.len() as u8], socket.as_bytes()].concat();
-    [&[4, body.len() as u8][..], &body].concat()
-}
-
-/// Endless parts, empty parts without number, a part and a command of 2^62 bytes.
-fn endless() -> [(&'static str, Vec<u8>, Vec<u8>); 4] {
-    let part = [&[3, 0, 0, 0, 0, 0, 0, 0xea, 0x60][..], &[7; 60_000]].concat();
-    let long = |flags: u8| [&[flags, 0x40][..], &[0; 7]].concat();
-    [
-        ("parts", Vec::new(), part),
-        ("empty parts", Vec::new(), [1, 0].repeat(30_000)),
-        ("a part", long(2), vec![7; 60_000]),
-        ("a command", long(6), vec![7; 60_000]),
-    ]
-}
-
-/// Says a greeting, and then something without end, until it is cut or has said all.
-fn say(mut stream: TcpStream, socket: &str, (first, then): (&[u8], &[u8]), said: &AtomicUsize) {
-    let mut heard = [0; 4096];
-    let shake = stream.write_all(&[greeting(), ready(socket)].concat()).and_then(|()| stream.read(&mut heard));
-    let mut ends = shake.and_then(|_| stream.write_all(first)).is_err();
-    while !ends && said.load(Ordering::Relaxed) < SAID_BYTES_MAX {
-        ends = stream.write_all(then).is_err();
-        said.fetch_add(then.len(), Ordering::Relaxed);
-    }
-}
-
-/// A port whose peers hear something endless.
-struct Hostile {
-    port: u16,
-    connections: Arc<AtomicUsize>,
-    ends: Arc<AtomicBool>,
-}
-
-impl Hostile {
-    fn start(socket: &'static str, first: Vec<u8>, then: Vec<u8>) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (connections, ends) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counted, told) = (Arc::clone(&connections), Arc::clone(&ends));
-        std::thread::spawn(move || {
-            let said = AtomicUsize::new(0);
-            for stream in listener.incoming().flatten() {
-                if told.load(Ordering::Relaxed) {
-                    return;
-                }
-                stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
-                counted.fetch_add(1, Ordering::Relaxed);
-                say(stream, socket, (&first, &then), &said);
-            }
-        });
-        Self { port, connections, ends }
-    }
-
-    fn endpoint(&self) -> String {
-        format!("tcp://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Hostile {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
-    }
-}
-
-/// The most memory that a process has had so far.
-fn peak_bytes(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel says it");
-    line.split_whitespace().nth(1).expect("a number").parse::<u64>().unwrap() << 10
-}
+const PEAK_KIB_MAX: u64 = 256 << 10;
 
 #[test]
 fn publishers_and_replays_that_never_end_a_message_are_cut_and_the_worker_beside_them_is_heard() {
@@ -113,8 +33,8 @@ fn publishers_and_replays_that_never_end_a_message_are_cut_and_the_worker_beside
         until(what, || cut(1) && cut(2));
         honest.store(&tokens);
         until("the honest one is heard", || daemon.device(&tokens, Worker::new(1, 0)) == Some(4));
-        let peak = peak_bytes(daemon.process.id());
-        assert!(peak < PEAK_BYTES_MAX, "{what}: {} MiB", peak >> 20);
+        let peak = peak_kib(daemon.process.id());
+        assert!(peak < PEAK_KIB_MAX, "{what}: {} MiB", peak >> 10);
         // It ends with 1 where something severe is found.
         let found = run(&["doctor", "--json", "--socket", text(&daemon.socket())]).stdout;
         assert!(String::from_utf8_lossy(&found).contains("message_unbounded"), "{what}");
@@ -168,8 +88,8 @@ fn peers_that_never_end_a_message_or_never_read_are_cut_by_the_relay_and_its_str
     let tokens = prompt(1, 64);
     engine.store(&tokens);
     until("the stream is heard", || router.device(&tokens, Worker::new(1, 0)) == Some(4));
-    let peak = peak_bytes(relay.id());
-    assert!(peak < PEAK_BYTES_MAX, "{} MiB", peak >> 20);
+    let peak = peak_kib(relay.id());
+    assert!(peak < PEAK_KIB_MAX, "{} MiB", peak >> 10);
     let page = scrape(metrics).1;
     let cut = page.lines().find_map(|line| line.strip_prefix("kvrouted_relay_peers_cut_total ")).expect("counted");
     assert_eq!(cut.parse::<u64>().unwrap(), attacks, "{page}");

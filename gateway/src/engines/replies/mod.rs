@@ -11,9 +11,30 @@ pub(super) use vllm::{CacheConfig, Sources, read_cache_config, read_sources, rea
 
 use serde_json::{Map, Value};
 
+use super::facts::RankSource;
 use crate::limits::NAME_BYTES_MAX;
 
 type Object = Map<String, Value>;
+
+/// Every name and endpoint that a reply can give to an engine, whichever question it answers, for the fuzz target. `host`
+/// is the host of the engine's URL.
+#[doc(hidden)]
+#[must_use]
+pub fn read_replies(body: &[u8], host: &str) -> Vec<(u32, String)> {
+    let mut ranks = read_sources(body, host).map(|sources| sources.ranks).unwrap_or_default();
+    ranks.extend(read_sglang_info(body, host).map(|info| info.ranks).unwrap_or_default());
+    let of_rank = |source: RankSource| {
+        let texts = [source.endpoint, source.replay, Some(source.topic)].into_iter().flatten();
+        texts.map(move |text| (source.rank, text)).collect::<Vec<_>>()
+    };
+    let mut texts: Vec<(u32, String)> = ranks.into_iter().flat_map(of_rank).collect();
+    let models = read_models(body).map(|models| models.list).unwrap_or_default();
+    let names = models.into_iter().flat_map(|model| [Some(model.id), model.parent, model.root]).flatten();
+    texts.extend(names.map(|name| (0, name)));
+    texts.extend(read_version(body).map(|version| (0, version)));
+    texts.extend(read_cache_config(body).block_sizes.into_iter().map(|size| (0, size.to_string())));
+    texts
+}
 
 /// The JSON object of a reply.
 fn object(body: &[u8]) -> Result<Object, String> {

@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_configuration_has_the_spaces_and_the_workers() {
-        let plan = FleetPlan::of([engine(1, &[5557]), engine(2, &[])].into_iter());
+        let plan = FleetPlan::of(&[engine(1, &[5557]), engine(2, &[])]);
         let folder = Folder::make().expect("a folder");
         let mode = kvrouted::client::Mode::Kv;
         let options = DaemonOptions { report_mode_passes: false, mode, ..DaemonOptions::default() };
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_name_with_quotes_stays_one_value() {
-        let mut plan = FleetPlan::of([engine(1, &[5557])].into_iter());
+        let mut plan = FleetPlan::of(&[engine(1, &[5557])]);
         plan.spaces[0].model = "a\"b\\c\n[x]".to_owned();
         let text = configuration(Path::new("/f"), Path::new("/f/s"), &plan, &DaemonOptions::default()).expect("TOML");
         let parsed: toml::Table = text.parse().expect("TOML");

@@ -1,8 +1,8 @@
 //! `kvrouted serve` as a child of the gateway, for users who start no daemon of their own.
 //!
 //! ```text
-//!  engines' facts ─▶ plan (spaces, workers, what does not fit) ─▶ files (kvrouted.toml)
-//!                                                                     │
+//!  engines' facts ─▶ steadiness ─▶ plan (spaces, workers, what does not fit) ─▶ files (kvrouted.toml)
+//!                                                                                    │
 //!  DaemonProcess ── orders ──▶ supervisor (one thread) ── starts ─────▶ kvrouted ── log ──▶ log_lines
 //! ```
 //!
@@ -19,6 +19,7 @@ mod log_lines;
 mod plan;
 mod program;
 mod starter;
+mod steadiness;
 mod supervisor;
 #[cfg(test)]
 mod tests;
@@ -30,10 +31,12 @@ use std::time::{Duration, Instant};
 
 use kvrouted::client;
 use kvrouted::sandbox::Mode;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use self::files::Folder;
 use self::plan::{FleetPlan, PlannedEngine};
+use self::steadiness::Steadiness;
 use self::supervisor::{Order, Supervisor};
 use crate::engines::EngineSet;
 
@@ -133,6 +136,7 @@ pub struct DaemonProcess {
     orders: watch::Sender<Order>,
     states: watch::Receiver<DaemonState>,
     restarts: Arc<AtomicU64>,
+    steadiness: Mutex<Steadiness>,
 }
 
 impl DaemonProcess {
@@ -142,7 +146,7 @@ impl DaemonProcess {
     /// # Errors
     /// There is no program, no folder or no thread.
     pub fn start(options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
-        Self::start_planned(DaemonStarter::new(options.sandbox)?, options, plan_of(engines))
+        Self::start_on(DaemonStarter::new(options.sandbox)?, options, engines)
     }
 
     /// The same on a thread that was started before this process entered its sandbox.
@@ -150,7 +154,9 @@ impl DaemonProcess {
     /// # Errors
     /// There is no program.
     pub fn start_on(starter: DaemonStarter, options: DaemonOptions, engines: &EngineSet) -> Result<Self, DaemonError> {
-        Self::start_planned(starter, options, plan_of(engines))
+        let mut steadiness = Steadiness::default();
+        let plan = plan_of(engines, &mut steadiness);
+        Ok(Self { steadiness: Mutex::new(steadiness), ..Self::start_planned(starter, options, plan)? })
     }
 
     fn start_planned(starter: DaemonStarter, options: DaemonOptions, plan: FleetPlan) -> Result<Self, DaemonError> {
@@ -169,7 +175,7 @@ impl DaemonProcess {
             restarts: Arc::clone(&restarts),
         };
         starter.start(supervisor)?;
-        Ok(Self { folder, orders, states, restarts })
+        Ok(Self { folder, orders, states, restarts, steadiness: Mutex::default() })
     }
 
     /// The child's socket.
@@ -178,9 +184,10 @@ impl DaemonProcess {
         self.folder.socket()
     }
 
-    /// Passes on what the engines say now. Call it after their facts changed.
+    /// Passes on what the engines say now. Call it after their facts changed, and now and then.
     pub fn update(&self, engines: &EngineSet) {
-        self.update_planned(plan_of(engines));
+        let plan = plan_of(engines, &mut self.steadiness.lock());
+        self.update_planned(plan);
     }
 
     fn update_planned(&self, plan: FleetPlan) {
@@ -241,7 +248,7 @@ impl DaemonProcess {
     }
 }
 
-fn plan_of(engines: &EngineSet) -> FleetPlan {
+fn plan_of(engines: &EngineSet, steadiness: &mut Steadiness) -> FleetPlan {
     let planned = engines.iter().map(|engine| PlannedEngine {
         worker: engine.worker(),
         role: engine.config().role,
@@ -249,5 +256,8 @@ fn plan_of(engines: &EngineSet) -> FleetPlan {
         name: engine.base().authority().map(ToString::to_string).unwrap_or_default(),
         facts: engine.facts(),
     });
-    FleetPlan::of(planned)
+    let (planned, unsteady) = steadiness.of(planned.collect(), Instant::now());
+    let mut plan = FleetPlan::of(&planned);
+    plan.problems.extend(unsteady);
+    plan
 }

@@ -50,13 +50,13 @@ pub(super) struct FleetPlan {
 }
 
 impl FleetPlan {
-    /// Plans the fleet. An engine that has named no model yet is left out until it does. The first engine of a model
-    /// decides the size of its blocks, and the first worker with an endpoint owns it: the daemon would refuse the
-    /// others.
-    pub(super) fn of(engines: impl Iterator<Item = PlannedEngine>) -> Self {
+    /// Plans the fleet. An engine that has named no model yet is left out until it does. Most engines of a model decide
+    /// the size of its blocks, and an endpoint belongs to the engine on its host, else to the first worker that names it:
+    /// the daemon would refuse the others.
+    pub(super) fn of(engines: &[PlannedEngine]) -> Self {
         let mut plan = Self::default();
-        let mut sizes: BTreeMap<(String, &'static str), u32> = BTreeMap::new();
-        let mut endpoints: BTreeMap<String, String> = BTreeMap::new();
+        let sizes = block_sizes(engines);
+        let mut endpoints = endpoints_at_home(engines);
         let mut ids = BTreeSet::new();
         for engine in engines {
             let Some(base) = engine.base.clone() else { continue };
@@ -68,12 +68,9 @@ impl FleetPlan {
                 continue;
             }
             let role = role_name(engine.role);
-            let size = sizes.entry((base.clone(), role)).or_default();
+            let size = sizes.get(&(base.clone(), role)).copied().unwrap_or(0);
             let own = engine.facts.block_size.unwrap_or(0);
-            if *size == 0 {
-                *size = own;
-            }
-            let fits = own == 0 || own == *size;
+            let fits = own == 0 || own == size;
             if !fits {
                 plan.problems.push(format!(
                     "engine {}: its blocks have {own} tokens, those of other engines of {base:?} have {size}: it gets \
@@ -81,7 +78,7 @@ impl FleetPlan {
                     engine.name
                 ));
             }
-            plan.add_workers(&engine, &base, role, fits, &mut endpoints);
+            plan.add_workers(engine, &base, role, fits, &mut endpoints);
         }
         let space = |((model, role), block_size)| PlannedSpace { model, role, block_size };
         plan.spaces = sizes.into_iter().map(space).collect();
@@ -120,21 +117,16 @@ impl FleetPlan {
         let only = [RankSource { rank: 0, endpoint: None, replay: None, topic: String::new() }];
         let ranks = if engine.facts.ranks.is_empty() { &only[..] } else { &engine.facts.ranks };
         for source in ranks {
-            let name = match source.rank {
-                0 => engine.name.clone(),
-                rank => format!("{}.{rank}", engine.name),
-            };
+            let name = rank_name(engine, source.rank);
             let mut endpoint = source.endpoint.clone().filter(|_| has_events);
             if let Some(wanted) = &endpoint {
-                match endpoints.get(wanted) {
-                    None => drop(endpoints.insert(wanted.clone(), name.clone())),
-                    Some(owner) => {
-                        self.problems.push(format!(
-                            "engine {name}: {owner} publishes at {wanted} too: it gets requests by load alone; give \
-                             each engine an `endpoint` of its own in --kv-events-config"
-                        ));
-                        endpoint = None;
-                    }
+                let owner = endpoints.entry(wanted.clone()).or_insert_with(|| name.clone());
+                if *owner != name {
+                    self.problems.push(format!(
+                        "engine {name}: {owner} publishes at {wanted} too: it gets requests by load alone; give each \
+                         engine an `endpoint` of its own in --kv-events-config"
+                    ));
+                    endpoint = None;
                 }
             }
             self.workers.push(PlannedWorker {
@@ -150,6 +142,45 @@ impl FleetPlan {
             });
         }
     }
+}
+
+/// The name of a rank, for people.
+fn rank_name(engine: &PlannedEngine, rank: u32) -> String {
+    match rank {
+        0 => engine.name.clone(),
+        rank => format!("{}.{rank}", engine.name),
+    }
+}
+
+/// The tokens in a block of each model: what most of its engines say, of equally many the first. One engine alone must not
+/// take the events from all others.
+fn block_sizes(engines: &[PlannedEngine]) -> BTreeMap<(String, &'static str), u32> {
+    let mut said: BTreeMap<(String, &'static str), Vec<u32>> = BTreeMap::new();
+    for engine in engines {
+        let Some(base) = &engine.base else { continue };
+        said.entry((base.clone(), role_name(engine.role))).or_default().extend(engine.facts.block_size);
+    }
+    let most = |sizes: &[u32]| {
+        let votes = |size: u32| sizes.iter().filter(|other| **other == size).count();
+        // The last of equals is the greatest: so the first comes last.
+        sizes.iter().rev().copied().max_by_key(|size| votes(*size)).unwrap_or(0)
+    };
+    said.into_iter().map(|(space, sizes)| (space, most(&sizes))).collect()
+}
+
+/// Endpoints that an engine names on its own host, by the rank that owns them. Another engine that names one would get the events of the one that
+/// owns it.
+fn endpoints_at_home(engines: &[PlannedEngine]) -> BTreeMap<String, String> {
+    let mut owners = BTreeMap::new();
+    for engine in engines.iter().filter(|engine| engine.base.is_some()) {
+        let home = format!("tcp://{}:", engine.name.rsplit_once(':').map_or(engine.name.as_str(), |(host, _)| host));
+        for source in &engine.facts.ranks {
+            if let Some(endpoint) = source.endpoint.as_ref().filter(|endpoint| endpoint.starts_with(&home)) {
+                owners.entry(endpoint.clone()).or_insert_with(|| rank_name(engine, source.rank));
+            }
+        }
+    }
+    owners
 }
 
 const fn role_name(role: EngineRole) -> &'static str {
@@ -205,7 +236,7 @@ pub(super) mod tests {
 
     #[test]
     fn each_rank_is_a_worker_of_its_models_space() {
-        let plan = FleetPlan::of([engine(1, &[5557, 5558]), engine(2, &[])].into_iter());
+        let plan = FleetPlan::of(&[engine(1, &[5557, 5558]), engine(2, &[])]);
         assert_eq!(plan.spaces, [PlannedSpace { model: "m".into(), role: "both", block_size: 16 }]);
         let shown: Vec<_> =
             plan.workers.iter().map(|worker| (worker.id, worker.rank, worker.endpoint.as_deref())).collect();
@@ -223,7 +254,7 @@ pub(super) mod tests {
         let prefill = PlannedEngine { role: EngineRole::Prefill, ..engine(1, &[1]) };
         let decode = PlannedEngine { role: EngineRole::Decode, ..engine(2, &[1]) };
         let unknown = PlannedEngine { base: None, ..engine(3, &[1]) };
-        let plan = FleetPlan::of([prefill, decode, unknown].into_iter());
+        let plan = FleetPlan::of(&[prefill, decode, unknown]);
         assert_eq!(plan.spaces.iter().map(|space| space.role).collect::<Vec<_>>(), ["decode", "prefill"]);
         assert_eq!(plan.workers.len(), 2);
     }
@@ -234,7 +265,7 @@ pub(super) mod tests {
             facts.ranks[0].endpoint = Some("tcp://10.0.0.1:5557".to_owned());
         });
         let other_size = changed(engine(3, &[5557]), |facts| facts.block_size = Some(32));
-        let plan = FleetPlan::of([engine(1, &[5557]), same, other_size, engine(1, &[9])].into_iter());
+        let plan = FleetPlan::of(&[engine(1, &[5557]), same, other_size, engine(1, &[9])]);
         let has_endpoint: Vec<_> = plan.workers.iter().map(|worker| worker.endpoint.is_some()).collect();
         assert_eq!(has_endpoint, [true, false, false], "the second worker 1 is left out");
         assert!(plan.workers[1].replay.is_none());
@@ -246,20 +277,43 @@ pub(super) mod tests {
 
     #[test]
     fn only_a_new_model_or_another_block_size_needs_other_spaces() {
-        let plan = |engines: Vec<PlannedEngine>| FleetPlan::of(engines.into_iter());
-        let one = plan(vec![engine(1, &[1])]);
-        assert!(one.has_spaces_of(&plan(vec![engine(1, &[1, 2]), engine(2, &[])])), "more workers");
-        assert!(one.has_spaces_of(&plan(vec![])), "fewer");
+        let plan = |engines: &[PlannedEngine]| FleetPlan::of(engines);
+        let one = plan(&[engine(1, &[1])]);
+        assert!(one.has_spaces_of(&plan(&[engine(1, &[1, 2]), engine(2, &[])])), "more workers");
+        assert!(one.has_spaces_of(&plan(&[])), "fewer");
         let silent = changed(engine(1, &[1]), |facts| facts.block_size = None);
-        assert!(one.has_spaces_of(&plan(vec![silent.clone()])) && !plan(vec![silent]).has_spaces_of(&one));
+        let silent = plan(&[silent]);
+        assert!(one.has_spaces_of(&silent) && !silent.has_spaces_of(&one));
         let other = of_model(engine(2, &[1]), "other");
-        assert!(!one.has_spaces_of(&plan(vec![engine(1, &[1]), other])));
+        assert!(!one.has_spaces_of(&plan(&[engine(1, &[1]), other])));
     }
 
     #[test]
     fn an_engine_that_knows_its_block_size_decides_for_those_that_do_not() {
         let silent = changed(engine(1, &[1]), |facts| facts.block_size = None);
-        let plan = FleetPlan::of([silent, engine(2, &[1])].into_iter());
+        let plan = FleetPlan::of(&[silent, engine(2, &[1])]);
         assert_eq!((plan.spaces[0].block_size, plan.problems.len()), (16, 0));
+    }
+
+    #[test]
+    fn one_engine_takes_neither_the_events_of_another_nor_the_blocks_of_a_model() {
+        let thief = changed(engine(1, &[5557]), |facts| {
+            facts.block_size = Some(1024);
+            facts.ranks[0].endpoint = Some("tcp://10.0.0.2:5557".to_owned());
+        });
+        let plan = FleetPlan::of(&[thief, engine(2, &[5557]), engine(3, &[5557])]);
+        assert_eq!(plan.spaces[0].block_size, 16, "what most engines say");
+        let endpoints: Vec<_> = plan.workers.iter().map(|worker| worker.endpoint.as_deref()).collect();
+        assert_eq!(endpoints, [None, Some("tcp://10.0.0.2:5557"), Some("tcp://10.0.0.3:5557")]);
+        let same_size = changed(engine(1, &[5557]), |facts| {
+            facts.ranks[0].endpoint = Some("tcp://10.0.0.2:5557".to_owned());
+        });
+        let plan = FleetPlan::of(&[same_size, engine(2, &[5557])]);
+        assert_eq!(plan.workers[1].endpoint.as_deref(), Some("tcp://10.0.0.2:5557"), "on its own host");
+        assert!(
+            plan.workers[0].endpoint.is_none() && plan.problems[0].contains("10.0.0.1:8000"),
+            "{:?}",
+            plan.problems
+        );
     }
 }

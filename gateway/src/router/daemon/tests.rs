@@ -38,8 +38,8 @@ fn starter() -> DaemonStarter {
     DaemonStarter::new(Mode::Off).expect("a thread")
 }
 
-fn plan(engines: Vec<PlannedEngine>) -> FleetPlan {
-    FleetPlan::of(engines.into_iter())
+fn plan(engines: &[PlannedEngine]) -> FleetPlan {
+    FleetPlan::of(engines)
 }
 
 async fn running(daemon: &DaemonProcess) -> u32 {
@@ -86,8 +86,7 @@ fn is_alive(pid: u32) -> bool {
 #[tokio::test]
 async fn the_daemon_has_the_engines_ranks_and_learns_of_more_without_a_restart() {
     let Some(options) = options() else { return };
-    let daemon =
-        DaemonProcess::start_planned(starter(), options, plan(vec![engine(1, &[5557, 5558])])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557, 5558])])).expect("a child");
     let pid = running(&daemon).await;
     let client = client(&daemon);
     client.connected().await.expect("a connection");
@@ -95,7 +94,7 @@ async fn the_daemon_has_the_engines_ranks_and_learns_of_more_without_a_restart()
     let space = client.space("m", None, None).expect("the model's space");
     assert_eq!(space.scheme.map(|scheme| scheme.block_size), Some(16));
 
-    daemon.update_planned(plan(vec![engine(1, &[5557]), engine(u64::MAX, &[])]));
+    daemon.update_planned(plan(&[engine(1, &[5557]), engine(u64::MAX, &[])]));
     has_workers(&client, &[Worker::new(1, 0), Worker::new(u64::MAX, 0)]).await;
     assert_eq!((running(&daemon).await, daemon.restarts()), (pid, 0));
     let folder = daemon.folder.socket().parent().expect("a folder").to_owned();
@@ -107,7 +106,7 @@ async fn the_daemon_has_the_engines_ranks_and_learns_of_more_without_a_restart()
 #[tokio::test]
 async fn a_daemon_that_is_killed_is_started_again() {
     let Some(options) = options() else { return };
-    let daemon = DaemonProcess::start_planned(starter(), options, plan(vec![engine(1, &[5557])])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557])])).expect("a child");
     let pid = running(&daemon).await;
     signal(pid, Signal::KILL);
     let next = until(&daemon, |state| matches!(state, DaemonState::Running { pid: now } if *now != pid)).await;
@@ -122,11 +121,11 @@ async fn a_daemon_that_is_killed_is_started_again() {
 #[tokio::test]
 async fn the_first_model_starts_the_daemon_and_a_new_model_starts_it_again() {
     let Some(options) = options() else { return };
-    let daemon = DaemonProcess::start_planned(starter(), options, plan(vec![])).expect("a child");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[])).expect("a child");
     assert_eq!(daemon.state(), DaemonState::NoModels);
-    daemon.update_planned(plan(vec![engine(1, &[5557])]));
+    daemon.update_planned(plan(&[engine(1, &[5557])]));
     let pid = running(&daemon).await;
-    daemon.update_planned(plan(vec![engine(1, &[5557]), of_model(engine(2, &[5557]), "other")]));
+    daemon.update_planned(plan(&[engine(1, &[5557]), of_model(engine(2, &[5557]), "other")]));
     until(&daemon, |state| matches!(state, DaemonState::Running { pid: now } if *now != pid)).await;
     let client = client(&daemon);
     client.connected().await.expect("a connection");
@@ -143,8 +142,7 @@ async fn a_program_that_ends_at_once_is_an_error_with_its_last_words() {
     std::fs::write(&program, "#!/bin/sh\necho 'the cache is on fire' >&2\nexit 3\n").expect("a script");
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("its mode");
     let options = DaemonOptions { program: Some(program), ..DaemonOptions::default() };
-    let daemon =
-        DaemonProcess::start_planned(starter(), options, plan(vec![engine(1, &[5557])])).expect("a supervisor");
+    let daemon = DaemonProcess::start_planned(starter(), options, plan(&[engine(1, &[5557])])).expect("a supervisor");
     let error = daemon.ready(Instant::now() + PATIENCE).await.expect_err("it ended");
     let text = error.to_string();
     assert!(text.contains("exit status: 3") && text.contains("the cache is on fire"), "{text}");

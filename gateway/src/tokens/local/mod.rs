@@ -37,6 +37,8 @@ use crate::engines::ServedModel;
 use crate::limits::{LOCAL_CHECKS_IN_FLIGHT_MAX, LOCAL_IN_FLIGHT_MAX, LOCAL_PROOF_PROMPTS, LOCAL_PROOFS_MAX};
 
 pub use proof::LocalCause;
+pub(super) use request::{Templates, text_of};
+pub(super) use template::ChatTemplate;
 
 /// A folder of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -67,22 +67,22 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// A text for the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Text {
-    pub(super) text: String,
+pub(in crate::tokens) struct Text {
+    pub(in crate::tokens) text: String,
     pub(super) add_special_tokens: bool,
 }
 
 /// The templates of a folder, and the special tokens that they may use: `bos_token` and its like.
 #[derive(Debug, Default)]
-pub(super) struct Templates {
-    pub(super) default: Option<ChatTemplate>,
+pub(in crate::tokens) struct Templates {
+    pub(in crate::tokens) default: Option<ChatTemplate>,
     /// Used for requests with tools, if the folder has one.
-    pub(super) tool_use: Option<ChatTemplate>,
-    pub(super) special: Vec<(String, String)>,
+    pub(in crate::tokens) tool_use: Option<ChatTemplate>,
+    pub(in crate::tokens) special: Vec<(String, String)>,
 }
 
 /// The text of a body. The error says why it is not to be had, without a part of the prompt.
-pub(super) fn text_of(path: ApiPath, body: &[u8], templates: &Templates) -> Result<Text, String> {
+pub(in crate::tokens) fn text_of(path: ApiPath, body: &[u8], templates: &Templates) -> Result<Text, String> {
     let mut fields = fields(body).ok_or("the body is no JSON object")?;
     fields.retain(|_, raw| raw.get() != "null");
     let (followed, is_chat): (&[&str], bool) = match path {

@@ -23,7 +23,7 @@ const NAME: &str = "chat";
 
 /// A compiled chat template.
 #[derive(Debug)]
-pub(super) struct ChatTemplate {
+pub(in crate::tokens) struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     /// Whether it iterates over the parts of a message's content.
@@ -32,7 +32,7 @@ pub(super) struct ChatTemplate {
 
 impl ChatTemplate {
     /// Compiles a template. The error says what is wrong and in which line.
-    pub(super) fn new(source: &str) -> Result<Self, String> {
+    pub(in crate::tokens) fn new(source: &str) -> Result<Self, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| error.to_string())?);

@@ -31,8 +31,8 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Divides what the system allows. Call it before the sandbox, and before any thread is pinned: a pinned thread sees
-    /// only its own processor.
+    /// Divides what the system allows. Call it before the sandbox; before the runtimes, which panic where they have too
+    /// few descriptors; and before any thread is pinned: a pinned thread sees only its own processor.
     ///
     /// # Errors
     /// `System` if the open files do not suffice, `Config` if the memory does not.

@@ -4,12 +4,14 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use kvrouted::budget::Gauge;
 use kvrouted::fleet::{FleetTable, PoolRole, SchemeCell, Space, WorkerRecord};
 use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
 use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::watchdog::{Activity, ThreadMark};
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
 /// A prompt of 720 blocks and a part.
@@ -121,5 +123,26 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32, policy: &Policy) {
     group.finish();
 }
 
-criterion_group!(benches, route, route_short, route_by_latency);
+/// What a serving thread writes for the watchdog and the memory accounts, for one request: a round with its phase and
+/// its end, and the two figures of a reply.
+fn account(c: &mut Criterion) {
+    let (mark, replies) = (ThreadMark::new("core-0", true), Gauge::default());
+    let mut group = c.benchmark_group("decide/account");
+    group.bench_function("marks", |bencher| {
+        bencher.iter(|| {
+            mark.begin_round(black_box(Activity::ReadingFrames));
+            mark.enter(black_box(Activity::Deciding));
+            mark.wait();
+        });
+    });
+    group.bench_function("gauges", |bencher| {
+        bencher.iter(|| {
+            replies.set(black_box(300));
+            replies.set(black_box(0));
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, route, route_short, route_by_latency, account);
 criterion_main!(benches);

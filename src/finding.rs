@@ -124,6 +124,12 @@ reasons! {
     SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk with free space and writable by the daemon; the log has the cause";
     /// The daemon has few open files left.
     OpenFilesLow = "open_files_low", Harm::Warning, "it will refuse gateways and publishers", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
+    /// The memory budget is nearly used, and the daemon refuses things that take more.
+    MemoryShed = "memory_shed", Harm::Severe, "gateways, dumps or new blocks are refused until there is memory again", "raise memory_bytes_max in [process] and the memory of the machine or container, or lower blocks_max of the largest workers; kvrouted status shows what each part takes";
+    /// A thread that decides, receives events or administers stands still.
+    ThreadStalled = "thread_stalled", Harm::Severe, "requests or events wait for that thread, and the daemon is not ready", "find out what it waits for (its activity is named here; ps -L shows whether it runs): a starved processor, a blocked log, or a fault; report a fault with the log around it";
+    /// A thread stood still recently, or one that only assists stands still now.
+    ThreadSlow = "thread_slow", Harm::Warning, "requests or events waited for a while, or snapshots, the journal or metrics wait now", "give the daemon more processors, and check the disks of [snapshot] and [journal]; the metric kvrouted_thread_longest_stall_seconds names the thread";
     /// The sandbox refused system calls of the daemon.
     SandboxRefused = "sandbox_refused", Harm::Severe, "what needs those calls fails; or an attacker tries them", "if the log shows no attack, report the call and the thread with the versions of kernel and C library; until then set `mode` in [sandbox] to \"report\" and restart the daemon";
     /// A part of the sandbox is not in force.

@@ -25,6 +25,8 @@ pub mod limits;
 // the gateway's log is written by it too
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod log_writer;
+#[cfg_attr(not(feature = "daemon"), doc(hidden))]
+pub mod machine;
 mod protocol;
 mod reasons;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
@@ -44,6 +46,8 @@ pub mod sandbox;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
+pub mod budget;
+#[cfg(feature = "daemon")]
 mod columns;
 #[cfg(feature = "daemon")]
 pub mod endpoint;
@@ -61,6 +65,8 @@ mod owned_directory;
 mod recycling_queue;
 #[cfg(feature = "daemon")]
 mod sync;
+#[cfg(feature = "daemon")]
+pub mod watchdog;
 #[cfg(feature = "daemon")]
 pub mod zmtp;
 

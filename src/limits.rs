@@ -3,10 +3,12 @@
 
 mod events;
 mod http;
+mod process;
 mod serving;
 
 pub use events::*;
 pub use http::*;
+pub use process::*;
 pub use serving::*;
 
 /// Bytes of the frame header.
@@ -274,6 +276,8 @@ pub const SNAPSHOT_SECTION_BYTES_MAX: usize = 1 << 20;
 pub const SNAPSHOT_BUFFER_BYTES: usize = 256 << 10;
 /// Snapshots of workers added while the daemon runs that are loaded at once. Further ones wait.
 pub const SNAPSHOT_LOADS_AT_ONCE_MAX: usize = 8;
+/// Requests whose snapshots are removed at once. Each may hold a thread while the file system does not respond.
+pub const SNAPSHOT_REMOVALS_AT_ONCE_MAX: usize = 4;
 /// Longest configurable time between two snapshots, and of keeping one, seconds.
 pub const SNAPSHOT_S_CEILING: u64 = 366 * 86_400;
 /// How often a relay logs its counters, seconds.
@@ -474,10 +478,20 @@ pub const INGEST_REBUILDS_MAX: usize = 8;
 pub const INGEST_REBUILD_PERIOD_MS: u64 = 600_000;
 /// Panics of an ingest thread because of one worker's events before the worker is left out.
 pub const INGEST_PANICS_PER_WORKER_MAX: u32 = 3;
-/// How long the daemon waits for reading one file of workers before it goes on with the others, milliseconds.
+/// How long the daemon waits for reading one file of workers before it goes on with the others, and for reading its
+/// configuration again, milliseconds.
 pub const DISCOVERY_READ_MS_MAX: u64 = 2_000;
+/// Reads of the configuration for SIGHUP that may hang at once, each with a thread.
+pub const CONFIG_READS_HELD_MAX: usize = 4;
 /// Reads of files of workers that may hang at once, each with a thread.
 pub const DISCOVERY_READS_HELD_MAX: usize = 16;
+/// Workers and engines that all files of workers name together. A file that would exceed it is refused.
+pub const DISCOVERY_ENTRIES_MAX: usize = 4 * WORKERS_MAX;
+/// Ranks of all engines that are named by their URL, the same engine as often as it is named. The control thread merges
+/// them on every change.
+pub const RANKS_ASKED_MAX: usize = 4 * WORKERS_MAX;
+/// Answers of one admin connection that other threads still work on.
+pub const ADMIN_ANSWERS_WAITING_MAX: usize = 16;
 /// Files of workers in one folder.
 pub const DISCOVERY_FILES_MAX: usize = 4096;
 /// Bytes of an engine's answer about its event endpoints.

@@ -56,6 +56,7 @@ counters! {
         Emptied = "emptied", "Times the daemon dropped all blocks of the worker because it could no longer trust them.";
         MessagesOversized = "messages_oversized", "Messages skipped because they were larger than the limit.";
         MessagesUnbounded = "messages_unbounded", "Connections to the publisher cut because an arriving message exceeded the limit on bytes or parts.";
+        MessagesNoRoom = "messages_no_room", "Connections to the publisher cut because the messages of all publishers took too much memory.";
         ProtocolErrors = "protocol_errors", "Connections to the publisher cut because its bytes were not ZMTP.";
         MessagesMisframed = "messages_misframed", "Messages skipped because they were not a topic, an 8-byte sequence number and a payload.";
         BatchesUndecodable = "batches_undecodable", "Batches skipped because they could not be decoded.";
@@ -76,6 +77,7 @@ counters! {
         LastCopyRemovals = "last_copy_removals", "Times the events showed that the engine announces one removal for all copies of a block.";
         StoresBounded = "stores_bounded", "Store events refused because a limit on blocks was reached.";
         StoresMemoryBound = "stores_memory_bound", "Store events refused because the space's memory limit was reached.";
+        StoresMemoryShort = "stores_memory_short", "Store events with new blocks refused because the daemon's memory budget was nearly used.";
         StoresSchemeUnknown = "stores_scheme_unknown", "Store events left out because the space's block size was not known yet.";
         BlocksDormant = "blocks_dormant", "Blocks stored under a parent that the worker does not hold.";
         RemovesUnknown = "removes_unknown", "Removals of blocks that the worker did not hold.";
@@ -124,6 +126,7 @@ counters! {
         ConnectionsHelloOverdue = "connections_hello_overdue", "Connections closed because hello did not arrive within serve.frame_timeout_ms.";
         ConnectionsFrameOverdue = "connections_frame_overdue", "Connections closed because the rest of a frame did not arrive within serve.frame_timeout_ms.";
         ConnectionsFailed = "connections_failed", "Connections that ended with a socket error.";
+        ConnectionsUnreadMemory = "connections_unread_memory", "Connections closed because unread replies took too much memory, and this one had the most.";
         ConnectionsUnread = "connections_unread", "Connections closed because the peer did not read its replies.";
         SpinsPaid = "spins_paid", "Busy-polls that found work.";
         SpinsInVain = "spins_in_vain", "Busy-polls that ended without work.";
@@ -340,6 +343,13 @@ counters! {
     DaemonCounter {
         ConnectionsRefused = "connections_refused", "Connections refused because too many were open.";
         ConnectionsRefusedUser = "connections_refused_user", "Connections refused because their user had reached its share of connections.";
+        ConnectionsRefusedMemory = "connections_refused_memory", "Connections refused because the memory budget was nearly used.";
+        DumpsRefusedMemory = "dumps_refused_memory", "Dumps of a worker refused because the memory budget was nearly used.";
+        MemoryShedConnections = "memory_shed_connections", "Times the daemon began to refuse new connections because the memory budget was nearly used.";
+        MemoryShedDumps = "memory_shed_dumps", "Times it began to refuse dumps.";
+        MemoryShedPredictions = "memory_shed_predictions", "Times it dropped all predictions.";
+        MemoryShedStores = "memory_shed_stores", "Times it began to refuse new blocks of a worker.";
+        ThreadStalls = "threads_stalled", "Times a thread stayed in one round of its loop for process.stalled_ms_max.";
         ConnectionsNotPermitted = "connections_not_permitted", "Connections refused because neither serve.allow_uids nor serve.allow_gids lists the peer.";
         MailboxFull = "mailbox_full", "Connections refused because a serving thread's mailbox was full.";
         AdminConnectionsRefused = "admin_connections_refused", "Connections to the admin socket refused because too many were open.";
@@ -379,6 +389,7 @@ counters! {
         BlocksForgotten = "predicted_blocks_forgotten", "Predicted blocks dropped because their worker went down, was removed or now publishes events.";
         BookingsOfOthers = "predicted_bookings_of_others", "Bookings that arrived after predictions for their worker had ended.";
         BookingsMemoryBound = "predicted_bookings_memory_bound", "Bookings whose new blocks exceeded the memory limit of the space's predictions.";
+        BookingsShed = "predicted_bookings_shed", "Bookings from which nothing was predicted because the memory budget was nearly used.";
         BookingsRefused = "predicted_bookings_refused", "Bookings whose new blocks the index of predictions refused for another reason.";
         WorkersNotAdmitted = "predicted_workers_not_admitted", "Workers without predictions because the index of predictions has no room for more workers.";
     }

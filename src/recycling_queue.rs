@@ -86,6 +86,11 @@ impl<T: Recycle> RecyclingQueue<T> {
         true
     }
 
+    /// The weight of the items that wait or are being consumed.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight.load(Ordering::Relaxed)
+    }
+
     /// The item that has waited longest. Pass it to [`recycle`](Self::recycle) afterwards.
     #[must_use]
     pub(crate) fn pop(&self) -> Option<T> {

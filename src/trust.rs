@@ -146,6 +146,8 @@ reasons! {
     IngestFailed(29) = "ingest_failed", TrustLevel::None, Harm::Severe, "report the panic from the log; a worker whose events cause the panic again and again is left out: change its endpoint, or remove it and add it again";
     /// The engine announces one removal for all copies of a block, but the copies were counted one by one; the worker's blocks were dropped.
     LastCopyRemovals(30) = "last_copy_removals", TrustLevel::LowerBound, Harm::Warning, "clear the engine's prefix cache once and send it one request; from now on the daemon takes each removal of this engine for all copies of the block";
+    /// The daemon's memory budget is nearly used, and the worker has more blocks than others or found no memory; its new blocks were refused.
+    MemoryShort(31) = "memory_short", TrustLevel::LowerBound, Harm::Warning, "raise memory_bytes_max in [process], or lower blocks_max of the largest workers; then clear the engine's prefix cache once and send it one request";
 }
 
 /// A set of [`TrustReason`]s.

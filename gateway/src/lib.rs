@@ -14,16 +14,18 @@
 //!
 //! Dependencies point down: `api` and `limits` know nobody, `engines` knows `api`, `tokens` and `router` know `engines`,
 //! `proxy` and `epp` know all of them, and only `serve` assembles. `kubernetes` says which pods there are, with the HTTP
-//! and TLS of `engines`.
+//! and TLS of `engines`. `memory` divides one budget among all of them.
 
 pub mod api;
 pub mod config;
 #[doc(hidden)]
 pub mod demo;
+mod descriptors;
 pub mod engines;
 pub mod epp;
 pub mod kubernetes;
 mod limits;
+pub mod memory;
 pub mod metrics;
 pub mod parity;
 pub mod proxy;

@@ -42,6 +42,59 @@ pub(crate) const PREFILL_REPLY_BYTES_MAX: usize = 64 << 20;
 /// prompt's last block was sent.
 pub(crate) const PREFILL_END_MAX: Duration = Duration::from_secs(10);
 
+// ---- the process ----------------------------------------------------------------------------------------------------
+
+/// The share of the memory of a machine, or of a container's cgroup, that the gateway plans with unless configured,
+/// percent. In a container it is alone, or with the daemon that it runs; a machine has other programs.
+pub(crate) const fn gateway_share_percent(has_daemon: bool, in_cgroup: bool) -> u64 {
+    match (has_daemon, in_cgroup) {
+        (true, _) => 20,
+        (false, true) => DAEMON_AND_GATEWAY_SHARE_PERCENT,
+        (false, false) => 25,
+    }
+}
+/// The share for the gateway and the daemon that it runs together, percent. The rest is for the kernel and the allocator.
+pub(crate) const DAEMON_AND_GATEWAY_SHARE_PERCENT: u64 = 75;
+/// The least budget that the gateway gives to the daemon that it runs, bytes: enough for the fixed parts of a daemon
+/// with the defaults on any machine.
+pub(crate) const DAEMON_BYTES_LEAST: u64 = 512 << 20;
+/// Code, threads, engines and their facts, bytes.
+pub(crate) const PROCESS_BYTES: u64 = 48 << 20;
+/// Pods and services of a usual cluster with their JSON, bytes.
+pub(crate) const KUBERNETES_BYTES: u64 = 64 << 20;
+/// A usual connection of a caller: headers of some KiB, TLS, and the buffers of HTTP, bytes.
+pub(crate) const CONNECTION_USUAL_BYTES: u64 = 32 << 10;
+/// Connections for which there must be memory.
+pub(crate) const CONNECTIONS_LEAST: u64 = 64;
+/// A usual request under way: a connection to an engine, and parts of the reply that wait for the caller, bytes.
+pub(crate) const REQUEST_USUAL_BYTES: u64 = 96 << 10;
+/// Requests for which there must be memory.
+pub(crate) const REQUESTS_LEAST: u64 = 64;
+/// A usual stream of Envoy besides its body, bytes.
+pub(crate) const STREAM_USUAL_BYTES: u64 = 32 << 10;
+/// Streams for which there must be memory.
+pub(crate) const STREAMS_LEAST: u64 = 64;
+/// A pick of another proxy whose end has not come, bytes.
+pub(crate) const PICK_OPEN_BYTES: u64 = 1 << 10;
+/// Replies that are read whole, together: least and most, bytes.
+pub(crate) const REPLIES_BYTES_LEAST: u64 = 8 << 20;
+/// See [`REPLIES_BYTES_LEAST`].
+pub(crate) const REPLIES_BYTES_MAX: u64 = 1 << 30;
+/// How often the resident memory is looked at.
+pub(crate) const MEMORY_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Shares of the budget at which the cache of rendered prompts, and then new requests, are given up, percent.
+pub(crate) const MEMORY_SHED_AT_PERCENT: [u64; 2] = [85, 92];
+/// Shares below which they are taken up again, percent.
+pub(crate) const MEMORY_RESUME_BELOW_PERCENT: [u64; 2] = [80, 87];
+/// Looks in a row below that share before it is.
+pub(crate) const MEMORY_RESUME_LOOKS: u32 = 3;
+/// Open files for the daemon, names, logs, files that are read again, the operator's port and standard streams.
+pub(crate) const DESCRIPTORS_RESERVED: u64 = 128;
+/// Connections that one request may need at once: to a renderer, or to a prefill and a decode engine.
+pub(crate) const DESCRIPTORS_PER_REQUEST: u64 = 2;
+/// Open files below which the gateway does not start.
+pub(crate) const DESCRIPTORS_LEAST: u64 = 256;
+
 // ---- proxy: the pick port -----------------------------------------------------------------------------------------
 
 /// Requests of other proxies that are under way. Beyond it `/pick` answers 503, so that lost ends cannot fill memory.

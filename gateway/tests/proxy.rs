@@ -17,7 +17,7 @@ use kvrouted_gateway::proxy::{ConnectionBounds, LogSocket, Socket, read_log, ser
 use proxy_support::caller::{CHAT, CHAT_PATH, STREAMED_CHAT, chat, exchange, get, post, read_reply, streamed_chat};
 use proxy_support::choice::FixedChoice;
 use proxy_support::engine::{Behaviour, COMPLETION, EVENT, EngineDouble, SSE_HEAD, USAGE_EVENT, chunk, json, stream};
-use proxy_support::gateway::{Gateway, config};
+use proxy_support::gateway::{Gateway, MEMORY_BYTES, config};
 use proxy_support::{ends, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -540,6 +540,30 @@ async fn a_caller_that_reads_nothing_slows_its_engine_and_is_cut_off() {
     gateway.settles().await;
     assert!(gateway.metrics.text("").contains("replies_ended_total{reason=\"stalled\"} 1"));
     until("the connection is closed", || gateway.metrics.text("").contains("kvrouted_gateway_connections 0\n")).await;
+}
+
+#[tokio::test]
+async fn while_memory_is_short_new_requests_and_picks_are_refused_and_those_under_way_go_on() {
+    let engine = answering(COMPLETION).await;
+    let gateway = Gateway::start(&[&engine]).await;
+    let used = |percent: u64| gateway.memory.look(MEMORY_BYTES / 100 * percent);
+    used(91);
+    assert_eq!(exchange(gateway.address, &chat()).await.status, 200, "at first only the cache is given up");
+    used(93);
+    for (address, request) in [(gateway.address, chat()), (gateway.pick, post("/pick", "", CHAT))] {
+        let reply = exchange(address, &request).await;
+        assert_eq!((reply.status, reply.code().as_str()), (503, "memory_short"));
+        assert_eq!(reply.headers["retry-after"], "1");
+    }
+    assert!(gateway.metrics.text("").contains("kvrouted_gateway_refused_total{reason=\"memory_short\"} 2\n"));
+    for _ in 0..20 {
+        used(88);
+    }
+    assert_eq!(exchange(gateway.address, &chat()).await.status, 503, "not before there is room");
+    for _ in 0..20 {
+        used(10);
+    }
+    assert_eq!(exchange(gateway.address, &chat()).await.status, 200);
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod journal_files;
 mod logging;
 #[cfg(feature = "simulate")]
 mod policy_tables;
+mod process_status;
 mod query;
 mod relay;
 mod replay;
@@ -27,6 +28,7 @@ mod worker;
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::sync::Arc;
 
 use clap::Parser as _;
 
@@ -136,7 +138,8 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         Prepared::Done(exit) => return Ok(exit),
     };
     init_logging(&config.log);
-    done(daemon::run(&config, &|| args.read_again()))
+    let args = args.clone();
+    done(daemon::run(&config, Arc::new(move || args.read_again())))
 }
 
 fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {

@@ -16,7 +16,7 @@ id is required; all other fields are optional, such as dp_rank, topic, name, cap
 For all fields with defaults and descriptions: kvrouted serve --example-config";
 
 /// Runs the daemon with a configuration file, or with flags alone. Flags win over the file.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = WORKER_HELP)]
 pub struct ServeArgs {
     /// The configuration file

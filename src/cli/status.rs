@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::admin;
 use super::exit::{Exit, Failure};
+use super::process_status;
 use crate::config::socket_default;
 use crate::finding::Finding;
 use crate::sandbox::Mode;
@@ -57,6 +58,9 @@ struct StatusJson {
     /// Only if a shadow policy has judged decisions.
     #[serde(skip_serializing_if = "Map::is_empty")]
     shadow: Map<String, Value>,
+    /// The memory, the open files and the readiness of the daemon.
+    #[serde(flatten)]
+    process: Map<String, Value>,
     /// Only if the daemon has a sandbox.
     #[serde(skip_serializing_if = "Map::is_empty")]
     sandbox: Map<String, Value>,
@@ -93,8 +97,9 @@ fn json(page: &StatusPage) -> serde_json::Result<String> {
         counters: line.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect(),
     };
     let (workers, findings) = (page.workers.iter().map(worker).collect(), page.findings.iter().map(finding).collect());
-    let (sources, shadow, sandbox) = (sources_json(&page.sources), shadow_json(page), sandbox_json(page));
-    serde_json::to_string(&StatusJson { workers, sources, findings, shadow, sandbox })
+    let (sources, shadow) = (sources_json(&page.sources), shadow_json(page));
+    let (process, sandbox) = (process_status::json(page), sandbox_json(page));
+    serde_json::to_string(&StatusJson { workers, sources, findings, shadow, process, sandbox })
 }
 
 pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
@@ -128,6 +133,7 @@ fn text(page: &StatusPage) -> String {
         }
     }
     parts.extend(shadow_line(page));
+    parts.extend(process_status::text(page));
     parts.extend(sandbox_line(page));
     parts.extend(source_lines(&page.sources));
     let finding = |of: &Finding| format!("{} {}: {}", of.harm.name(), of.name, of.what);

@@ -11,8 +11,8 @@ use super::document::{Draft, TableDraft};
 use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
-    AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ServeConfig,
-    ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
+    AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
+    ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
 use crate::fleet::{DeviceClass, EventSource, WorkerState};
 use crate::ids::{SpaceId, Worker};
@@ -31,6 +31,7 @@ fn admin_socket_beside(socket: &Path) -> PathBuf {
 pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_spaces(&draft.spaces, problems);
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
+    check_budget(&draft.process, problems);
     check_approximate(&draft.spaces, problems);
     let NamedWorkers { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
@@ -39,6 +40,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         metrics: metrics(draft, problems),
         http: http(draft, problems),
         log: draft.log.value.clone(),
+        process: draft.process.value.clone(),
         sandbox: draft.sandbox.value.clone(),
         ingest: draft.ingest.value.clone(),
         booking: draft.booking.value.clone(),
@@ -178,6 +180,16 @@ fn check_memory(spaces: &[TableDraft<SpaceConfig>], shards: u16, problems: &mut 
             );
             problems.push(entry.problem("memory_bytes_max", message));
         }
+    }
+}
+
+/// Whether the parts of the daemon fit a budget that is configured shows at the start, where the rest is known.
+fn check_budget(entry: &TableDraft<ProcessConfig>, problems: &mut Vec<Problem>) {
+    let (bytes, min) = (entry.value.memory_bytes_max, limits::MEMORY_BYTES_MIN);
+    if (1..min).contains(&bytes) && !entry.is_refused("memory_bytes_max") {
+        let message =
+            format!("is too small for any daemon: set at least {min}, or 0 for a share of the machine's memory");
+        problems.push(entry.problem("memory_bytes_max", message));
     }
 }
 

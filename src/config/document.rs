@@ -10,7 +10,7 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
-    PolicyConfig, RelayConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    PolicyConfig, ProcessConfig, RelayConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -113,6 +113,7 @@ pub(super) struct Draft {
     pub(super) sandbox: TableDraft<SandboxConfig>,
     pub(super) ingest: TableDraft<IngestConfig>,
     pub(super) booking: TableDraft<BookingConfig>,
+    pub(super) process: TableDraft<ProcessConfig>,
     pub(super) snapshot: TableDraft<SnapshotConfig>,
     pub(super) journal: TableDraft<JournalConfig>,
     pub(super) shadow: TableDraft<ShadowConfig>,
@@ -145,6 +146,7 @@ impl Draft {
             sandbox: preset(&fields::SANDBOX),
             ingest: preset(&fields::INGEST),
             booking: preset(&fields::BOOKING),
+            process: preset(&fields::PROCESS),
             snapshot: preset(&fields::SNAPSHOT),
             journal: preset(&fields::JOURNAL),
             shadow: preset(&fields::SHADOW),
@@ -174,6 +176,7 @@ pub(super) fn sections() -> Vec<SectionNames> {
         names_of(&fields::METRICS),
         names_of(&fields::HTTP),
         names_of(&fields::LOG),
+        names_of(&fields::PROCESS),
         names_of(&fields::SANDBOX),
         names_of(&fields::INGEST),
         names_of(&fields::BOOKING),
@@ -260,6 +263,7 @@ impl Reader<'_> {
             "metrics" => reader.single(&fields::METRICS, item, location, &mut draft.metrics),
             "http" => reader.single(&fields::HTTP, item, location, &mut draft.http),
             "log" => reader.single(&fields::LOG, item, location, &mut draft.log),
+            "process" => reader.single(&fields::PROCESS, item, location, &mut draft.process),
             "sandbox" => reader.single(&fields::SANDBOX, item, location, &mut draft.sandbox),
             "ingest" => reader.single(&fields::INGEST, item, location, &mut draft.ingest),
             "booking" => reader.single(&fields::BOOKING, item, location, &mut draft.booking),

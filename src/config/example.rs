@@ -20,6 +20,7 @@ pub fn example() -> String {
     section(&mut text, &fields::METRICS);
     section(&mut text, &fields::HTTP);
     section(&mut text, &fields::LOG);
+    section(&mut text, &fields::PROCESS);
     section(&mut text, &fields::SANDBOX);
     section(&mut text, &fields::INGEST);
     section(&mut text, &fields::BOOKING);

@@ -29,7 +29,7 @@ mod simulated_fleet;
 
 use super::field::{Field, Kind, Preset, Reload};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, RELAY, SANDBOX, SHADOW, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};

@@ -99,6 +99,7 @@ fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
             "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
             "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
             "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
+            "process" => apply(&fields::PROCESS, &mut draft.process, setting, problems),
             "sandbox" => apply(&fields::SANDBOX, &mut draft.sandbox, setting, problems),
             "snapshot" => apply(&fields::SNAPSHOT, &mut draft.snapshot, setting, problems),
             "journal" => apply(&fields::JOURNAL, &mut draft.journal, setting, problems),

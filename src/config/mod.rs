@@ -56,6 +56,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// `[log]`.
     pub log: LogConfig,
+    /// `[process]`.
+    pub process: ProcessConfig,
     /// `[sandbox]`.
     pub sandbox: SandboxConfig,
     /// `[ingest]`.
@@ -265,6 +267,15 @@ pub struct LogConfig {
     pub level: &'static str,
     /// The format of log lines.
     pub format: LogFormat,
+}
+
+/// `[process]`: limits of the process as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessConfig {
+    /// The memory budget, bytes; 0 = a share of what the machine or the cgroup allows.
+    pub memory_bytes_max: u64,
+    /// How long a thread may be in one round of its loop before it counts as stalled, milliseconds.
+    pub stalled_ms_max: u64,
 }
 
 /// `[sandbox]`: what the process gives up once it has started.

@@ -25,6 +25,7 @@ impl Config {
         }
         paths.extend(waiting(&fields::METRICS, &self.metrics, &next.metrics));
         paths.extend(waiting(&fields::LOG, &self.log, &next.log));
+        paths.extend(waiting(&fields::PROCESS, &self.process, &next.process));
         paths.extend(waiting(&fields::SANDBOX, &self.sandbox, &next.sandbox));
         paths.extend(waiting(&fields::INGEST, &self.ingest, &next.ingest));
         paths.extend(waiting(&fields::BOOKING, &self.booking, &next.booking));
@@ -123,6 +124,7 @@ mod tests {
         assert_named(&fields::METRICS);
         assert_named(&fields::HTTP);
         assert_named(&fields::LOG);
+        assert_named(&fields::PROCESS);
         assert_named(&fields::INGEST);
         assert_named(&fields::SANDBOX);
         assert_named(&fields::BOOKING);

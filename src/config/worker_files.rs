@@ -288,6 +288,11 @@ fn toml_value(value: &Json) -> Option<Value> {
 }
 
 impl NamedWorkers {
+    /// Workers and engines.
+    pub(crate) fn len(&self) -> usize {
+        self.workers.len() + self.servers.len()
+    }
+
     /// Every worker named by its endpoints, and the first rank of every server.
     pub fn identities(&self) -> impl Iterator<Item = Worker> {
         self.workers.iter().map(|worker| worker.worker).chain(self.servers.iter().map(|server| server.worker.worker))

@@ -2,7 +2,7 @@
 //! alone.
 
 use std::cell::{Ref, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -65,7 +65,12 @@ impl DesiredFleet {
 
     /// Replaces what a source names.
     pub(super) fn set_source(&self, source: Source, named: NamedWorkers) {
-        self.change_sources(|merge| merge.replace(source, named));
+        self.set_sources([(source, named)]);
+    }
+
+    /// Replaces what several sources name. All together cost as much as one.
+    pub(super) fn set_sources(&self, sources: impl IntoIterator<Item = (Source, NamedWorkers)>) {
+        self.change_sources(|merge| merge.replace_all(sources));
     }
 
     /// Sets an engine's answer about where it publishes.
@@ -96,7 +101,7 @@ impl DesiredFleet {
     /// Changes what sources name. Logs and counts each worker that is refused now and was not before.
     fn change_sources(&self, change: impl FnOnce(&mut SourceMerge)) {
         let mut merge = self.merge.borrow_mut();
-        let before = merge.merged().refused.clone();
+        let before: HashSet<Refusal> = merge.merged().refused.iter().cloned().collect();
         change(&mut merge);
         for refusal in merge.merged().refused.iter().filter(|refusal| !before.contains(refusal)) {
             tracing::error!("{refusal}");
@@ -106,7 +111,8 @@ impl DesiredFleet {
             });
         }
         // An engine that no source names any more has no problem.
-        self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || merge.names_url(name));
+        let urls = merge.urls();
+        self.problems.borrow_mut().retain(|name, _| !name.starts_with("http://") || urls.contains(name.as_str()));
         self.version.send_modify(|version| *version += 1);
     }
 
@@ -246,9 +252,7 @@ impl DesiredFleet {
             return Err(unknown_worker(worker));
         }
         self.change_sources(|merge| {
-            for worker in &meant {
-                merge.set(*worker, &patch);
-            }
+            merge.set(&meant, &patch);
         });
         Ok(meant.len() as u32)
     }

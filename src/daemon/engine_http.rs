@@ -8,7 +8,7 @@
 //! Engines are not trusted: an answer is bounded in bytes and time, an engine cannot redirect the daemon to another
 //! host, and answers are parsed (`discovery::ServerInfo`) before anything connects.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -41,7 +41,7 @@ pub(super) async fn find_publishers(desired: &DesiredFleet, threads: &Handle, co
     let mut asking: JoinSet<(String, Result<ServerInfo>)> = JoinSet::new();
     loop {
         changes.mark_unchanged();
-        let unanswered = desired.merge().unanswered();
+        let unanswered: HashSet<String> = desired.merge().unanswered().into_iter().collect();
         attempts.retain(|url, attempt| attempt.asking || unanswered.contains(url));
         let now = Instant::now();
         for url in unanswered {

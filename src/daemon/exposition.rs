@@ -11,6 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
+use super::process_exposition;
 use super::statistics::Statistics;
 use crate::fleet::Space;
 use crate::ids::Worker;
@@ -47,6 +48,7 @@ impl Collector for Gatherer {
         self.queue(&mut encoder)?;
         self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
+        process_exposition::encode(&mut encoder, &self.statistics)?;
         self.snapshots(&mut encoder)?;
         exposition::sandbox(&mut encoder)
     }
@@ -310,11 +312,15 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::budget::{Gauge, MemoryAccounts, ShedFlags};
+    use crate::daemon::statistics::{MemoryFigures, OpenFiles};
     use crate::fleet::{Fleet, FleetTable};
+    use crate::ingest::descriptors::{self, Takers};
     use crate::load::{Loads, LoadsConfig};
     use crate::metrics::RelayCounter;
     use crate::requests::{DecisionRecording, PredictionAccess, RequestQueue};
     use crate::serve::Lanes;
+    use crate::watchdog::Watchlist;
 
     #[test]
     fn the_page_has_every_metric_that_the_documents_name() {
@@ -330,9 +336,21 @@ mod tests {
             snapshots: Arc::default(),
             load_reports: Arc::default(),
             lanes: Arc::new(Lanes::new(1, 0)),
-            queue: Arc::new(RequestQueue::new(1, 1, Instant::now())),
+            queue: Arc::new(RequestQueue::new(1, (1, 1), Instant::now())),
             http: Arc::default(),
             pages: Arc::default(),
+            memory: MemoryFigures {
+                accounts: MemoryAccounts::unlimited(),
+                flags: ShedFlags::default(),
+                resident: Gauge::default(),
+            },
+            watchlist: Watchlist::default(),
+            open_files: OpenFiles {
+                descriptors: descriptors::divide(1 << 20, Takers::default()).unwrap(),
+                takers: Takers::default(),
+                cores: Vec::new(),
+                open: Gauge::default(),
+            },
         };
         let statistics = Arc::new(statistics);
         let mut page = String::new();

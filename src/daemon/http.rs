@@ -11,6 +11,7 @@ use super::core_seed;
 use super::desired_fleet::DesiredFleet;
 use super::ingest_threads::IngestThreads;
 use super::statistics::Statistics;
+use crate::budget::MemoryPart;
 use crate::config::{Config, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
@@ -20,7 +21,10 @@ use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::requests::{CoreMetrics, RequestQueue, RequestTables, RoutingService};
 use crate::route::PolicyTable;
-use crate::serve::{HttpBackend, HttpMetrics, HttpPort, MetricsPages, PortThread, WorkerChangeOrder, draining};
+use crate::serve::{
+    HttpBackend, HttpMemory, HttpMetrics, HttpPort, MetricsPages, PortThread, WorkerChangeOrder, draining,
+};
+use crate::watchdog::Watchlist;
 
 /// Changes of workers to make together, and the receiver of the result.
 type ChangeRequest = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
@@ -57,9 +61,15 @@ impl Http {
                 ingest_threads: Arc::downgrade(ingest_threads),
                 changes: send,
                 is_draining: Arc::clone(&is_draining),
+                watchlist: statistics.watchlist.clone(),
             };
             let service = RoutingService::new(tables.clone(), metrics, cores, core_seed(config, cores));
-            port.start(service, cores, counted, Arc::new(backend))
+            let accounts = &statistics.memory.accounts;
+            let memory = HttpMemory::of(accounts.division().bound(MemoryPart::Http), config.http.body_bytes_max);
+            let of_port = memory.clone();
+            accounts.watch(MemoryPart::Http, move || of_port.used());
+            let mark = statistics.watchlist.add("http", true);
+            port.start(service, cores, (counted, mark, memory), Arc::new(backend))
         };
         let thread = port.map(start).transpose()?;
         Ok(Self { thread, changes, is_draining })
@@ -91,12 +101,17 @@ struct Backend {
     ingest_threads: Weak<IngestThreads>,
     changes: mpsc::Sender<ChangeRequest>,
     is_draining: Arc<AtomicBool>,
+    watchlist: Watchlist,
 }
 
 impl HttpBackend for Backend {
     fn is_draining(&self) -> bool {
         // Relaxed: nothing else hangs on it.
         self.is_draining.load(Ordering::Relaxed)
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.watchlist.is_stalled()
     }
 
     fn fleet(&self) -> Guard<Arc<FleetTable>> {

@@ -1,31 +1,49 @@
 //! The ingest threads, for the parts of the daemon that send them commands.
 
+use std::sync::Arc;
+
 use crossbeam::channel::Receiver;
 
+use crate::budget::{Shed, ShedFlags};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ShardId, Worker};
 use crate::ingest::{DumpPart, IngestHandle, ResetScope};
+use crate::metrics::{CounterSet, DaemonCounter};
 
 /// One thread for each shard that has workers.
 #[derive(Debug, Default)]
-pub(super) struct IngestThreads(pub(super) Vec<(ShardId, IngestHandle)>);
+pub(super) struct IngestThreads {
+    pub(super) threads: Vec<(ShardId, IngestHandle)>,
+    /// Dumps are refused while memory is short.
+    pub(super) shed: ShedFlags,
+    pub(super) counters: Arc<CounterSet<DaemonCounter>>,
+}
 
 impl IngestThreads {
     pub(super) const fn len(&self) -> usize {
-        self.0.len()
+        self.threads.len()
     }
 
     pub(super) fn are_running(&self) -> bool {
-        self.0.iter().all(|(_, thread)| thread.is_running())
+        self.threads.iter().all(|(_, thread)| thread.is_running())
     }
 
     /// The thread that owns a shard.
     pub(super) fn of(&self, shard: ShardId) -> Option<&IngestHandle> {
-        self.0.iter().find(|(id, _)| *id == shard).map(|(_, thread)| thread)
+        self.threads.iter().find(|(id, _)| *id == shard).map(|(_, thread)| thread)
     }
 
     /// Asks for all blocks of a worker.
     pub(super) fn dump(&self, shard: ShardId, worker: Worker) -> Result<Receiver<DumpPart>> {
+        if self.shed.has(Shed::Dumps) {
+            self.counters.bump(DaemonCounter::DumpsRefusedMemory);
+            let message = "the daemon's memory budget is nearly used, so nothing is dumped";
+            return Err(Error::new(
+                Kind::Overloaded,
+                message,
+                "ask again later, or raise memory_bytes_max in [process]",
+            ));
+        }
         let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
         self.of(shard).ok_or_else(no_thread)?.dump(worker)
     }
@@ -34,6 +52,6 @@ impl IngestThreads {
     pub(super) fn reset(&self, one: Option<(ShardId, Worker)>, scope: ResetScope) -> Result<()> {
         let of = |id: &ShardId| one.is_none_or(|(shard, _)| shard == *id);
         let worker = one.map(|(_, worker)| worker);
-        self.0.iter().filter(|(id, _)| of(id)).try_for_each(|(_, thread)| thread.reset(worker, scope))
+        self.threads.iter().filter(|(id, _)| of(id)).try_for_each(|(_, thread)| thread.reset(worker, scope))
     }
 }

@@ -12,14 +12,18 @@ mod exposition;
 mod fleet_reconciler;
 mod http;
 mod ingest_threads;
+mod memory_thread;
 mod predictor_thread;
+mod process_exposition;
 mod reload;
+mod resources;
 mod sandboxed;
 mod snapshots;
 mod startup;
 mod statistics;
 mod status;
 mod threads;
+mod watchdog_thread;
 mod worker_files;
 mod worker_records;
 mod worker_sources;
@@ -28,41 +32,46 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use core_affinity::CoreId;
 use rand::RngExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, WorkerConfig};
+use crate::budget::{MemoryAccounts, MemoryPart, Shed};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
-use crate::ingest::descriptors::{self, Descriptors, Takers};
-use crate::ingest::{self, LoadListener};
+use crate::index;
+use crate::ingest::descriptors::Descriptors;
+use crate::ingest::{self, EventMemory, LoadListener};
 use crate::limits::{
-    BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTIONS_MAX, LAWS_PUBLISH_EVERY_MS,
+    BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTION_BYTES, LAWS_PUBLISH_EVERY_MS,
     LAWS_PUBLISHED_PER_LOCK_MAX, QUEUE_RECHECK_MS,
 };
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreOptions, HttpPort, IoBackend, Lanes,
-    MetricsPort, MetricsThread, PortThread, choose_io_backend,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreMemory, CoreOptions, HttpPort, IoBackend,
+    Lanes, MetricsPort, MetricsThread, PortThread, choose_io_backend,
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
+use crate::watchdog::{Activity, ThreadMark, phase, watched};
 use desired_fleet::DesiredFleet;
 use doctor::Doctor;
 use fleet_reconciler::FleetReconciler;
 use http::Http;
 use ingest_threads::IngestThreads;
+use memory_thread::MemoryThread;
 use predictor_thread::PredictorThread;
 pub use reload::ReadConfig;
+use resources::Resources;
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
 use status::Administration;
 use threads::OtherThreads;
+use watchdog_thread::WatchdogThread;
 pub use worker_files::unusable_files;
 use worker_sources::WorkerSources;
 
@@ -70,13 +79,14 @@ use worker_sources::WorkerSources;
 ///
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
-pub fn run(config: &Config, read_again: ReadConfig<'_>) -> Result<()> {
+pub fn run(config: &Config, read_again: ReadConfig) -> Result<()> {
     // Before the runtimes, which panic where they have too few descriptors.
-    let machine = Machine::of(config)?;
+    let resources = Resources::divide(config)?;
     let runtime = runtime_of(Builder::new_current_thread().enable_all(), ThreadKind::Files)?;
     // Threads that wait for engines have no other use: what they read comes from the network.
     let asking = runtime_of(&mut Builder::new_current_thread(), ThreadKind::Asking)?;
-    let ended = runtime.block_on(control(config, read_again, asking.handle(), &machine));
+    let ended = runtime
+        .block_on(async { Daemon::start(config, &resources).await?.serve(config, read_again, asking.handle()).await });
     // Do not wait for threads that wait for a file system or an engine: they may never return.
     asking.shutdown_background();
     runtime.shutdown_background();
@@ -91,74 +101,178 @@ fn runtime_of(builder: &mut Builder, blocking: ThreadKind) -> Result<Runtime> {
         .map_err(|cause| Error::new(Kind::System, "cannot start the control thread", "see the cause").caused_by(cause))
 }
 
-async fn control(config: &Config, read_again: ReadConfig<'_>, asking: &Handle, machine: &Machine) -> Result<()> {
-    let Machine { ref cpus, core_count, descriptors } = *machine;
-    let started = Instant::now();
-    let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
-    let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    let (mut signals, listeners, snapshots) = open(config).await?;
-    let Listeners { routing, admin, admissions, scrapes, http } = listeners;
-    let made = startup::prepare(config, now_unix_ms)?;
-    let Startup { fleet, loads, indexes, views, records, places, plans } = made.joined(config, &snapshots, now_unix_ms);
-    let (predictions, predictor) = predictor_thread::start(config, &fleet, started)?;
-    let deciding = core_count + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
-    let policies = reload::policies(config, 1);
-    let tables = RequestTables::new(config, (deciding, started), (&fleet, policies), indexes, &predictions, &loads);
-    let lanes = Arc::new(lanes(config, descriptors, &tables.users));
-    let journal = tables.recording.start(config, (tables.instance_id, now_unix_ms), (&fleet.load().spaces, &loads))?;
-    let ingest_threads = Arc::new(start_ingest(config, (plans, descriptors), &fleet, &snapshots)?);
-    let keeper = snapshots.keep(config, &fleet, &ingest_threads, &tables)?;
-    let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
-    let listener = Arc::new(LoadListener::start(Arc::clone(&loads), Arc::clone(&load_reports), tables.clock())?);
-    let counters: Arc<CounterSet<DaemonCounter>> = Arc::default();
-    let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
-    let cores = start_cores(config, (io_backend, cpus), (&tables, &lanes), &core_metrics[..core_count])?;
-    let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-    let counted = (&snapshots.stats, load_reports);
-    let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted));
-    let doctor = Arc::new(Doctor::new(&stats));
-    let shown = (&stats, &doctor);
-    let reconciler = FleetReconciler::new((config, descriptors), (records, places), (&snapshots, &listener), &stats);
-    let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
-    let metrics = start_metrics(scrapes, shown)?;
-    let mut http = Http::start(config, http, (&tables, core_count), (&stats, metrics.pages()), &ingest_threads)?;
-    let others = OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics };
-    let admin = admin_server(config, admin, service, &admissions, &counters)?;
-    let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
-    let mut acceptor = acceptor(routing, &handles, (&admissions, &tables), descriptors, &counters)?;
-    sandbox::enter(ThreadKind::Control);
-    announce(config, io_backend, core_count, ingest_threads.len());
-    let sources = WorkerSources {
-        config,
-        read_again,
-        asking,
-        hangup: &mut signals.hangup,
-        desired: &desired,
-        reconciler,
-        ingest_threads: &ingest_threads,
-        tables: &tables,
-        admissions: &admissions,
-    };
-    let ending = threads::catch_panic(async {
-        tokio::select! {
-            signal = first_of(&mut signals.terminate, &mut signals.interrupt) => Ok(signal),
-            ended = threads::watch(&handles, &ingest_threads, &others) => Err(ended),
-            () = acceptor.run() => Err("the acceptor"),
-            () = admin.run() => Err("administration"),
-            () = http.change_workers(&desired) => Err("administration by HTTP"),
-            () = tend_bookings(&tables, &counters) => Err("the care of bookings"),
-            () = tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, || tables.fleet.load().version) => Err("the queue"),
-            () = doctor::watch(&doctor, &desired) => Err("diagnosis"),
-            ended = worker_sources::run(sources) => Err(ended),
-        }
-    })
-    .await;
-    tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
-    // The routing socket goes first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
-    drop((acceptor, admin));
-    end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
-    tracing::info!(up_ms = tables.now_ms(), "ended");
-    ending.map(drop).map_err(ended_by_itself)
+/// The parts of a daemon that has started, as the control thread holds them.
+struct Daemon {
+    mark: Arc<ThreadMark>,
+    signals: Signals,
+    tables: RequestTables,
+    counters: Arc<CounterSet<DaemonCounter>>,
+    desired: Rc<DesiredFleet>,
+    doctor: Arc<Doctor>,
+    reconciler: FleetReconciler,
+    admissions: Admissions,
+    admin: AdminServer,
+    acceptor: Acceptor,
+    cores: Vec<Core>,
+    http: Http,
+    ingest_threads: Arc<IngestThreads>,
+    snapshots: Snapshots,
+    others: OtherThreads,
+}
+
+impl Daemon {
+    async fn start(config: &Config, resources: &Resources) -> Result<Self> {
+        let started = Instant::now();
+        let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
+        let mark = watchlist.add("control", true);
+        let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
+        let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let (signals, listeners, snapshots) = open(config).await?;
+        let Listeners { routing, admin, admissions, scrapes, http } = listeners;
+        let made = startup::prepare(config, &resources.memory, now_unix_ms)?;
+        let Startup { fleet, loads, indexes, views, records, places, plans } =
+            made.joined(config, &snapshots, now_unix_ms);
+        let (predictions, predictor) = predictor_thread::start(config, &fleet, (started, resources))?;
+        let deciding = resources.cores + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
+        let (configured, of_threads) = ((config, resources.memory.division()), (deciding, started));
+        let of_fleet = (&fleet, reload::policies(config, 1));
+        let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, &loads);
+        let lanes = Arc::new(lanes(config, resources.descriptors, &tables.users));
+        let origin = (tables.instance_id, now_unix_ms);
+        let of_journal = watchlist.add("journal", false);
+        let journal = tables.recording.start(config, origin, (&fleet.load().spaces, &loads), of_journal)?;
+        let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
+        let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
+        let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
+        let listener = start_listener(resources, &tables, &load_reports)?;
+        let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
+        let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
+        let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
+        account(&resources.memory, &tables, &lanes, &handles);
+        let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
+        let (counted, of_process) = ((&snapshots.stats, load_reports), (resources, handles.clone()));
+        let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
+        let doctor = Arc::new(Doctor::new(&stats));
+        let shown = (&stats, &doctor);
+        let of_workers = (records, places);
+        let reconciler =
+            FleetReconciler::new((config, resources.descriptors), of_workers, (&snapshots, &listener), &stats);
+        let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
+        let metrics = start_metrics(scrapes, shown)?;
+        let mut http =
+            Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
+        let (memory, watchdog) = start_watches(config, resources, &stats)?;
+        let others =
+            OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics, memory, watchdog };
+        let admin = admin_server(config, admin, service, &admissions, &counters)?;
+        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
+        sandbox::enter(ThreadKind::Control);
+        announce(config, io_backend, resources.cores, ingest_threads.len());
+        Ok(Self {
+            mark,
+            signals,
+            tables,
+            counters,
+            desired,
+            doctor,
+            reconciler,
+            admissions,
+            admin,
+            acceptor,
+            cores,
+            http,
+            ingest_threads,
+            snapshots,
+            others,
+        })
+    }
+
+    async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
+        let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
+        let Self { mut acceptor, cores, mut http, ingest_threads, snapshots, others, .. } = self;
+        let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
+        let sources = WorkerSources {
+            config,
+            read_again,
+            asking,
+            hangup: &mut signals.hangup,
+            desired: &desired,
+            reconciler,
+            ingest_threads: &ingest_threads,
+            tables: &tables,
+            admissions: &admissions,
+            mark: &mark,
+        };
+        let version = || tables.fleet.load().version;
+        let parts = async {
+            tokio::select! {
+                signal = first_of(&mut signals.terminate, &mut signals.interrupt) => Ok(signal),
+                ended = phase(&mark, Activity::WatchingThreads, threads::watch(&handles, &ingest_threads, &others)) => Err(ended),
+                () = phase(&mark, Activity::Accepting, acceptor.run()) => Err("the acceptor"),
+                () = phase(&mark, Activity::Administering, admin.run()) => Err("administration"),
+                () = phase(&mark, Activity::Administering, http.change_workers(&desired)) => Err("administration by HTTP"),
+                () = phase(&mark, Activity::Expiring, tend_bookings(&tables, &counters)) => Err("the care of bookings"),
+                () = phase(&mark, Activity::Expiring, tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, version)) => Err("the queue"),
+                () = phase(&mark, Activity::Diagnosing, doctor::watch(&doctor, &desired)) => Err("diagnosis"),
+                ended = worker_sources::run(sources) => Err(ended),
+            }
+        };
+        let ending = threads::catch_panic(watched(&*mark, Activity::HandlingCommands, parts)).await;
+        tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
+        // The routing socket goes first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
+        drop((acceptor, admin));
+        end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
+        tracing::info!(up_ms = tables.now_ms(), "ended");
+        ending.map(drop).map_err(ended_by_itself)
+    }
+}
+
+/// Starts the thread that receives the loads that engines publish.
+fn start_listener(
+    resources: &Resources,
+    tables: &RequestTables,
+    counters: &Arc<CounterSet<LoadReportCounter>>,
+) -> Result<Arc<LoadListener>> {
+    let counted = (Arc::clone(counters), resources.watchlist.add("engine-loads", false));
+    LoadListener::start(Arc::clone(&tables.loads), counted, tables.clock()).map(Arc::new)
+}
+
+/// Starts the threads that watch the memory and the other threads. Last, so that a start takes what time it needs.
+fn start_watches(
+    config: &Config,
+    resources: &Resources,
+    statistics: &Statistics,
+) -> Result<(MemoryThread, WatchdogThread)> {
+    let (watchlist, counters) = (&resources.watchlist, &statistics.daemon);
+    if let Some(mark) = index::prefault_mark() {
+        watchlist.add_mark(mark);
+    }
+    let of_fleet = (Arc::clone(&statistics.fleet), Arc::clone(&statistics.views));
+    let mark = watchlist.add("memory", false);
+    let memory = MemoryThread::start(
+        (statistics.memory.clone(), resources.resident.clone()),
+        of_fleet,
+        Arc::clone(counters),
+        mark,
+    )?;
+    let (fleet, stalled_ms_max) = (Arc::clone(&statistics.fleet), config.process.stalled_ms_max);
+    let watchdog = WatchdogThread::start(watchlist.clone(), fleet, Arc::clone(counters), stalled_ms_max)?;
+    Ok((memory, watchdog))
+}
+
+/// Accounts for the memory of tables that show what they take by themselves.
+fn account(accounts: &MemoryAccounts, tables: &RequestTables, lanes: &Arc<Lanes>, cores: &[CoreHandle]) {
+    let cores = cores.to_vec();
+    let connections = move || cores.iter().map(CoreHandle::connections).sum::<usize>() as u64;
+    accounts.watch(MemoryPart::Connections, move || connections() * CONNECTION_BYTES);
+    let lanes = Arc::clone(lanes);
+    accounts.watch(MemoryPart::Lanes, move || lanes.open() as u64 * lanes.lane_bytes_max());
+    let queue = Arc::clone(&tables.queue);
+    accounts.watch(MemoryPart::Queue, move || queue.bytes());
+    let loads = Arc::clone(&tables.loads);
+    accounts.watch(MemoryPart::Bookings, move || loads.bytes());
+    let recording = tables.recording.clone();
+    accounts.watch(MemoryPart::Journal, move || recording.bytes());
 }
 
 /// Serves administration to the users that may administer.
@@ -182,16 +296,18 @@ async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots)> {
     Ok(opened)
 }
 
-/// Accepts connections for the serving threads, within the limits for users and descriptors.
+/// Accepts connections for the serving threads, within the limits for users, descriptors and memory.
 fn acceptor(
     routing: BoundSocket,
     cores: &[CoreHandle],
     (admissions, tables): (&Admissions, &RequestTables),
-    descriptors: Descriptors,
+    resources: &Resources,
     counters: &Arc<CounterSet<DaemonCounter>>,
 ) -> Result<Acceptor> {
-    let acceptor = Acceptor::new(routing, cores.to_vec(), descriptors.connections_max, Arc::clone(counters))?;
-    Ok(acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&tables.users)))
+    let connections_max = resources.descriptors.connections_max;
+    let acceptor = Acceptor::new(routing, cores.to_vec(), connections_max, Arc::clone(counters))?;
+    let acceptor = acceptor.admitting(Arc::clone(&admissions.routing)).shared_by(Arc::clone(&tables.users));
+    Ok(acceptor.shedding(resources.shed.clone()))
 }
 
 /// The lanes that gateways may open, on all serving threads together.
@@ -223,8 +339,11 @@ fn start_metrics(
     port: Option<MetricsPort>,
     (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
 ) -> Result<MetricsThread> {
-    let (counters, statistics, doctor) = (Arc::clone(&statistics.pages), Arc::clone(statistics), Arc::clone(doctor));
-    MetricsThread::start(port, counters, move |text| exposition::render(&statistics, &doctor, text))
+    let accounts = &statistics.memory.accounts;
+    let of_pages = (accounts.division().bound(MemoryPart::MetricsPages), accounts.gauge(MemoryPart::MetricsPages));
+    let counted = (Arc::clone(&statistics.pages), statistics.watchlist.add("metrics", false));
+    let (statistics, doctor) = (Arc::clone(statistics), Arc::clone(doctor));
+    MetricsThread::start(port, counted, of_pages, move |text| exposition::render(&statistics, &doctor, text))
 }
 
 fn ended_by_itself(what: &str) -> Error {
@@ -259,12 +378,13 @@ fn core_seed(config: &Config, core: usize) -> u64 {
 }
 
 fn start_ingest(
-    config: &Config,
-    (mut plans, descriptors): (Vec<ingest::ShardPlan>, Descriptors),
+    (config, resources): (&Config, &Resources),
+    mut plans: Vec<ingest::ShardPlan>,
     fleet: &Arc<Fleet>,
     snapshots: &Snapshots,
+    counters: &Arc<CounterSet<DaemonCounter>>,
 ) -> Result<IngestThreads> {
-    refuse_beyond_descriptors(&mut plans, fleet, descriptors);
+    refuse_beyond_descriptors(&mut plans, fleet, resources.descriptors);
     let ingest_config = ingest::IngestConfig {
         core: None,
         down_after_ms: config.ingest.down_after_ms,
@@ -274,56 +394,22 @@ fn start_ingest(
         shards: usize::from(config.ingest.shards),
     };
     let mut checked = snapshots.check(&fleet.load());
-    let mut ingest_threads = IngestThreads::default();
+    let (threads, shed, counters) = (Vec::new(), resources.shed.clone(), Arc::clone(counters));
+    let mut ingest_threads = IngestThreads { threads, shed, counters };
+    let shards = plans.len();
     for plan in plans {
         let shard = plan.shard;
         let (restore, loads) = snapshots::loads_of(&plan, &mut checked);
-        let thread = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads)?;
+        let mark = resources.watchlist.add(format!("ingest-{}", shard.0), true);
+        let surroundings = (mark, EventMemory::of(&resources.memory, shards));
+        let thread = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads, surroundings)?;
         snapshots.feed(restore)?;
         for refused in thread.refused() {
             tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");
         }
-        ingest_threads.0.push((shard, thread));
+        ingest_threads.threads.push((shard, thread));
     }
     Ok(ingest_threads)
-}
-
-/// What this process may use of its machine.
-struct Machine {
-    cpus: Vec<CoreId>,
-    /// Serving threads.
-    core_count: usize,
-    descriptors: Descriptors,
-}
-
-impl Machine {
-    /// Call it before any thread is pinned: a pinned thread sees only its own processor.
-    fn of(config: &Config) -> Result<Self> {
-        let cpus = core_affinity::get_core_ids().unwrap_or_default();
-        let core_count = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
-        let descriptors = descriptors_for(config, core_count)?;
-        Ok(Self { cpus, core_count, descriptors })
-    }
-}
-
-/// Raises the limit of open files and divides them among connections, lanes and publishers. Warns if one gets fewer
-/// than configured.
-fn descriptors_for(config: &Config, cores: usize) -> Result<Descriptors> {
-    let count = |has: fn(&WorkerConfig) -> bool| config.workers.iter().filter(|worker| has(worker)).count();
-    let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
-    let (shards, lanes) = (usize::from(config.ingest.shards), config.serve.lanes_max);
-    let descriptors = descriptors::divide(descriptors::raise(), Takers { cores, shards, publishers, lanes })?;
-    let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
-    if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {
-        tracing::warn!(
-            limit,
-            connections_max,
-            lanes_max,
-            publishers_max,
-            "too few open files: the daemon allows fewer connections, lanes and workers than configured; raise the hard limit (ulimit -Hn, LimitNOFILE=)"
-        );
-    }
-    Ok(descriptors)
 }
 
 /// Removes the publishers beyond the limit of open files from the plans, and logs each.
@@ -345,12 +431,13 @@ fn refuse_beyond_descriptors(plans: &mut [ingest::ShardPlan], fleet: &Fleet, des
 
 /// Starts a serving thread for each of `metrics`.
 fn start_cores(
-    config: &Config,
-    (io_backend, cpus): (IoBackend, &[CoreId]),
+    (config, resources): (&Config, &Resources),
+    io_backend: IoBackend,
     (tables, lanes): (&RequestTables, &Arc<Lanes>),
     metrics: &[Arc<CoreMetrics>],
 ) -> Result<Vec<Core>> {
-    let start = |(index, metrics): (usize, &Arc<CoreMetrics>)| {
+    let cpus = &resources.cpus;
+    let start = |(index, core_metrics): (usize, &Arc<CoreMetrics>)| {
         let options = CoreOptions {
             pin: config.serve.pin.then(|| cpus.get(index % cpus.len().max(1)).copied()).flatten(),
             frame_body_bytes_max: config.serve.frame_body_bytes_max,
@@ -359,10 +446,12 @@ fn start_cores(
             frame_timeout_ms: config.serve.frame_timeout_ms,
             user_share_percent: config.serve.user_share_percent,
             lanes: Some(Arc::clone(lanes)),
+            mark: Some(resources.watchlist.add(format!("core-{index}"), true)),
+            memory: CoreMemory::of(&resources.memory, metrics.len()),
             ..CoreOptions::new(index, io_backend)
         };
         // Threads do not share readers: each clones its own.
-        let (tables, metrics, seed) = (tables.clone(), Arc::clone(metrics), core_seed(config, index));
+        let (tables, metrics, seed) = (tables.clone(), Arc::clone(core_metrics), core_seed(config, index));
         let counters = Arc::clone(&metrics.counters);
         Core::start(options, counters, move || Ok(RoutingService::new(tables, metrics, index, seed)))
     };
@@ -447,28 +536,33 @@ async fn publish_laws(tables: &RequestTables) {
 fn end(
     (cores, http_port): (Vec<Core>, Http),
     ingest_threads: Arc<IngestThreads>,
-    OtherThreads { predictor, keeper, journal, listener, http, metrics }: OtherThreads,
+    others: OtherThreads,
     snapshots: &Snapshots,
     drain_ms_max: u64,
 ) {
+    let OtherThreads { predictor, keeper, journal, listener, http, metrics, memory, watchdog } = others;
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
     for core in &cores {
         core.drain(deadline);
     }
+    // The last snapshots are worth their memory.
+    let mut ended = vec![memory.stop()];
+    ingest_threads.shed.set(Shed::Dumps, false);
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
-    let mut ended: Vec<Result<()>> = cores.into_iter().map(Core::join).collect();
+    ended.extend(cores.into_iter().map(Core::join));
     // Until now it has answered requests with the error `draining`.
     ended.extend(http.map(PortThread::stop));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // This is the last reference. If another were left, the threads would end with the process.
     let ingest_threads = Arc::into_inner(ingest_threads).unwrap_or_default();
-    ended.extend(ingest_threads.0.into_iter().map(|(_, thread)| thread.stop()));
+    ended.extend(ingest_threads.threads.into_iter().map(|(_, thread)| thread.stop()));
     ended.extend(predictor.map(PredictorThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the serving threads, so that it writes their last notes.
     ended.push(journal.stop());
+    ended.push(watchdog.stop());
     for error in ended.into_iter().filter_map(Result::err) {
         tracing::error!(%error, "a thread ended with an error");
     }
@@ -477,23 +571,36 @@ fn end(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Gauge;
     use crate::limits::THREADS_WATCH_EVERY_MS;
     use crate::requests::PredictionAccess;
 
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
         let config = Config::default();
-        let Startup { fleet, loads, indexes, .. } = startup::prepare(&config, 0).unwrap();
+        let resources = Resources::divide(&config).unwrap();
+        let Startup { fleet, loads, indexes, views, .. } = startup::prepare(&config, &resources.memory, 0).unwrap();
         let predictions = PredictionAccess::default();
-        let fleet = (&fleet, reload::policies(&config, 1));
-        let tables = RequestTables::new(&config, (1, Instant::now()), fleet, indexes, &predictions, &loads);
+        let of_fleet = (&fleet, reload::policies(&config, 1));
+        let division = resources.memory.division();
+        let tables =
+            RequestTables::new((&config, division), (1, Instant::now()), of_fleet, indexes, &predictions, &loads);
         let lanes = Arc::new(Lanes::new(0, 0));
-        let mut cores = start_cores(&config, (IoBackend::Epoll, &[]), (&tables, &lanes), &[Arc::default()]).unwrap();
+        let (served, metrics) = ((&tables, &lanes), [Arc::default()]);
+        let mut cores = start_cores((&config, &resources), IoBackend::Epoll, served, &metrics).unwrap();
         let core = cores.pop().unwrap();
-        let journal = tables.recording.start(&config, (1, 0), (&[], &loads)).unwrap();
-        let listener = Arc::new(LoadListener::start(loads, Arc::default(), tables.clock()).unwrap());
-        let metrics = MetricsThread::start(None, Arc::default(), |_| Ok(())).unwrap();
-        let others = OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics };
+        let mark = resources.watchlist.add("journal", false);
+        let journal = tables.recording.start(&config, (1, 0), (&[], &loads), mark).unwrap();
+        let of_loads = (Arc::default(), resources.watchlist.add("engine-loads", false));
+        let listener = Arc::new(LoadListener::start(loads, of_loads, tables.clock()).unwrap());
+        let counted = (Arc::default(), resources.watchlist.add("metrics", false));
+        let metrics = MetricsThread::start(None, counted, (u64::MAX, Gauge::default()), |_| Ok(())).unwrap();
+        let counters = Arc::default();
+        let (of_process, counted) = ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default()));
+        let statistics = Statistics::new(served, views, Vec::new(), &counters, counted, of_process);
+        let (memory, watchdog) = start_watches(&config, &resources, &statistics).unwrap();
+        let others =
+            OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics, memory, watchdog };
         let (handles, ingest_threads) = ([core.handle()], IngestThreads::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let watched = runtime.block_on(async {

@@ -1,24 +1,29 @@
 //! SIGHUP: the daemon reads its configuration again and takes over the fields that can change while it runs.
+//!
+//! The file, and the system's list of users, may be on a file system that does not respond. A thread of its own reads
+//! them; the control thread waits a bounded time, then goes on with the configuration that it has.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use rand::RngExt;
 use tokio::signal::unix::Signal;
+use tokio::task::JoinHandle;
 
 use super::desired_fleet::DesiredFleet;
 use crate::config::{Config, NamedWorkers, Problems, ShadowConfig};
 use crate::discovery::Source;
-use crate::error;
+use crate::limits::{CONFIG_READS_HELD_MAX, DISCOVERY_READ_MS_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::DecisionRecording;
 use crate::route::{Policy, PolicyTable};
 use crate::serve::Admissions;
 
-/// Reads the configuration that the daemon was started with once more.
-pub type ReadConfig<'a> = &'a dyn Fn() -> Result<Config, Problems>;
+/// Reads the configuration that the daemon was started with once more, on any thread.
+pub type ReadConfig = Arc<dyn Fn() -> Result<Config, Problems> + Send + Sync>;
 
 /// The workers that a configuration names.
 pub(super) fn named(config: &Config) -> NamedWorkers {
@@ -59,11 +64,10 @@ pub(super) struct Reloaded<'a> {
 
 impl Reloaded<'_> {
     /// Replaces the users that may connect. Open connections stay.
-    fn replace_admissions(&self, next: &Config) -> error::Result<()> {
-        if self.admissions.replace(next)? {
+    fn replace_admissions(&self, next: &Admissions) {
+        if self.admissions.replace(next) {
             tracing::info!("the lists of users that may connect are replaced");
         }
-        Ok(())
     }
 
     /// Replaces the policies if they differ. They get the next version, which every reply names. A decision in progress
@@ -105,30 +109,59 @@ impl Reloaded<'_> {
     }
 }
 
+/// A configuration that has been read, and the users that it admits; or the problem with it.
+type Fresh = Result<(Config, Admissions), String>;
+
+/// Reads the configuration on a thread of its own.
+struct Reader {
+    read: ReadConfig,
+    /// Readings that have taken too long. Each holds a thread; its result, if one comes, is dropped.
+    late: Vec<JoinHandle<Fresh>>,
+}
+
+impl Reader {
+    /// Reads the configuration as it is now.
+    async fn fresh(&mut self) -> Fresh {
+        self.late.retain(|reading| !reading.is_finished());
+        if self.late.len() >= CONFIG_READS_HELD_MAX {
+            return Err("is not read: earlier readings of it have not returned; check its file system".into());
+        }
+        let read = Arc::clone(&self.read);
+        let mut reading = tokio::task::spawn_blocking(move || {
+            let next = read().map_err(|problems| problems.to_string().trim().to_owned())?;
+            // It looks user names up again.
+            let admissions = Admissions::resolve(&next).map_err(|error| error.to_string())?;
+            Ok((next, admissions))
+        });
+        match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut reading).await {
+            Ok(Ok(fresh)) => fresh,
+            Ok(Err(error)) => Err(format!("reading it panicked: {error}")),
+            Err(_) => {
+                self.late.push(reading);
+                Err("reading it takes too long; check whether its file system responds, then send SIGHUP again".into())
+            }
+        }
+    }
+}
+
 /// Handles SIGHUP, for ever. `running` is the configuration that the daemon was started with.
-pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Config, reloaded: Reloaded<'_>) {
+pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config, reloaded: Reloaded<'_>) {
     let Reloaded { grace_ms, desired, counters, .. } = reloaded;
-    let mut shadow = running.shadow.clone();
+    let (mut shadow, mut reader) = (running.shadow.clone(), Reader { read, late: Vec::new() });
     while hangup.recv().await.is_some() {
-        match read() {
-            Ok(next) if next.spaces != running.spaces => {
+        match reader.fresh().await {
+            Ok((next, _)) if next.spaces != running.spaces => {
                 // Workers name their space by its position in the configuration.
                 counters.bump(DaemonCounter::ConfigReloadsRefused);
                 let problem = "its spaces differ from those of the running daemon: restart it";
                 desired.note(&Source::Config.to_string(), Some(problem.to_owned()));
                 tracing::error!(problem, "the configuration is refused; the daemon keeps the one it read before");
             }
-            Ok(next) => {
-                // First, because only this can still fail: it looks user names up again.
-                if let Err(error) = reloaded.replace_admissions(&next) {
-                    counters.bump(DaemonCounter::ConfigReloadsRefused);
-                    desired.note(&Source::Config.to_string(), Some(error.to_string()));
-                    tracing::error!(%error, "the configuration cannot be used; the daemon keeps the one it read before");
-                    continue;
-                }
+            Ok((next, admissions)) => {
                 counters.bump(DaemonCounter::ConfigReloads);
                 desired.note(&Source::Config.to_string(), None);
                 grace_ms.set(next.discovery.grace_ms);
+                reloaded.replace_admissions(&admissions);
                 reloaded.replace_policies(&next);
                 reloaded.replace_shadow(&next, &mut shadow);
                 desired.set_source(Source::Config, named(&next));
@@ -139,10 +172,10 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig<'_>, running: &Con
                 );
                 reloaded.note_pending(running.waiting_for_restart(&next));
             }
-            Err(problems) => {
+            Err(problem) => {
                 counters.bump(DaemonCounter::ConfigReloadsRefused);
-                desired.note(&Source::Config.to_string(), Some(problems.to_string().trim().to_owned()));
-                tracing::error!(%problems, "the configuration cannot be used; the daemon keeps the one it read before");
+                desired.note(&Source::Config.to_string(), Some(problem.clone()));
+                tracing::error!(problem, "the configuration cannot be used; the daemon keeps the one it read before");
             }
         }
     }

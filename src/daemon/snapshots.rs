@@ -9,16 +9,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::ingest_threads::IngestThreads;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable, WorkerRecord};
+use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{FirstLoad, ShardPlan};
-use crate::limits::SNAPSHOT_LOADS_AT_ONCE_MAX;
+use crate::limits::{SNAPSHOT_LOADS_AT_ONCE_MAX, SNAPSHOT_REMOVALS_AT_ONCE_MAX};
 use crate::load::Loads;
 use crate::metrics::SnapshotCounter;
 use crate::requests::RequestTables;
 use crate::snapshot::{
     self, Checked, Directory, Expected, Keeper, KeeperPlan, Refusal, Restore, SnapshotStats, SpaceName,
 };
+use crate::watchdog::Watchlist;
 
 /// The directory of snapshots, if one is configured, and their counters.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub(super) struct Snapshots {
     pub(super) stats: Arc<SnapshotStats>,
     /// Limits the snapshots that are loaded at once for workers added while the daemon runs.
     places: Arc<Semaphore>,
+    /// Limits the removals by request: each may hold a thread for as long as the file system does not respond.
+    removals: Arc<Semaphore>,
 }
 
 /// The snapshot of a worker that is added while the daemon runs: the load for its shard, and the thread that feeds it.
@@ -40,7 +43,8 @@ impl Snapshots {
     /// Opens the configured directory. A fresh start removes the snapshots in it.
     pub(super) fn open(config: &Config) -> Result<Self> {
         let places = Arc::new(Semaphore::new(SNAPSHOT_LOADS_AT_ONCE_MAX));
-        let this = Self { directory: None, stats: Arc::default(), places };
+        let removals = Arc::new(Semaphore::new(SNAPSHOT_REMOVALS_AT_ONCE_MAX));
+        let this = Self { directory: None, stats: Arc::default(), places, removals };
         let Some(path) = &config.snapshot.dir else { return Ok(this) };
         let this = Self { directory: Some(Arc::new(Directory::open(path)?)), ..this };
         if config.snapshot.fresh {
@@ -122,9 +126,9 @@ impl Snapshots {
     pub(super) fn keep(
         &self,
         config: &Config,
-        fleet: &Arc<Fleet>,
-        ingest_threads: &Arc<IngestThreads>,
         tables: &RequestTables,
+        ingest_threads: &Arc<IngestThreads>,
+        watchlist: &Watchlist,
     ) -> Result<Option<Keeper>> {
         let Some(directory) = &self.directory else { return Ok(None) };
         let (loads, clock, keep_ms) = (Arc::clone(&tables.loads), tables.clock(), config.snapshot.keep_s * 1000);
@@ -137,14 +141,30 @@ impl Snapshots {
         let gone = || Error::new(Kind::Draining, "the ingest threads have ended", "ask again after the restart");
         Keeper::start(KeeperPlan {
             directory: Arc::clone(directory),
-            fleet: Arc::clone(fleet),
+            fleet: Arc::clone(&tables.fleet),
             dump: Box::new(move |shard, worker| ingest_threads.upgrade().ok_or_else(gone)?.dump(shard, worker)),
             laws: Box::new(laws),
             stats: Arc::clone(&self.stats),
             every: Duration::from_secs(config.snapshot.every_s),
             keep: Duration::from_secs(config.snapshot.keep_s),
+            mark: watchlist.add("snapshot", false),
         })
         .map(Some)
+    }
+
+    /// A place for one removal by request.
+    ///
+    /// # Errors
+    /// `Overloaded` while earlier removals have not ended.
+    pub(super) fn place_to_remove(&self) -> Result<OwnedSemaphorePermit> {
+        Arc::clone(&self.removals).try_acquire_owned().map_err(|_| {
+            let problem = "snapshots are still being removed for earlier requests";
+            Error::new(
+                Kind::Overloaded,
+                problem,
+                "ask again later; check whether the file system of snapshot.dir responds",
+            )
+        })
     }
 
     /// Deletes the snapshot of a worker, or all snapshots.

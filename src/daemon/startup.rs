@@ -7,6 +7,7 @@ use rand::RngExt;
 use super::snapshots::Snapshots;
 use super::statistics::WorkerViews;
 use super::worker_records::WorkerRecords;
+use crate::budget::{MemoryAccounts, MemoryPart, MemoryPool};
 use crate::config::{Config, FullReports, SpaceConfig, WorkerConfig};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, FleetTable, PlaceAllocator};
@@ -29,11 +30,12 @@ pub(super) struct Startup {
     pub(super) plans: Vec<ShardPlan>,
 }
 
-/// Makes the tables of `config`.
+/// Makes the tables of `config`, within the memory of their parts.
 ///
 /// # Errors
 /// `Config` if a shard cannot hold its workers.
-pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
+pub(super) fn prepare(config: &Config, memory: &MemoryAccounts, now_unix_ms: u64) -> Result<Startup> {
+    let (bookings_max, active_words_max) = memory.division().bookings();
     let loads = LoadsConfig {
         age_ms_max: config.booking.age_s_max * 1000,
         session_grace_ms: config.booking.session_grace_s * 1000,
@@ -46,11 +48,13 @@ pub(super) fn prepare(config: &Config, now_unix_ms: u64) -> Result<Startup> {
         },
         reported_load_ms_max: config.booking.reported_load_ms_max,
         user_share_percent: config.serve.user_share_percent,
+        bookings_max,
+        active_words_max,
         ended_waiting_max: config.journal.ended_waiting_max(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);
-    let (mut shards, mut places) = (Shards::new(config), PlaceAllocator::default());
+    let (mut shards, mut places) = (Shards::new(config, memory), PlaceAllocator::default());
     let (mut table, views) =
         (FleetTable { version: 1, spaces: records.spaces(), workers: Vec::new() }, WorkerViews::default());
     for (worker, index) in config.workers.iter().zip(std::iter::from_fn(|| places.take())) {
@@ -116,13 +120,22 @@ struct Shards {
 }
 
 impl Shards {
-    fn new(config: &Config) -> Self {
+    fn new(config: &Config, memory: &MemoryAccounts) -> Self {
         let shards = usize::from(config.ingest.shards.max(1));
         // Secret, so that no client can choose prompts that collide in the tables.
         let secret = rand::rng().random();
         let bounds: Vec<SpaceShards> =
             config.spaces.iter().map(|space| SpaceShards::of(space, shards, secret)).collect();
-        let of_shard = |at: usize| bounds.iter().map(|bounds| bounds.shard(ShardId(at as u16))).collect();
+        let bytes_max = memory.division().bound(MemoryPart::Index);
+        let pool = (bytes_max < u64::MAX).then(|| Arc::new(MemoryPool::new(bytes_max)));
+        let shard = |bounds: &SpaceShards, at: usize| {
+            let (mut writer, reader) = bounds.shard(ShardId(at as u16));
+            if let Some(pool) = &pool {
+                writer.draw_from(Arc::clone(pool), memory.gauge(MemoryPart::Index));
+            }
+            (writer, reader)
+        };
+        let of_shard = |at: usize| bounds.iter().map(|bounds| shard(bounds, at)).collect();
         Self { indexes: (0..shards).map(of_shard).collect(), publishers: vec![Vec::new(); shards] }
     }
 
@@ -158,6 +171,7 @@ impl Shards {
 mod tests {
     use super::*;
     use crate::config::{Flags, parse};
+    use crate::limits::EMPTY_SHARD_BYTES;
 
     #[test]
     fn the_memory_of_a_space_is_divided_among_the_shards() {
@@ -169,20 +183,17 @@ mod tests {
         let ceilings: Vec<u64> = bounds.iter().map(|bounds| bounds.limits.memory_bytes_max).collect();
         assert_eq!(ceilings, [1 << 28, u64::MAX]);
         assert_eq!(bounds[0].limits.secret, bounds[1].limits.secret, "one secret for the daemon");
-        let startup = prepare(&config, 0).expect("prepared");
+        let startup = prepare(&config, &MemoryAccounts::unlimited(), 0).expect("prepared");
         let plans: Vec<_> = startup.plans.iter().map(|plan| (plan.shard, plan.writers.len())).collect();
         assert_eq!(plans, [0, 1, 2, 3].map(|shard| (ShardId(shard), 2)), "any worker may be added to any shard");
     }
 
-    /// The most memory of an empty writer: there is one for each shard and space.
-    const EMPTY_SHARD_BYTES_MAX: u64 = 288 << 10;
-
     #[test]
     fn a_shard_without_workers_takes_little_memory() {
         let config = parse("t", "[[space]]\nmodel = \"a\"\n", &Flags::default()).expect("valid");
-        let startup = prepare(&config, 0).expect("prepared");
+        let startup = prepare(&config, &MemoryAccounts::unlimited(), 0).expect("prepared");
         let bytes: Vec<u64> =
             startup.plans.iter().flat_map(|plan| &plan.writers).map(|(_, writer)| writer.memory().bytes()).collect();
-        assert!(bytes.iter().all(|bytes| *bytes <= EMPTY_SHARD_BYTES_MAX), "{bytes:?}");
+        assert!(bytes.iter().all(|bytes| *bytes <= EMPTY_SHARD_BYTES), "{bytes:?}");
     }
 }

@@ -6,15 +6,20 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::RwLock;
 
+use super::resources::Resources;
+use crate::budget::{Gauge, MemoryAccounts, ShedFlags};
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::WorkerIndex;
 use crate::ingest::WorkerView;
+use crate::ingest::descriptors::{self, Descriptors, Takers};
+use crate::limits::{DESCRIPTORS_PER_CONNECTION, DESCRIPTORS_PER_LANE, DESCRIPTORS_PER_PUBLISHER, WORKERS_MAX};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
 use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
 use crate::route::PolicyTable;
-use crate::serve::Lanes;
+use crate::serve::{CoreHandle, Lanes};
 use crate::snapshot::SnapshotStats;
+use crate::watchdog::Watchlist;
 
 /// Everything that is shown of the daemon.
 #[derive(Debug)]
@@ -34,7 +39,39 @@ pub(super) struct Statistics {
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
     pub(super) pages: Arc<CounterSet<PageCounter>>,
+    pub(super) memory: MemoryFigures,
+    pub(super) watchlist: Watchlist,
+    pub(super) open_files: OpenFiles,
 }
+
+/// What the process takes of its memory budget, and what it gives up.
+#[derive(Clone, Debug)]
+pub(super) struct MemoryFigures {
+    pub(super) accounts: MemoryAccounts,
+    pub(super) flags: ShedFlags,
+    /// The resident memory of the process at the last reading.
+    pub(super) resident: Gauge,
+}
+
+impl MemoryFigures {
+    /// The larger of what the accounts say and what is resident.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.accounts.used_in_all().max(self.resident.get())
+    }
+}
+
+/// The division of open files.
+#[derive(Clone, Debug)]
+pub(super) struct OpenFiles {
+    pub(super) descriptors: Descriptors,
+    pub(super) takers: Takers,
+    pub(super) cores: Vec<CoreHandle>,
+    /// Open files at the last diagnosis.
+    pub(super) open: Gauge,
+}
+
+/// What takes open files: its name, how many it takes now, and how many at most.
+pub(super) type OpenFilesRow = (&'static str, u64, u64);
 
 impl Statistics {
     /// The statistics of the shared tables, of each thread that decides, and of the rest of the daemon.
@@ -44,7 +81,12 @@ impl Statistics {
         cores: Vec<Arc<CoreMetrics>>,
         daemon: &Arc<CounterSet<DaemonCounter>>,
         (snapshots, load_reports): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>),
+        (resources, threads): (&Resources, Vec<CoreHandle>),
     ) -> Self {
+        let Resources { memory, shed, watchlist, descriptors, takers, .. } = resources;
+        let (descriptors, takers, open) = (*descriptors, *takers, Gauge::default());
+        let open_files = OpenFiles { descriptors, takers, cores: threads, open };
+        let memory = MemoryFigures { accounts: memory.clone(), flags: shed.clone(), resident: Gauge::default() };
         Self {
             fleet: Arc::clone(&tables.fleet),
             loads: Arc::clone(&tables.loads),
@@ -60,7 +102,25 @@ impl Statistics {
             lanes: Arc::clone(lanes),
             http: Arc::default(),
             pages: Arc::default(),
+            memory,
+            watchlist: watchlist.clone(),
+            open_files,
         }
+    }
+
+    /// The division of open files. Publishers are those of events and of loads.
+    pub(super) fn open_files(&self) -> [OpenFilesRow; 4] {
+        let OpenFiles { descriptors, takers, cores, .. } = &self.open_files;
+        let connections: usize = cores.iter().map(CoreHandle::connections).sum();
+        let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count();
+        let own = descriptors::own(*takers);
+        let row = |name, taken: usize, most: usize, each: u64| (name, taken as u64 * each, most as u64 * each);
+        [
+            ("reserved", own, own),
+            row("connections", connections, descriptors.connections_max, DESCRIPTORS_PER_CONNECTION),
+            row("lanes", self.lanes.open(), descriptors.lanes_max, DESCRIPTORS_PER_LANE),
+            row("publishers", publishers, descriptors.publishers_max.min(2 * WORKERS_MAX), DESCRIPTORS_PER_PUBLISHER),
+        ]
     }
 
     /// A counter of the decisions for a worker, summed over all threads.

@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::Guard;
+use tokio::task::spawn_blocking;
 
 use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
 use super::ingest_threads::IngestThreads;
+use super::process_exposition;
 use super::sandboxed;
 use super::snapshots::Snapshots;
 use super::statistics::Statistics;
@@ -21,7 +23,7 @@ use crate::limits::FINDING_WORKERS_MAX;
 use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
 use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
-use crate::serve::AdminService;
+use crate::serve::{AdminAnswer, AdminService};
 use crate::wire::{AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus};
 
 /// Answers administration from the daemon's tables.
@@ -44,24 +46,31 @@ impl AdminService for Administration {
         self.tables.fleet.load()
     }
 
-    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply> {
+    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
         Ok(match *request {
-            AdminRequest::Status { cursor, limit } => AdminReply::Status(self.status_page(cursor, limit as usize)),
-            AdminRequest::ChangeWorker(change) => AdminReply::ChangeWorker(self.desired.change(&change)?),
-            AdminRequest::Reset(order) => AdminReply::Reset(self.reset(order)?),
-            AdminRequest::SetPolicy(order) => AdminReply::SetPolicy(self.set_policy(&order)?),
+            AdminRequest::Status { cursor, limit } => AdminAnswer::Later(Box::pin(async move {
+                let doctor = Arc::clone(&self.doctor);
+                // A diagnosis takes time in proportion to the fleet. Should it panic, the watch ends the daemon soon.
+                let findings = spawn_blocking(move || doctor.findings()).await;
+                let findings = findings.unwrap_or_else(|_| self.doctor.latest());
+                Ok(AdminReply::Status(self.status_page(cursor, limit as usize, &findings)))
+            })),
+            AdminRequest::ChangeWorker(change) => {
+                AdminAnswer::Now(AdminReply::ChangeWorker(self.desired.change(&change)?))
+            }
+            AdminRequest::Reset(order) => self.reset(order)?,
+            AdminRequest::SetPolicy(order) => AdminAnswer::Now(AdminReply::SetPolicy(self.set_policy(&order)?)),
         })
     }
 }
 
 impl Administration {
-    fn status_page(&self, cursor: u32, limit: usize) -> StatusPage {
+    fn status_page(&self, cursor: u32, limit: usize, findings: &[Finding]) -> StatusPage {
         let table = self.tables.fleet.load();
         let mut rest = self.statistics.views.of(&table);
         rest.retain(|(record, _)| record.index.place() >= cursor as usize);
         let next_cursor = rest.get(limit).map(|(record, _)| record.index.place() as u32);
-        let findings = self.doctor.findings();
-        let remedies = remedies(&findings);
+        let remedies = remedies(findings);
         let status = |(record, view): &(&WorkerRecord, Arc<WorkerView>)| {
             let remedy = remedies.get(&record.worker).map(|remedy| (*remedy).to_owned());
             let source = self.desired.source_of(record.worker);
@@ -81,7 +90,8 @@ impl Administration {
         }
     }
 
-    fn reset(&self, order: ResetOrder) -> Result<ResetDone> {
+    /// Empties workers now. Their snapshots are removed on another thread, since a file system may not respond.
+    fn reset(&self, order: ResetOrder) -> Result<AdminAnswer> {
         let table = self.tables.fleet.load();
         let one = order.worker.map(|worker| {
             let record = table.workers.iter().find(|record| record.worker == worker);
@@ -93,11 +103,20 @@ impl Administration {
         let one = one.transpose()?;
         // In this order, so that a snapshot begun after the removal is one of an emptied worker.
         let scope = if order.engine_cleared { ResetScope::ClearedDevice } else { ResetScope::Everything };
+        let place = self.snapshots.place_to_remove()?;
         self.ingest_threads.reset(one, scope)?;
-        let snapshots = self.snapshots.remove(order.worker)? as u32;
         let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
-        tracing::info!(workers, snapshots, ?scope, "reset by request");
-        Ok(ResetDone { workers, snapshots })
+        let snapshots = self.snapshots.clone();
+        Ok(AdminAnswer::Later(Box::pin(async move {
+            let remove = move || {
+                let _place = place;
+                snapshots.remove(order.worker)
+            };
+            let panicked = |error| Error::new(Kind::Internal, "the removal panicked", "report it").caused_by(error);
+            let snapshots = spawn_blocking(remove).await.map_err(panicked)?? as u32;
+            tracing::info!(workers, snapshots, ?scope, "reset by request");
+            Ok(AdminReply::Reset(ResetDone { workers, snapshots }))
+        })))
     }
 
     fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
@@ -212,6 +231,7 @@ impl Administration {
             .chain(refused)
             .chain(named(&statistics.http))
             .chain(named(&statistics.pages))
+            .chain(process_exposition::status(statistics))
             .chain(sandboxed::figures())
             .collect()
     }

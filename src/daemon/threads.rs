@@ -4,7 +4,7 @@
 //! |---|---|
 //! | ingest | its shard's index is rebuilt (`ingest::rebuild`); the daemon goes on |
 //! | control | the daemon drains as on SIGTERM, and exits with the code of an internal error (70) |
-//! | serving threads, the predictor, snapshots, the journal's writer, loads, the HTTP port | the same, within half a second |
+//! | serving threads, the predictor, snapshots, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
 //! | a task that reads a file of workers or asks an engine | the daemon repeats the reading or the request |
 //!
 //! A drain takes no new connections, answers what has been read, and writes the last snapshots. A panic must therefore
@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ingest_threads::IngestThreads;
+use super::memory_thread::MemoryThread;
 use super::predictor_thread::PredictorThread;
+use super::watchdog_thread::WatchdogThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
@@ -33,6 +35,8 @@ pub(super) struct OtherThreads {
     pub(super) listener: Arc<LoadListener>,
     pub(super) http: Option<PortThread>,
     pub(super) metrics: MetricsThread,
+    pub(super) memory: MemoryThread,
+    pub(super) watchdog: WatchdogThread,
 }
 
 impl OtherThreads {
@@ -52,6 +56,12 @@ impl OtherThreads {
         }
         if !self.metrics.is_running() {
             return Some("the metrics page");
+        }
+        if !self.memory.is_running() {
+            return Some("the memory thread");
+        }
+        if !self.watchdog.is_running() {
+            return Some("the watchdog");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
     }

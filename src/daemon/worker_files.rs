@@ -5,7 +5,7 @@
 //! waits a bounded time for such a call, then names the file and goes on without it.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use super::desired_fleet::DesiredFleet;
 use crate::config::{Config, FileFormat, SpaceConfig, parse_workers};
 use crate::discovery::{Files, FilesChange, Seen, Source};
 use crate::limits::{
-    DISCOVERY_FILE_BYTES_MAX, DISCOVERY_FILES_MAX, DISCOVERY_READ_MS_MAX, DISCOVERY_READS_HELD_MAX, DISCOVERY_SETTLE_MS,
+    DISCOVERY_ENTRIES_MAX, DISCOVERY_FILE_BYTES_MAX, DISCOVERY_FILES_MAX, DISCOVERY_READ_MS_MAX,
+    DISCOVERY_READS_HELD_MAX, DISCOVERY_SETTLE_MS,
 };
 use crate::metrics::{CounterSet, DaemonCounter};
 
@@ -48,7 +49,10 @@ pub(super) async fn run(
             Ok(seen) => {
                 desired.note(&name(&path), None);
                 let change = files.update(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
-                apply(change, desired, counters, grace_ms.get());
+                for refused in apply(change, desired, counters, grace_ms.get()) {
+                    // It is read again when other files may have become shorter.
+                    scanner.hashes.remove(&refused);
+                }
             }
             Err(problem) => refuse(&name(&path), &problem, desired, counters),
         }
@@ -144,6 +148,8 @@ impl Scanner {
 }
 
 const LATE: &str = "reading it takes too long; check whether its file system responds";
+const TOO_MANY_ENTRIES: &str =
+    "names more workers than all files together may: four times as many as one daemon has; run a second daemon";
 const TOO_MANY_LATE: &str =
     "is not read because reading other files takes too long; check whether their file system responds";
 
@@ -184,7 +190,13 @@ fn name(path: &Path) -> String {
     Source::File(path.to_owned()).to_string()
 }
 
-fn apply(change: FilesChange, desired: &DesiredFleet, counters: &CounterSet<DaemonCounter>, grace_ms: u64) {
+/// Takes over what the files name now. Returns the files that name too many workers.
+fn apply(
+    change: FilesChange,
+    desired: &DesiredFleet,
+    counters: &CounterSet<DaemonCounter>,
+    grace_ms: u64,
+) -> Vec<PathBuf> {
     for path in &change.missing {
         tracing::warn!(path = %path.display(), grace_ms, "a file of workers is gone; its workers stay for grace_ms");
     }
@@ -196,14 +208,30 @@ fn apply(change: FilesChange, desired: &DesiredFleet, counters: &CounterSet<Daem
     for (path, problem) in &change.unusable {
         refuse(&name(path), problem, desired, counters);
     }
+    let gone: BTreeSet<PathBuf> = change.gone.into_iter().collect();
+    let mut entries = desired.merge().file_entries();
+    let (mut sources, mut refused) = (Vec::new(), Vec::new());
     for (path, named) in change.changed {
-        if !change.gone.contains(&path) {
+        let source = Source::File(path.clone());
+        let left = entries - desired.merge().entries_of(&source);
+        if left + named.len() > DISCOVERY_ENTRIES_MAX {
+            refuse(&name(&path), TOO_MANY_ENTRIES, desired, counters);
+            refused.push(path);
+            continue;
+        }
+        entries = left + named.len();
+        if !gone.contains(&path) {
             counters.bump(DaemonCounter::DiscoveryFilesRead);
             desired.note(&name(&path), None);
             tracing::info!(path = %path.display(), workers = named.workers.len(), urls = named.servers.len(), "a file of workers is read");
         }
-        desired.set_source(Source::File(path), named);
+        sources.push((source, named));
     }
+    if !sources.is_empty() {
+        // Once for all files: a merge takes time in proportion to the fleet.
+        desired.set_sources(sources);
+    }
+    refused
 }
 
 fn refuse(name: &str, problem: &str, desired: &DesiredFleet, counters: &CounterSet<DaemonCounter>) {
@@ -302,4 +330,36 @@ fn list(path: &Path) -> std::io::Result<Vec<(PathBuf, FileFormat)>> {
         return Err(std::io::Error::other(format!("there are more than {DISCOVERY_FILES_MAX} files of workers")));
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NamedWorkers;
+
+    fn named(first: usize, count: usize) -> NamedWorkers {
+        let spaces = [SpaceConfig { model: "m".into(), ..SpaceConfig::default() }];
+        let list: Vec<_> = (first..first + count).map(|id| format!(r#"{{"id": {id}}}"#)).collect();
+        parse_workers("t", &format!("[{}]", list.join(",")), FileFormat::Json, &spaces).expect("valid")
+    }
+
+    #[test]
+    fn all_changed_files_are_merged_at_once_and_their_sum_is_limited() {
+        let (counters, spaces) = (Arc::<CounterSet<DaemonCounter>>::default(), Vec::new());
+        let desired = DesiredFleet::new(NamedWorkers::default(), spaces, Arc::clone(&counters));
+        let version = *desired.changes().borrow();
+        let put = |files: &[(&str, usize, usize)]| {
+            let changed = files.iter().map(|(path, first, count)| (PathBuf::from(path), named(*first, *count)));
+            apply(FilesChange { changed: changed.collect(), ..FilesChange::default() }, &desired, &counters, 0)
+        };
+        // As many as one file may name.
+        let most = DISCOVERY_ENTRIES_MAX / 4;
+        let full = [("a", 0, most), ("b", most, most), ("c", 2 * most, most), ("d", 3 * most, most)];
+        assert_eq!(put(&[&full[..], &[("e", 0, 1)]].concat()), [PathBuf::from("e")]);
+        assert_eq!(*desired.changes().borrow() - version, 1, "one merge");
+        assert_eq!(desired.merge().file_entries(), DISCOVERY_ENTRIES_MAX);
+        let problem = desired.sources().into_iter().find(|source| source.name == "file e").and_then(|of| of.problem);
+        assert!(problem.is_some_and(|problem| problem.contains("second daemon")));
+        assert!(put(&[("a", 0, 1), ("e", 0, 1)]).is_empty(), "there is room again");
+    }
 }

@@ -13,11 +13,12 @@ use super::{engine_http, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
 use crate::serve::Admissions;
+use crate::watchdog::{Activity, ThreadMark, phase};
 
 /// The sources, and the parts that act on them.
 pub(super) struct WorkerSources<'a> {
     pub(super) config: &'a Config,
-    pub(super) read_again: ReadConfig<'a>,
+    pub(super) read_again: ReadConfig,
     /// The threads that ask engines.
     pub(super) asking: &'a Handle,
     pub(super) hangup: &'a mut Signal,
@@ -26,12 +27,13 @@ pub(super) struct WorkerSources<'a> {
     pub(super) ingest_threads: &'a IngestThreads,
     pub(super) tables: &'a RequestTables,
     pub(super) admissions: &'a Admissions,
+    pub(super) mark: &'a ThreadMark,
 }
 
 /// Follows all sources, for ever. Returns the name of a part that ended by itself.
 pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
-    let WorkerSources { config, read_again, asking, hangup, desired, reconciler, ingest_threads, tables, admissions } =
-        sources;
+    let WorkerSources { config, read_again, asking, hangup, desired, reconciler, .. } = sources;
+    let WorkerSources { ingest_threads, tables, admissions, mark, .. } = sources;
     let counters = desired.counters();
     let (policies, recording) = (&*tables.policies, &tables.recording);
     let grace_ms = Cell::new(config.discovery.grace_ms);
@@ -43,10 +45,10 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
     };
     let reload = reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, recording, counters };
     tokio::select! {
-        () = reconciler.run(desired, ingest_threads) => "the reconciler of the fleet",
-        () = files => "discovery by files",
-        () = engine_http::find_publishers(desired, asking, counters) => "discovery by URL",
-        () = engine_http::check_health(desired, asking, tables, counters) => "health checks of engines",
-        () = reload::run(hangup, read_again, config, reload) => "reload",
+        () = phase(mark, Activity::Reconciling, reconciler.run(desired, ingest_threads)) => "the reconciler of the fleet",
+        () = phase(mark, Activity::FollowingSources, files) => "discovery by files",
+        () = phase(mark, Activity::FollowingSources, engine_http::find_publishers(desired, asking, counters)) => "discovery by URL",
+        () = phase(mark, Activity::FollowingSources, engine_http::check_health(desired, asking, tables, counters)) => "health checks of engines",
+        () = phase(mark, Activity::Reloading, reload::run(hangup, read_again, config, reload)) => "reload",
     }
 }

@@ -1,16 +1,16 @@
 //! The merge of all sources of workers: one owner for each worker, and refusals of the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 
 use super::server_info::{ServerInfo, publishes_elsewhere};
 use crate::config::{NamedWorkers, WorkerConfig, WorkerPatch};
 use crate::ids::Worker;
-use crate::limits::WORKERS_MAX;
+use crate::limits::{RANKS_ASKED_MAX, WORKERS_MAX};
 
 /// A source of workers. The order decides between sources that name a worker without an owner.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Source {
     /// The configuration: its file or the command line.
     Config,
@@ -31,7 +31,7 @@ impl fmt::Display for Source {
 }
 
 /// Why a worker of a source is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RefusalReason {
     /// Another source owns it.
     Owned(Source),
@@ -42,7 +42,7 @@ pub(crate) enum RefusalReason {
 }
 
 /// A worker that was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Refusal {
     /// The worker.
     pub worker: Worker,
@@ -88,12 +88,32 @@ pub(crate) struct SourceMerge {
 impl SourceMerge {
     /// Replaces the workers of a source. An empty list = the source names no worker any more.
     pub(crate) fn replace(&mut self, source: Source, named: NamedWorkers) {
-        if named == NamedWorkers::default() {
-            self.sources.remove(&source);
-        } else {
-            self.sources.insert(source, named);
+        self.replace_all([(source, named)]);
+    }
+
+    /// Replaces the workers of several sources. All together cost as much as one.
+    pub(crate) fn replace_all(&mut self, sources: impl IntoIterator<Item = (Source, NamedWorkers)>) {
+        for (source, named) in sources {
+            if named == NamedWorkers::default() {
+                self.sources.remove(&source);
+            } else {
+                self.sources.insert(source, named);
+            }
         }
         self.merge();
+    }
+
+    /// The workers and engines that a source names.
+    #[must_use]
+    pub(crate) fn entries_of(&self, source: &Source) -> usize {
+        self.sources.get(source).map_or(0, NamedWorkers::len)
+    }
+
+    /// The workers and engines that all files name.
+    #[must_use]
+    pub(crate) fn file_entries(&self) -> usize {
+        let files = self.sources.iter().filter(|(source, _)| matches!(source, Source::File(_)));
+        files.map(|(_, named)| named.len()).sum()
     }
 
     /// The workers of a source.
@@ -148,14 +168,23 @@ impl SourceMerge {
         self.sources.values().any(|named| named.servers.iter().any(|server| server.url == url))
     }
 
-    /// Sets fields of a worker over those of its owner; `false` if there is no such worker.
-    pub(crate) fn set(&mut self, worker: Worker, patch: &WorkerPatch) -> bool {
-        if !self.merged.workers.contains_key(&worker) {
-            return false;
+    /// The URLs of engines that any source names.
+    #[must_use]
+    pub(crate) fn urls(&self) -> HashSet<&str> {
+        self.sources.values().flat_map(|named| &named.servers).map(|server| server.url.as_str()).collect()
+    }
+
+    /// Sets fields of workers over those of their owners; `false` if there is none of the workers.
+    pub(crate) fn set(&mut self, workers: &[Worker], patch: &WorkerPatch) -> bool {
+        let merged = &self.merged.workers;
+        let there: Vec<Worker> = workers.iter().copied().filter(|worker| merged.contains_key(worker)).collect();
+        for worker in &there {
+            self.patches.entry(*worker).or_default().add(patch);
         }
-        self.patches.entry(worker).or_default().add(patch);
-        self.merge();
-        true
+        if !there.is_empty() {
+            self.merge();
+        }
+        !there.is_empty()
     }
 
     /// The result of the merge.
@@ -168,17 +197,7 @@ impl SourceMerge {
     /// says that it publishes on another host comes last: it gets no endpoint that another worker has.
     fn merge(&mut self) {
         let before = std::mem::take(&mut self.merged.workers);
-        let mut claims: Vec<(&Source, WorkerConfig, bool)> = Vec::new();
-        for (source, named) in &self.sources {
-            let asked = named.servers.iter().filter_map(|server| Some((server, self.answers.get(&server.url)?)));
-            claims.extend(named.workers.iter().map(|worker| (source, worker.clone(), false)));
-            for (server, answer) in asked {
-                for worker in answer.workers(&server.worker) {
-                    let is_elsewhere = publishes_elsewhere(&server.url, &worker);
-                    claims.push((source, worker, is_elsewhere));
-                }
-            }
-        }
+        let (mut claims, mut merged) = self.claims();
         let kept = |(source, config): (&Source, &WorkerConfig)| {
             before.get(&config.worker).is_some_and(|(owner, was)| {
                 let endpoint = |config: &WorkerConfig| config.events.as_ref().map(|events| events.endpoint.clone());
@@ -187,7 +206,6 @@ impl SourceMerge {
         };
         // A stable sort: within each part the sources stay in order.
         claims.sort_by_key(|(source, config, is_elsewhere)| (*is_elsewhere, !kept((source, config))));
-        let mut merged = Merged::default();
         let mut endpoints: HashMap<String, Worker> = HashMap::new();
         for (source, config, _) in claims {
             let worker = config.worker;
@@ -206,10 +224,33 @@ impl SourceMerge {
                 patch.apply(config);
             }
         }
-        let sources = &self.sources;
-        self.answers
-            .retain(|url, _| sources.values().any(|named| named.servers.iter().any(|server| server.url == *url)));
+        let servers = self.sources.values().flat_map(|named| &named.servers);
+        let urls: HashSet<&str> = servers.map(|server| server.url.as_str()).collect();
+        self.answers.retain(|url, _| urls.contains(url.as_str()));
         self.merged = merged;
+    }
+
+    /// The workers that each source names, each with whether it publishes on another host than its engine's URL has; and
+    /// the refusals of engines whose ranks are too many for all sources.
+    fn claims(&self) -> (Vec<(&Source, WorkerConfig, bool)>, Merged) {
+        let (mut claims, mut merged, mut ranks) = (Vec::new(), Merged::default(), 0);
+        for (source, named) in &self.sources {
+            claims.extend(named.workers.iter().cloned().map(|worker| (source, worker, false)));
+            for server in &named.servers {
+                let Some(answer) = self.answers.get(&server.url) else { continue };
+                if ranks + answer.ranks.len() > RANKS_ASKED_MAX {
+                    let (worker, source) = (server.worker.worker, source.clone());
+                    merged.refused.push(Refusal { worker, source, reason: RefusalReason::Full });
+                    continue;
+                }
+                ranks += answer.ranks.len();
+                claims.extend(answer.workers(&server.worker).into_iter().map(|worker| {
+                    let is_elsewhere = publishes_elsewhere(&server.url, &worker);
+                    (source, worker, is_elsewhere)
+                }));
+            }
+        }
+        (claims, merged)
     }
 }
 
@@ -290,9 +331,9 @@ mod tests {
         let mut merge = SourceMerge::default();
         let state = |merge: &SourceMerge| merge.merged().workers.values().next().map(|(_, config)| config.state);
         let patch = WorkerPatch::parse("t", &[("draining".into(), "true".into())]).expect("valid");
-        assert!(!merge.set(Worker::new(1, 0), &patch), "there is no such worker");
+        assert!(!merge.set(&[Worker::new(1, 0)], &patch), "there is no such worker");
         merge.replace(Source::Config, named(r#"[{"id": 1}]"#));
-        assert!(merge.set(Worker::new(1, 0), &patch));
+        assert!(merge.set(&[Worker::new(1, 0), Worker::new(2, 0)], &patch));
         assert_eq!(state(&merge), Some(WorkerState::Draining));
         merge.replace(Source::Config, named(r#"[{"id": 1, "weight": 2}]"#));
         assert_eq!(state(&merge), Some(WorkerState::Draining), "a reload does not undo it");
@@ -324,6 +365,29 @@ mod tests {
         assert_eq!(merge.merged().workers.len(), 1);
         merge.replace(Source::Config, NamedWorkers::default());
         assert_eq!((merge.merged().workers.len(), merge.answers.len()), (0, 0));
+    }
+
+    /// Six engines answer, each with a fifth of the ranks that all engines together may have.
+    #[test]
+    fn the_ranks_of_all_engines_are_limited_and_a_worker_keeps_its_owner() {
+        let url = |at: usize| format!("http://10.0.0.{at}:30000");
+        let records: Vec<_> = (1..=6).map(|at| format!(r#"{{"id": {at}, "url": "{}"}}"#, url(at))).collect();
+        let mut merge = SourceMerge::default();
+        merge.replace(file("b"), named(r#"[{"id": 99}]"#));
+        merge.replace(file("a"), named(&format!("[{}]", records.join(","))));
+        for at in 1..=6 {
+            let json = format!(
+                r#"{{"kv_events": {{"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557,
+                "block_size": 16, "dp_size": {}}}}}"#,
+                RANKS_ASKED_MAX / 5
+            );
+            let answer = ServerInfo::of_sglang(&url(at), json.as_bytes()).expect("an answer");
+            merge.set_answer(&url(at), &answer.expect("events"));
+        }
+        let refused = |id: u64| merge.merged().refused.iter().filter(|refusal| refusal.worker.id.0 == id).count();
+        assert_eq!(refused(6), 1, "the sixth engine as a whole");
+        assert_eq!(merge.merged().workers.len(), WORKERS_MAX);
+        assert!(merge.merged().workers.contains_key(&Worker::new(99, 0)));
     }
 
     #[test]

@@ -37,7 +37,7 @@
 //! | the index has placed all blocks | | (that capacity_bound, not the flaw's) |
 //! | a caller reports that the engine's cache was cleared | clear_awaited | |
 //! | the engine publishes a clear of its device tier | | clear_awaited |
-//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, unknown_events, offload_unbound, last_copy_removals |
+//! | cleared, all tiers | | joined_late, gap, undecodable, hash_conflict, ambiguous_store, full_reports, unknown_root, capacity_bound, memory_bound, memory_short, unknown_events, offload_unbound, last_copy_removals |
 //!
 //! A clear removes those reasons and no others. After it the engine holds no block, so a block that was missed or
 //! refused is gone there too. Reasons that concern the engine and not its past (scheme_mismatch, hybrid,
@@ -132,6 +132,8 @@ pub(crate) enum Flaw {
     CapacityBound,
     /// The limit on the memory of the worker's space was reached.
     MemoryBound,
+    /// The daemon's memory budget is nearly used.
+    MemoryShort,
     /// A KV group without a rule.
     Hybrid,
     /// A medium that maps to no tier.
@@ -166,6 +168,7 @@ impl Flaw {
             Self::UnknownRoot => TrustReason::UnknownRoot,
             Self::CapacityBound => TrustReason::CapacityBound,
             Self::MemoryBound => TrustReason::MemoryBound,
+            Self::MemoryShort => TrustReason::MemoryShort,
             Self::Hybrid => TrustReason::Hybrid,
             Self::UnknownMedium => TrustReason::UnknownMedium,
             Self::RankConflict => TrustReason::RankConflict,
@@ -198,7 +201,7 @@ const UNTIL_WHOLE: [TrustReason; 5] = [
     TrustReason::IngestFailed,
 ];
 /// Reasons that concern blocks that the engine held. They end once it holds none.
-const UNTIL_CLEARED: [TrustReason; 12] = [
+const UNTIL_CLEARED: [TrustReason; 13] = [
     TrustReason::JoinedLate,
     TrustReason::Gap,
     TrustReason::Undecodable,
@@ -208,6 +211,7 @@ const UNTIL_CLEARED: [TrustReason; 12] = [
     TrustReason::UnknownRoot,
     TrustReason::CapacityBound,
     TrustReason::MemoryBound,
+    TrustReason::MemoryShort,
     TrustReason::UnknownEvents,
     TrustReason::OffloadUnbound,
     TrustReason::LastCopyRemovals,

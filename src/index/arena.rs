@@ -73,6 +73,9 @@ struct ChunkRecord {
 }
 
 impl ChunkRecord {
+    /// Bytes of the record of an open chunk.
+    const BYTES: usize = CHUNK_GRANULES as usize * size_of::<u32>() + CHUNK_GRANULES as usize / 8;
+
     /// The record of a chunk that has given its memory back.
     fn none() -> Self {
         Self { owners: Box::default(), free: Box::default() }
@@ -84,10 +87,6 @@ impl ChunkRecord {
             owners: vec![0; CHUNK_GRANULES as usize].into_boxed_slice(),
             free: vec![0; (CHUNK_GRANULES / u64::BITS) as usize].into_boxed_slice(),
         }
-    }
-
-    fn bytes(&self) -> usize {
-        size_of_val(&*self.owners) + size_of_val(&*self.free)
     }
 }
 
@@ -316,9 +315,8 @@ impl Arena {
 
     /// Memory taken from the system and not given back, touched or not, bookkeeping included.
     pub(super) fn bytes(&self) -> u64 {
-        let chunk_records: usize = self.chunk_records.iter().map(ChunkRecord::bytes).sum();
-        let open = (self.chunk_records.len() - self.released.len()) * CHUNK_BYTES;
-        (self.chunks.bytes() + self.next_chunk.bytes() + chunk_records + open) as u64
+        let open = self.chunk_records.len() - self.released.len();
+        (self.chunks.bytes() + self.next_chunk.bytes() + open * (ChunkRecord::BYTES + CHUNK_BYTES)) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.

@@ -95,6 +95,7 @@ mod arena;
 mod dump;
 #[cfg(test)]
 pub(crate) mod failpoints;
+mod grant;
 mod header;
 mod holders;
 #[cfg(test)]
@@ -150,6 +151,12 @@ pub fn shard_in(id: ShardId, limits: ShardLimits, reclaimer: &Reclaimer) -> (Sha
     let shared_cell = Arc::new(shared_index::SharedIndexCell::new(tree.shared_index(reclaimer), reclaimer.clone()));
     let reader = ShardReader::new(id, Arc::clone(&shared_cell), reclaimer.reader());
     (ShardWriter::new(limits, tree, shared_cell, reclaimer.clone()), reader)
+}
+
+/// The mark of the thread that maps memory ahead of the writers, if it runs.
+#[must_use]
+pub(crate) fn prefault_mark() -> Option<Arc<crate::watchdog::ThreadMark>> {
+    prefault::mark()
 }
 
 /// Runs `does` while a reader is inside, as in a lookup that takes that long.

@@ -102,6 +102,8 @@ pub(super) struct NameMap {
     mixer: Mixer,
     segments: Box<[Segment]>,
     entries: usize,
+    /// Bytes of all segments' buckets.
+    buckets_bytes: usize,
     /// Segments that have become too large for their entries, one bit each.
     underfull: [u64; SEGMENTS / u64::BITS as usize],
 }
@@ -109,9 +111,11 @@ pub(super) struct NameMap {
 impl NameMap {
     /// An empty map, whose hash cannot be predicted without the secret.
     pub(super) fn new(secret: u64) -> Self {
+        let segments: Box<[Segment]> = (0..SEGMENTS as u32).map(Segment::new).collect();
         Self {
             mixer: Mixer::new(secret),
-            segments: (0..SEGMENTS as u32).map(Segment::new).collect(),
+            buckets_bytes: segments.iter().map(Segment::bytes).sum(),
+            segments,
             entries: 0,
             underfull: [0; SEGMENTS / u64::BITS as usize],
         }
@@ -200,7 +204,9 @@ impl NameMap {
                 *underfull &= *underfull - 1;
                 // It may have been filled again since.
                 if segment.is_underfull() {
+                    self.buckets_bytes -= segment.bytes();
                     segment.fit(|word| mixer.spot(name_of(word)));
+                    self.buckets_bytes += segment.bytes();
                 }
             }
         }
@@ -212,8 +218,7 @@ impl NameMap {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let buckets: usize = self.segments.iter().map(Segment::bytes).sum();
-        (buckets + size_of_val(&*self.segments)) as u64
+        (self.buckets_bytes + size_of_val(&*self.segments)) as u64
     }
 
     /// Enlarges the segment if one more entry would be too many.
@@ -222,7 +227,9 @@ impl NameMap {
         let mixer = self.mixer;
         let segment = &mut self.segments[spot.segment()];
         if segment.is_full() {
+            self.buckets_bytes -= segment.bytes();
             segment.fit(|word| mixer.spot(name_of(word)));
+            self.buckets_bytes += segment.bytes();
         }
     }
 }

@@ -14,25 +14,42 @@ use std::sync::{Arc, OnceLock};
 
 use super::pages;
 use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::{Activity, ThreadMark};
 
-/// Requests to the thread. Unset where there is none: writers then map what they need.
-static REQUESTS: OnceLock<Sender<Arc<Slot>>> = OnceLock::new();
+/// The thread. Unset where there is none: writers then map what they need.
+static THREAD: OnceLock<Prefaulter> = OnceLock::new();
+
+struct Prefaulter {
+    requests: Sender<Arc<Slot>>,
+    mark: Arc<ThreadMark>,
+}
+
+/// The mark of the thread, if it runs.
+pub(super) fn mark() -> Option<Arc<ThreadMark>> {
+    THREAD.get().map(|thread| Arc::clone(&thread.mark))
+}
 
 /// Starts the thread, once for the process. It inherits the processors of the caller, so no pinned thread calls this.
 pub(super) fn start() {
-    if cfg!(any(miri, kvrouted_loom)) || REQUESTS.get().is_some() {
+    if cfg!(any(miri, kvrouted_loom)) || THREAD.get().is_some() {
         return;
     }
     let (requests, slots) = channel::<Arc<Slot>>();
+    let mark = Arc::new(ThreadMark::new("index-pages", false));
+    let of_thread = Arc::clone(&mark);
+    let run = move || {
+        sandbox::enter(ThreadKind::IndexPages);
+        for slot in slots {
+            of_thread.begin_round(Activity::MappingMemory);
+            slot.fill();
+            of_thread.wait();
+        }
+    };
     let thread = std::thread::Builder::new().name("index-pages".to_owned());
     // It ends when the sender goes. Without it writers touch their memory themselves: later, not wrong.
-    let fill = move || {
-        sandbox::enter(ThreadKind::IndexPages);
-        slots.iter().for_each(|slot| slot.fill());
-    };
-    if thread.spawn(fill).is_ok() {
+    if thread.spawn(run).is_ok() {
         // A second caller at the same time drops its sender, and its thread ends.
-        let _ = REQUESTS.set(requests);
+        let _ = THREAD.set(Prefaulter { requests, mark });
     }
 }
 
@@ -60,9 +77,9 @@ impl PrefaultedChunk {
     #[cold]
     fn send(&mut self) {
         self.is_asked = true;
-        if let Some(requests) = REQUESTS.get() {
+        if let Some(thread) = THREAD.get() {
             // The thread ends with the process only.
-            let _ = requests.send(Arc::clone(&self.slot));
+            let _ = thread.requests.send(Arc::clone(&self.slot));
         }
     }
 

@@ -1,5 +1,6 @@
 //! The writer of a shard: the calls by which an ingest thread changes its shard.
 
+use super::grant::{Bound, Grant};
 use super::holders::{HolderBit, HolderState, Layer};
 use super::maintain::Pass;
 use super::reclaim::Reclaimer;
@@ -11,6 +12,7 @@ use super::{
     Binding, Refusal, RemoveOutcome, ShardLimits, ShardMemory, Shortfall, StoreBlocks, StoreOutcome, TierDigest,
     WorkerBlocks,
 };
+use crate::budget::{Gauge, MemoryPool};
 use crate::ids::{EngineHash, GroupId, Seed, Tier, WorkerSlot};
 use crate::limits::{
     INDEX_EVENT_SWEEP_MAX, INDEX_GARBAGE_BYTES_STRAINED, INDEX_IDLE_SHRINKS_MAX, WORKER_BYTES_PER_BLOCK_MAX,
@@ -34,6 +36,7 @@ pub struct ShardWriter {
     /// Where readers find the tree.
     shared: Arc<SharedIndexCell>,
     reclaimer: Reclaimer,
+    grant: Grant,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,19 @@ impl ShardWriter {
             removal: Removal::EMPTY,
             shared,
             reclaimer,
+            grant: Grant::default(),
+        }
+    }
+
+    /// Draws memory from what all shards share from now on. `gauge` shows what this shard takes.
+    pub fn draw_from(&mut self, pool: Arc<MemoryPool>, gauge: Gauge) {
+        self.grant = Grant::of(pool, gauge, self.memory().bytes());
+    }
+
+    /// Whether new blocks of a worker are refused, because memory is short and it has more blocks than others.
+    pub fn hold_back(&mut self, slot: WorkerSlot, is_held_back: bool) {
+        if let Some(worker) = self.worker_mut(slot) {
+            worker.is_held_back = is_held_back;
         }
     }
 
@@ -203,13 +219,26 @@ impl ShardWriter {
             return StoreOutcome::refused(Refusal::UnknownWorker);
         };
         let (tree, limits) = (&mut self.tree, &self.limits);
-        let ceiling = limits.memory_bytes_max;
         let (len, names) = (blocks.hashes.len(), tree.name_map.len());
-        let fits = ceiling == u64::MAX || tree.bytes_with(len as u64) + worker.growth_bytes(len) <= ceiling;
+        let beyond = bound_of(worker, tree, (limits, &mut self.grant), len);
         let has_room = worker.removed_inner_blocks <= limits.dormant_blocks_max as u64
             || worker.recount_removed_inner_blocks(tree, limits);
-        let fast = if fits && has_room { worker.store_fast(tree, limits, blocks).ok() } else { None };
-        let outcome = fast.unwrap_or_else(|| worker.store_slow(tree, limits, blocks, before_shortfall));
+        let fast = if beyond.is_none() && has_room { worker.store_fast(tree, limits, blocks).ok() } else { None };
+        let outcome = fast.unwrap_or_else(|| {
+            // Blocks that are bound already need no memory.
+            let ceiling = match beyond {
+                Some(Bound::Withheld) => 0,
+                Some(Bound::Budget) => limits.memory_bytes_max.min(self.grant.bytes()),
+                Some(Bound::Ceiling) | None => limits.memory_bytes_max,
+            };
+            let limits = ShardLimits { memory_bytes_max: ceiling, ..*limits };
+            let mut outcome = worker.store_slow(tree, &limits, blocks, before_shortfall);
+            if outcome.refused == Some(Refusal::MemoryBound) && matches!(beyond, Some(Bound::Budget | Bound::Withheld))
+            {
+                outcome.refused = Some(Refusal::BudgetBound);
+            }
+            outcome
+        });
         worker.account_for(tree, names);
         if outcome.deferred && !self.deferring.contains(&slot) {
             self.deferring.push(slot);
@@ -399,6 +428,8 @@ impl ShardWriter {
     pub fn reclaim(&mut self) {
         self.tree.shrink(INDEX_IDLE_SHRINKS_MAX);
         self.tree.reclaim(true);
+        let Self { grant, tree, .. } = self;
+        grant.settle(tree.workers, || tree.bytes());
     }
 
     /// Cleans up after clears and removed workers, and joins nodes: does about `budget_blocks` blocks' worth of work,
@@ -508,6 +539,18 @@ impl ShardWriter {
             Slot::Free | Slot::Leaving => None,
         }
     }
+}
+
+/// What bounds a store of `blocks` blocks, if anything does.
+fn bound_of(worker: &Worker, tree: &Tree, (limits, grant): (&ShardLimits, &mut Grant), blocks: usize) -> Option<Bound> {
+    let bytes = || tree.bytes_with(blocks as u64) + worker.growth_bytes(blocks);
+    if worker.is_held_back {
+        return Some(Bound::Withheld);
+    }
+    if limits.memory_bytes_max != u64::MAX && bytes() > limits.memory_bytes_max {
+        return Some(Bound::Ceiling);
+    }
+    grant.bound(blocks as u64, bytes, || worker.bytes_with(tree, blocks))
 }
 
 impl Drop for ShardWriter {

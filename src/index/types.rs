@@ -166,6 +166,8 @@ pub enum Refusal {
     BytesBound,
     /// The shard might grow beyond `memory_bytes_max`.
     MemoryBound,
+    /// The memory that all shards share is used up, or the worker is held back while it is short.
+    BudgetBound,
     /// More blocks would have to move than `event_moves_max`, or more would be dormant than `dormant_blocks_max`. The
     /// worker has been emptied.
     WorkBound,
@@ -173,7 +175,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::UnknownWorker,
         Self::LengthMismatch,
         Self::StoreBound,
@@ -187,6 +189,7 @@ impl Refusal {
         Self::ReferenceBound,
         Self::BytesBound,
         Self::MemoryBound,
+        Self::BudgetBound,
         Self::WorkBound,
     ];
 
@@ -207,6 +210,7 @@ impl Refusal {
             Self::ReferenceBound => "reference_bound",
             Self::BytesBound => "bytes_bound",
             Self::MemoryBound => "memory_bound",
+            Self::BudgetBound => "budget_bound",
             Self::WorkBound => "work_bound",
         }
     }

@@ -72,6 +72,8 @@ pub(super) struct Worker {
     pub(super) window_blocks: u32,
     /// A sweep has emptied the worker, and the caller has not asked for that yet.
     pub(super) emptied_by_sweep: bool,
+    /// Whether new blocks are refused, because memory is short.
+    pub(super) is_held_back: bool,
 }
 
 /// How many of a worker's blocks one event, or one slice of a sweep, may place or displace.
@@ -122,6 +124,7 @@ impl Worker {
             forked: false,
             window_blocks: 0,
             emptied_by_sweep: false,
+            is_held_back: false,
         }
     }
 

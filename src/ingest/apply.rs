@@ -20,7 +20,8 @@ use crate::trust::TrustReason;
 impl Stream {
     /// Applies every event of the batch in `scratch`.
     pub(super) fn apply(&mut self, space: &mut SpaceShard, scratch: &mut Scratch, now: Now) {
-        let Scratch { batch, locals } = scratch;
+        let Scratch { batch, locals, mark } = scratch;
+        mark.iter().for_each(|mark| mark.go_on());
         let stated = batch.info().scheme;
         if batch.info().snapshot.is_some() {
             // Parts of a snapshot are not live events. Applied as live events they would be counted twice.
@@ -234,6 +235,7 @@ impl Stream {
             // `store` has called `conflict`.
             None | Some(Refusal::HashConflict | Refusal::SelfParent) => {}
             Some(Refusal::MemoryBound) => self.memory_bound(space, now),
+            Some(Refusal::BudgetBound) => self.memory_short(now),
             // The index has emptied the worker.
             Some(Refusal::WorkBound) => {
                 self.bounded(Refusal::WorkBound, now);
@@ -453,6 +455,18 @@ impl Stream {
             tracing::warn!(
                 worker = %self.worker, space = %space.id, times, remedy = TrustReason::MemoryBound.remedy(),
                 "a store was refused because the space's memory ceiling is reached"
+            );
+        }
+    }
+
+    /// Refuses a store because the daemon's memory is short. Held blocks stay and count.
+    fn memory_short(&mut self, now: Now) {
+        self.refuse(WorkerCounter::StoresMemoryShort, Flaw::MemoryShort, now);
+        let times = self.view.counters.get(WorkerCounter::StoresMemoryShort);
+        if times.is_power_of_two() {
+            tracing::warn!(
+                worker = %self.worker, times, remedy = TrustReason::MemoryShort.remedy(),
+                "a store was refused because the daemon's memory budget is nearly used"
             );
         }
     }

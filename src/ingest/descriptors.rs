@@ -87,7 +87,8 @@ pub fn needed(takers: Takers) -> u64 {
 }
 
 /// Open files of the daemon before any connection: reserved ones, and those of its threads.
-const fn own(takers: Takers) -> u64 {
+#[must_use]
+pub const fn own(takers: Takers) -> u64 {
     DESCRIPTORS_RESERVED + takers.cores as u64 * DESCRIPTORS_PER_CORE + takers.shards as u64 * DESCRIPTORS_PER_SHARD
 }
 

@@ -12,11 +12,12 @@ use parking_lot::Mutex;
 use super::dump::FirstLoad;
 use super::republish::Republisher;
 use super::shard::{Command, Inbox, Shard};
-use super::{IngestConfig, ShardPlan, system};
+use super::{EventMemory, IngestConfig, ShardPlan, system};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Fleet;
 use crate::ids::Worker;
 use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::ThreadMark;
 
 /// A running ingest thread. Dropping the handle ends the thread too.
 pub struct IngestHandle {
@@ -43,7 +44,7 @@ impl fmt::Debug for IngestHandle {
 /// [`Kind::System`] if the thread or its event loop cannot be made. A publisher that cannot be opened is not an
 /// error: see [`IngestHandle::refused`].
 pub fn spawn(plan: ShardPlan, config: IngestConfig, fleet: Arc<Fleet>) -> Result<IngestHandle> {
-    spawn_loading(plan, config, fleet, Vec::new())
+    start(plan, config, fleet, |_| {})
 }
 
 /// As [`spawn`], for the shard of a relay: `republisher` publishes again every change of its only worker.
@@ -59,8 +60,8 @@ pub(crate) fn spawn_republishing(
     start(plan, config, fleet, |shard| shard.republish(republisher))
 }
 
-/// As [`spawn`], with loads that come before the first message. Until they have ended, or failed, all messages wait in
-/// their sockets. Send the parts of each load soon: the other loads wait behind it.
+/// As [`spawn`], with loads that come before the first message, on a thread with this mark and memory. Until the loads
+/// have ended, or failed, all messages wait in their sockets. Send the parts of each load soon: the other loads wait behind it.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -69,8 +70,12 @@ pub(crate) fn spawn_loading(
     config: IngestConfig,
     fleet: Arc<Fleet>,
     loads: Vec<FirstLoad>,
+    (mark, memory): (Arc<ThreadMark>, EventMemory),
 ) -> Result<IngestHandle> {
-    start(plan, config, fleet, |shard| shard.load_first(loads))
+    start(plan, config, fleet, |shard| {
+        shard.set_surroundings(mark, memory);
+        shard.load_first(loads);
+    })
 }
 
 /// Starts the thread. `prepare` runs before the first message.

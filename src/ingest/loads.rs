@@ -29,6 +29,7 @@ use crate::limits::{LOAD_REPORT_MESSAGES_MAX, LOAD_REPORT_SILENT_MS, LOAD_REPORT
 use crate::load::{EngineLoad, Loads};
 use crate::metrics::{CounterSet, LoadReportCounter};
 use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::{Activity, ThreadMark};
 use crate::zmtp::LinkEvent;
 
 /// A worker that publishes its load.
@@ -66,7 +67,7 @@ impl LoadListener {
     /// [`Kind::System`] if the thread or its event loop cannot be made.
     pub(crate) fn start(
         loads: Arc<Loads>,
-        counters: Arc<CounterSet<LoadReportCounter>>,
+        (counters, mark): (Arc<CounterSet<LoadReportCounter>>, Arc<ThreadMark>),
         now_ns: impl Fn() -> u64 + Send + 'static,
     ) -> Result<Self> {
         let (listening, waker) = Listening::new(loads, counters, now_ns)
@@ -77,7 +78,7 @@ impl LoadListener {
             .name("engine-loads".into())
             .spawn(move || {
                 sandbox::enter(ThreadKind::Loads);
-                listening.run(&of_thread);
+                listening.run(&of_thread, &mark);
             })
             .map_err(|error| system("cannot start the thread that reads the engines' loads").caused_by(error))?;
         Ok(Self { wanted, thread: Some(thread) })
@@ -171,10 +172,11 @@ impl<N: Fn() -> u64> Listening<N> {
     }
 
     /// Runs until `wanted.ending`, or until the event loop itself fails.
-    fn run(mut self, wanted: &Wanted) {
+    fn run(mut self, wanted: &Wanted, mark: &ThreadMark) {
         let mut events = Events::with_capacity(POLL_EVENTS);
         // Acquire: pairs with the Release in `LoadListener::end`.
         while !wanted.ending.load(Ordering::Acquire) {
+            mark.wait();
             match self.poll.poll(&mut events, self.poll_timeout()) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -183,6 +185,7 @@ impl<N: Fn() -> u64> Listening<N> {
                     return;
                 }
             }
+            mark.begin_round(Activity::ReadingLoads);
             let unread = std::mem::take(&mut self.unread);
             let signalled = events.iter().map(|event| event.token()).filter(|token| *token != WAKER);
             unread.into_iter().chain(signalled.map(|token| token.0)).for_each(|at| self.read(at));
@@ -192,6 +195,7 @@ impl<N: Fn() -> u64> Listening<N> {
             }
             self.tick();
         }
+        mark.wait();
     }
 
     /// How long the poll may wait; `None` = for ever.

@@ -39,6 +39,7 @@ mod apply;
 mod copies;
 pub mod descriptors;
 mod dump;
+mod event_memory;
 pub(crate) mod exposition;
 mod groups;
 mod handle;
@@ -60,6 +61,7 @@ use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, References};
 pub(crate) use dump::{FirstLoad, LoadAnswer};
+pub(crate) use event_memory::EventMemory;
 pub use handle::{IngestHandle, RefusedPublisher, spawn};
 pub(crate) use handle::{spawn_loading, spawn_republishing};
 pub use in_memory_stream::Feed;

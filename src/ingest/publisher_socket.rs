@@ -269,6 +269,8 @@ pub(super) struct ReplayClient {
     /// Received and not yet taken.
     received: VecDeque<Message>,
     held_bytes: usize,
+    /// The most bytes that wait to be taken.
+    held_bytes_max: usize,
     /// A message has come, so asking again on another connection would bring it twice.
     is_answered: bool,
     drained: bool,
@@ -290,8 +292,18 @@ impl ReplayClient {
         let question = zmtp::message(&[b""], &from.0.to_be_bytes());
         let role = (Role::Dealer, BOUNDS, Opening::Send(question));
         let peer = Peer::open(endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
-        let (received, held_bytes) = (VecDeque::new(), 0);
-        Ok(Self { peer, received, held_bytes, is_answered: false, drained: false, lost: None })
+        let (received, held_bytes, held_bytes_max) = (VecDeque::new(), 0, REPLAY_READ_AHEAD_BYTES_MAX);
+        Ok(Self { peer, received, held_bytes, held_bytes_max, is_answered: false, drained: false, lost: None })
+    }
+
+    /// The same with at most this many bytes that wait to be taken, and one message.
+    pub(super) fn holding(self, bytes_max: usize) -> Self {
+        Self { held_bytes_max: bytes_max.min(REPLAY_READ_AHEAD_BYTES_MAX), ..self }
+    }
+
+    /// Bytes that wait to be taken.
+    pub(super) const fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     /// Signals under another token from now on.
@@ -309,7 +321,7 @@ impl ReplayClient {
 
     /// Receives the messages that have arrived, up to the limit on messages that wait here.
     pub(super) fn receive_ahead(&mut self, now_ms: u64) {
-        let held_bytes_max = REPLAY_READ_AHEAD_BYTES_MAX.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
+        let held_bytes_max = self.held_bytes_max.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
         while self.lost.is_none() && self.held_bytes < held_bytes_max {
             while let Some(event) = self.peer.link_event() {
                 match event {

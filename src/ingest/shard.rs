@@ -44,7 +44,8 @@ use super::publisher_socket::{Link, LinkChange, update_worker_state};
 use super::republish::Republisher;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Scratch};
-use super::{IngestConfig, PublisherPlan, ShardPlan, system};
+use super::{EventMemory, IngestConfig, PublisherPlan, ShardPlan, system};
+use crate::budget::MemoryPart;
 use crate::error::Result;
 use crate::event::worker_trust::TrustInput;
 use crate::fleet::Fleet;
@@ -55,6 +56,7 @@ use crate::limits::{
     REMOVAL_PAUSE_MS,
 };
 use crate::metrics::WorkerCounter;
+use crate::watchdog::{Activity, ThreadMark};
 
 use commands::Removals;
 use publisher::PublisherState;
@@ -98,6 +100,8 @@ pub(super) struct Shard {
     reopen_at_ms: Option<u64>,
     /// Whether this is the shard of a relay, which publishes again what the shard holds.
     republishes: bool,
+    mark: Arc<ThreadMark>,
+    memory: EventMemory,
 }
 
 impl Shard {
@@ -136,6 +140,8 @@ impl Shard {
             panics: Panics::default(),
             reopen_at_ms: None,
             republishes: false,
+            mark: Arc::new(ThreadMark::new("ingest", true)),
+            memory: EventMemory::default(),
         };
         let mut refused = Vec::new();
         for plan in &plans {
@@ -161,6 +167,14 @@ impl Shard {
         Arc::clone(&self.inbox)
     }
 
+    /// The thread writes this mark, and keeps to these bounds, from now on.
+    pub(super) fn set_surroundings(&mut self, mark: Arc<ThreadMark>, memory: EventMemory) {
+        let held = self.replays.held_bytes.bound(memory.held_bytes_max);
+        memory.accounts.watch(MemoryPart::HeldEvents, move || held.get());
+        self.scratch.mark = Some(Arc::clone(&mark));
+        (self.mark, self.memory) = (mark, memory);
+    }
+
     /// Publishes again every change of the shard's only worker.
     pub(super) fn republish(&mut self, republisher: Republisher) {
         let now = self.clock.now();
@@ -172,6 +186,7 @@ impl Shard {
 
     /// Runs until [`Command::Stop`], or until the event loop itself fails.
     pub(super) fn run(&mut self) {
+        self.memory.bound_messages();
         let mut events = Events::with_capacity(POLL_EVENTS);
         let mut next_tick_ms = 0_u64;
         let mut unswept = false;
@@ -180,6 +195,7 @@ impl Shard {
         loop {
             let wait_ms = if unswept { 0 } else { self.poll_timeout_ms(next_tick_ms) };
             if wait_ms > 0 {
+                self.mark.wait();
                 pace.pause();
             }
             match self.poll.poll(&mut events, Some(Duration::from_millis(wait_ms))) {
@@ -191,8 +207,10 @@ impl Shard {
                 }
             }
             pace.begin_round();
+            self.mark.begin_round(Activity::HandlingCommands);
             events.iter().filter(|event| event.token() != WAKER).for_each(|event| self.enqueue(event.token().0));
             if self.handle_commands() {
+                self.mark.wait();
                 tracing::info!(shard = %self.id, "ingest ends");
                 return;
             }
@@ -205,12 +223,15 @@ impl Shard {
             self.transfer(now);
             let ticks = now.uptime_ms >= next_tick_ms;
             if ticks {
+                self.mark.enter(Activity::CheckingPublishers);
                 self.tick(now);
                 next_tick_ms = now.uptime_ms + TICK_MS;
             }
+            self.mark.enter(Activity::AskingReplays);
             self.ask_replays(now);
             self.current_worker = None;
             self.update_fleet();
+            self.mark.enter(Activity::Sweeping);
             unswept = false;
             for space in &mut self.spaces {
                 unswept |= space.sweep(ticks);
@@ -254,6 +275,7 @@ impl Shard {
             }
             let space = &mut self.spaces[publisher.space];
             self.current_worker = Some(publisher.index);
+            self.mark.enter_of(Activity::ApplyingEvents, publisher.index.0);
             let is_drained = publisher.take_quantum(space, scratch, &mut self.changes, now);
             messages += publisher.quantum_messages;
             if !is_drained {
@@ -287,6 +309,8 @@ impl Shard {
         self.current_worker = None;
         self.reopen_if_due(now);
         self.replays.check = true;
+        let replays = self.publishers.iter().filter_map(|publisher| publisher.replay.as_ref());
+        self.memory.replays.set(replays.map(|replay| replay.client.held_bytes() as u64).sum());
     }
 
     /// Lets the streams update their trust after a sweep has placed deferred blocks.

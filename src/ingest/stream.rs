@@ -76,6 +76,7 @@ use crate::index::{Refusal, Shortfall, StoreBlocks, StoreOutcome};
 use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
+use crate::watchdog::ThreadMark;
 use hold::{Message, StreamState};
 use relay::RelayState;
 
@@ -91,6 +92,8 @@ pub(super) struct Now {
 pub(super) struct Scratch {
     pub(super) batch: EventBatch,
     pub(super) locals: Vec<LocalHash>,
+    /// The mark of the shard's thread. Each batch is a round of it.
+    pub(super) mark: Option<Arc<ThreadMark>>,
 }
 
 /// One publisher's stream.

@@ -104,6 +104,8 @@ pub struct WorkerGauges {
     by_tier: [AtomicU64; 4],
     choked: AtomicBool,
     waiting: AtomicU64,
+    /// The one field that the memory thread writes, and the ingest thread reads.
+    held_back: AtomicBool,
 }
 
 impl WorkerGauges {
@@ -138,6 +140,17 @@ impl WorkerGauges {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    /// Whether its new blocks are refused, because memory is short and it has more blocks than others.
+    #[must_use]
+    pub fn is_held_back(&self) -> bool {
+        self.held_back.load(Ordering::Relaxed)
+    }
+
+    /// Refuses its new blocks from the next quantum on, or takes them again.
+    pub(crate) fn set_held_back(&self, held_back: bool) {
+        self.held_back.store(held_back, Ordering::Relaxed);
+    }
+
     pub(crate) fn set_waiting(&self, messages: usize) {
         self.waiting.store(messages as u64, Ordering::Relaxed);
     }
@@ -146,7 +159,7 @@ impl WorkerGauges {
         self.choked.store(choked, Ordering::Relaxed);
     }
 
-    pub(super) fn set(&self, held: &WorkerBlocks) {
+    pub(crate) fn set(&self, held: &WorkerBlocks) {
         self.bound.store(held.bound, Ordering::Relaxed);
         self.dormant.store(held.dormant, Ordering::Relaxed);
         for (gauge, blocks) in self.by_tier.iter().zip(held.by_tier) {

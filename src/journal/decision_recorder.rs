@@ -8,7 +8,9 @@ use std::thread::Thread;
 use super::decision_record::DecisionRecord;
 use super::identity::{IdentityHasher, fold, identities};
 use crate::ids::{LocalHash, SpaceId};
-use crate::limits::{JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_IDENTITIES_PER_WORKER, JOURNAL_WAITING_WORKERS_MAX};
+use crate::limits::{
+    JOURNAL_BUFFER_WORKERS_KEPT, JOURNAL_IDENTITIES_PER_WORKER, JOURNAL_WAITING_WORKERS_MAX, JOURNAL_WORKER_BYTES,
+};
 use crate::recycling_queue::{QueueBounds, Recycle, RecyclingQueue, Wake};
 use crate::route::{Decision, Observation, Policy, RouteRequest};
 
@@ -130,11 +132,17 @@ const fn weight(workers: usize, identities: usize) -> usize {
 pub struct DecisionQueue(RecyclingQueue<Box<QueuedDecision>>);
 
 impl DecisionQueue {
-    /// A queue with room for `records_max` decisions.
+    /// A queue with room for `records_max` decisions, and for `workers_max` workers in all of them.
     #[must_use]
-    pub fn new(records_max: usize) -> Self {
-        let bounds = QueueBounds { items_max: records_max, weight_max: JOURNAL_WAITING_WORKERS_MAX };
+    pub fn new(records_max: usize, workers_max: usize) -> Self {
+        let weight_max = workers_max.min(JOURNAL_WAITING_WORKERS_MAX);
+        let bounds = QueueBounds { items_max: records_max, weight_max };
         Self(RecyclingQueue::new(bounds, Wake::HalfFull))
+    }
+
+    /// Memory of the decisions that wait, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.weight() as u64 * JOURNAL_WORKER_BYTES
     }
 
     /// Sets the writer's thread, which is woken whenever the queue gets half full.
@@ -268,7 +276,8 @@ mod tests {
     }
 
     fn recorder(records_max: usize) -> (Arc<DecisionQueue>, Arc<SampleShares>, DecisionRecorder) {
-        let (queue, shares) = (Arc::new(DecisionQueue::new(records_max)), Arc::new(SampleShares::default()));
+        let (queue, shares) =
+            (Arc::new(DecisionQueue::new(records_max, usize::MAX)), Arc::new(SampleShares::default()));
         let recorder = DecisionRecorder::new(Arc::clone(&queue), Arc::clone(&shares), IdentityHasher::new(64));
         (queue, shares, recorder)
     }

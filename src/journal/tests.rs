@@ -15,6 +15,7 @@ use crate::limits::JOURNAL_FILE_BYTES_MIN;
 use crate::load::{BookingRef, Demand, EndReason, EndedBooking, Loads, LoadsConfig};
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::route::{Decision, Policy, WorkerFacts};
+use crate::watchdog::ThreadMark;
 
 const DECISIONS: usize = 60;
 
@@ -286,7 +287,7 @@ fn ended_loads() -> Arc<Loads> {
 fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("journal");
-    let (queue, shares) = (Arc::new(DecisionQueue::new(8)), Arc::new(SampleShares::default()));
+    let (queue, shares) = (Arc::new(DecisionQueue::new(8, usize::MAX)), Arc::new(SampleShares::default()));
     let (counters, judged) = (Arc::new(CounterSet::default()), Arc::new(parking_lot::Mutex::new(Counting(0))));
     let (loads, hasher) = (ended_loads(), IdentityHasher::new(8));
     let mut writer = Writer::new(WriterPlan {
@@ -297,6 +298,7 @@ fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
         hasher: hasher.clone(),
         judge: Box::new(Arc::clone(&judged)),
         counters: Arc::clone(&counters),
+        mark: Arc::new(ThreadMark::new("t", false)),
     })
     .unwrap();
     let mut recorder = DecisionRecorder::new(queue, Arc::clone(&shares), hasher);
@@ -349,7 +351,7 @@ fn a_writer_fills_file_after_file_and_marks_lost_decisions() {
 fn a_failing_disk_costs_journal_records_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("journal");
-    let (queue, shares) = (Arc::new(DecisionQueue::new(8)), Arc::new(SampleShares::default()));
+    let (queue, shares) = (Arc::new(DecisionQueue::new(8, usize::MAX)), Arc::new(SampleShares::default()));
     let counters = Arc::new(CounterSet::default());
     let mut writer = Writer::new(WriterPlan {
         origin: Origin::default(),
@@ -359,6 +361,7 @@ fn a_failing_disk_costs_journal_records_and_nothing_else() {
         hasher: IdentityHasher::default(),
         judge: Box::new(Arc::new(parking_lot::Mutex::new(Counting(0)))),
         counters: Arc::clone(&counters),
+        mark: Arc::new(ThreadMark::new("t", false)),
     })
     .unwrap();
     std::fs::remove_dir_all(&dir).unwrap();

@@ -21,6 +21,7 @@ use crate::load::Loads;
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::owned_directory::{self, OwnedDirectory};
 use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::{Activity, ThreadMark};
 
 const SUFFIX: &str = ".kvrj";
 
@@ -135,6 +136,8 @@ pub struct WriterPlan {
     pub judge: Box<dyn Judge>,
     /// The journal's counters.
     pub counters: Arc<CounterSet<JournalCounter>>,
+    /// The thread's mark.
+    pub mark: Arc<ThreadMark>,
 }
 
 /// The writer without its thread, which calls [`round`](Self::round).
@@ -309,7 +312,7 @@ impl WriterThread {
     /// `System` if the directory cannot be made or locked or the thread cannot start, `Config` if another daemon holds
     /// the directory.
     pub fn start(plan: WriterPlan, is_off: impl Fn() -> bool + Send + 'static) -> Result<Self> {
-        let queues = plan.queues.clone();
+        let (queues, mark) = (plan.queues.clone(), Arc::clone(&plan.mark));
         let mut writer = Writer::new(plan)?;
         let ending = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ending);
@@ -317,12 +320,16 @@ impl WriterThread {
             sandbox::enter(ThreadKind::Journal);
             // Acquire: pairs with the Release in `stop`.
             while !ended.load(Ordering::Acquire) {
+                mark.begin_round(Activity::WritingJournal);
                 if !writer.round() {
+                    mark.wait();
                     let pause_ms = if is_off() { JOURNAL_OFF_PAUSE_MS } else { JOURNAL_PAUSE_MS };
                     std::thread::park_timeout(Duration::from_millis(pause_ms));
                 }
             }
+            mark.begin_round(Activity::WritingJournal);
             writer.finish();
+            mark.wait();
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(|error| {
             Error::new(Kind::System, "cannot start the journal's writer", "raise the limit of threads").caused_by(error)

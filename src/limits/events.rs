@@ -63,6 +63,7 @@ const fn unanswered_ms(tries: u32) -> u64 {
 /// Most doublings of the time between probes of a quiet worker.
 pub const PROBE_DOUBLINGS_MAX: u32 = 3;
 
+const _: () = assert!(HELD_BYTES_MAX * 4 == RECOVERY_HELD_BYTES_MAX, "a worker's part is a quarter");
 const _: () = assert!(REPLAY_SILENT_TRIES_MAX <= REPLAY_TRIES_MAX);
 const _: () = assert!(REPLAY_BYTES_GUESSED <= REPLAYS_UNDER_WAY_BYTES_MAX);
 
@@ -77,11 +78,8 @@ pub const ZMQ_PARTS_MAX: usize = 64;
 pub const ZMQ_COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Bytes of one read. A larger message gets a buffer that doubles as its bytes arrive.
 pub const ZMQ_READ_BYTES: usize = 64 << 10;
-/// Bytes of the messages that an ingest thread is receiving, over all of its publishers and replays, beyond
-/// [`ZMQ_MESSAGE_BYTES_FREE`] of each. A message without room cuts its connection.
-pub const ZMQ_MESSAGES_BYTES_MAX: usize = 512 << 20;
-/// Bytes of a message that is being received which every publisher may have, whatever the others send. Engines send a few
-/// hundred KiB at most.
+/// Bytes of large messages that each connection may hold, whatever the others hold. Beyond it they share
+/// [`SHARD_MESSAGES_BYTES_MAX`](super::SHARD_MESSAGES_BYTES_MAX). Engines send a few hundred KiB at most.
 pub const ZMQ_MESSAGE_BYTES_FREE: usize = 1 << 20;
 /// Fairness quantum of a publisher: bytes read before the next.
 pub const ZMQ_QUANTUM_BYTES_MAX: usize = 1 << 20;
@@ -142,7 +140,6 @@ pub const RELAY_STREAM_BYTES_MAX: usize = 64 << 20;
 pub const RELAY_ANSWER_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(ZMQ_RECONNECT_MS_MIN <= ZMQ_RECONNECT_MS_MAX);
-const _: () = assert!(ZMQ_MESSAGE_BYTES_MAX <= ZMQ_MESSAGES_BYTES_MAX, "a single message always fits");
 const _: () = assert!(ZMQ_READ_BYTES <= ZMQ_MESSAGE_BYTES_FREE);
 const _: () = assert!(RELAY_PEERS_PER_ADDRESS_MAX < RELAY_PEERS_MAX, "one address never takes all connections");
 const _: () = assert!(REPLAY_RECEIVE_BYTES_MAX <= REPLAY_READ_AHEAD_BYTES_MAX);

@@ -6,6 +6,7 @@ use crossbeam::queue::ArrayQueue;
 
 use crate::columns::{Column, columns, numbered};
 use crate::ids::WorkerIndex;
+use crate::limits::ENDED_BOOKING_BYTES;
 
 /// Why a booking ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,9 @@ pub struct EndedBooking {
     /// Predicted time of the prefills that ended on the worker between the first token and the end, microseconds.
     pub prefilled_us: u32,
 }
+
+// What waits in the queue's slots, each with its stamp.
+const _: () = assert!(size_of::<EndedBooking>() + size_of::<usize>() <= ENDED_BOOKING_BYTES as usize);
 
 impl EndedBooking {
     /// The values that a journal records.

@@ -4,13 +4,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
-use super::loads::LoadsConfig;
+use super::loads_config::LoadsConfig;
 use super::prefill::{PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
-use crate::limits::{ACTIVE_WORDS_MAX, BOOKINGS_MAX, BOOKINGS_PER_SESSION_MAX};
+use crate::limits::BOOKINGS_PER_SESSION_MAX;
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef};
 use crate::shares::{share, share_rounded_down};
 
@@ -30,6 +30,9 @@ pub(super) struct Ledger {
     pub(super) secret: u64,
     /// The share of each limit that one user may take, percent.
     user_share_percent: u8,
+    /// The most bookings, and words of their prompts.
+    bookings_max: usize,
+    active_words_max: usize,
 }
 
 /// Milliseconds in nanoseconds of the bookings' clock.
@@ -50,6 +53,8 @@ impl Ledger {
             load_reporters: Reporters::default(),
             secret: config.secret,
             user_share_percent: config.user_share_percent,
+            bookings_max: config.bookings_max,
+            active_words_max: config.active_words_max,
         }
     }
 
@@ -72,20 +77,21 @@ impl Ledger {
                 "free requests when they end",
             ));
         }
-        let user_max = share(self.user_share_percent, BOOKINGS_MAX);
+        let bookings_max = self.bookings_max;
+        let user_max = share(self.user_share_percent, bookings_max);
         let of_user = user.map_or(0, |user| self.sessions.users.get(user).bookings);
-        if of_user >= user_max && self.bookings.live() < BOOKINGS_MAX {
+        if of_user >= user_max && self.bookings.live() < bookings_max {
             return Err(Error::new(
                 Kind::TooManyBookings,
                 format!("{user_max} bookings of this user are live"),
                 "free requests when they end, or raise serve.user_share_percent",
             ));
         }
-        if self.bookings.live() >= BOOKINGS_MAX {
+        if self.bookings.live() >= bookings_max {
             return Err(Error::new(
                 Kind::Overloaded,
-                format!("{BOOKINGS_MAX} bookings are live"),
-                "free requests when they end, or lower the booking age",
+                format!("{bookings_max} bookings are live"),
+                "free requests when they end, lower booking.age_s_max, or raise process.memory_bytes_max",
             ));
         }
         Ok(())
@@ -105,7 +111,7 @@ impl Ledger {
     /// Whether one more prompt of `session` may go into the tree. A user whose prompts could fill more than its share,
     /// if they had no block in common, leaves the rest to others.
     pub(super) fn may_share(&mut self, session: SessionId, blocks: usize) -> bool {
-        let user_max = share(self.user_share_percent, ACTIVE_WORDS_MAX) as u64;
+        let user_max = share(self.user_share_percent, self.active_words_max) as u64;
         let user = self.sessions.get_mut(session).map(|session| session.user);
         let of_user = user.map_or(0, |user| self.sessions.users.get(user).prompt_blocks);
         let (blocks, used) = (blocks as u64, u64::from(self.active.words_used()));

@@ -1,5 +1,7 @@
 //! The loads of all workers: what decisions book, and what gateways and workers report.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use parking_lot::Mutex;
 
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
@@ -8,55 +10,16 @@ use super::change_log::ChangesSeen;
 use super::ended::{EndReason, EndedBooking, EndedQueue};
 use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
-use super::prefill::{PrefillFigures, PrefillModel};
+use super::loads_config::LoadsConfig;
+use super::prefill::PrefillFigures;
 use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
-use super::reporters::{BackOff, BeyondShare, Reporter};
+use super::reporters::{BeyondShare, Reporter};
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
-use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{BOOKING_BYTES, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
-
-/// Limits of bookings, and the models of their load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadsConfig {
-    /// The age at which a booking ends.
-    pub age_ms_max: u64,
-    /// How long a session without connections keeps its bookings.
-    pub session_grace_ms: u64,
-    /// The secret of prompt and name hashes; unknown to those who choose prompts, so that they cannot force collisions.
-    pub secret: u64,
-    /// The model of the duration of a prefill.
-    pub prefill: PrefillModel,
-    /// Whether output counts as decode blocks.
-    pub track_output_blocks: bool,
-    /// The back-off of a worker after a failure.
-    pub back_off: BackOff,
-    /// The age at which a load report is ignored.
-    pub reported_load_ms_max: u64,
-    /// The share of sessions, bookings and prompt memory that one user may take, percent.
-    pub user_share_percent: u8,
-    /// Ended bookings that may wait for the journal; 0 = there is no journal.
-    pub ended_waiting_max: usize,
-}
-
-impl Default for LoadsConfig {
-    fn default() -> Self {
-        let prefill = PrefillModel::Off;
-        Self {
-            age_ms_max: 300_000,
-            session_grace_ms: 10_000,
-            secret: 0,
-            prefill,
-            track_output_blocks: false,
-            back_off: BackOff::default(),
-            reported_load_ms_max: 5_000,
-            user_share_percent: 100,
-            ended_waiting_max: 0,
-        }
-    }
-}
 
 /// A booking that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +85,8 @@ pub struct Loads {
     pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
     pub(super) ledger: Mutex<Ledger>,
+    /// Bookings that were ever live at a time, as of the last look for expired ones. Relaxed: a figure.
+    booking_slots: AtomicUsize,
     pub(super) config: LoadsConfig,
     /// Recorded bookings that have ended; `None` = there is no journal.
     ended: Option<EndedQueue>,
@@ -131,9 +96,10 @@ impl Loads {
     /// Idle workers at the places `0..workers`; all other places are unused.
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
-        let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret));
+        let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret, config.active_words_max));
         let ended = (config.ended_waiting_max > 0).then(|| EndedQueue::new(config.ended_waiting_max));
-        Self { cells, tree, ledger: Mutex::new(Ledger::new(&config)), config, ended }
+        let (ledger, booking_slots) = (Mutex::new(Ledger::new(&config)), AtomicUsize::new(0));
+        Self { cells, tree, ledger, booking_slots, config, ended }
     }
 
     /// A worker's load as booked, without a lock: every prefill in progress counts in full.
@@ -196,6 +162,13 @@ impl Loads {
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
         u64::from(self.ledger.lock().active.words_used()) * 8
+    }
+
+    /// Memory of bookings and of their prompts' blocks, bytes. It takes no lock; the part of the bookings is as old as the
+    /// last call of [`Loads::expire`].
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.booking_slots.load(Ordering::Relaxed) as u64 * BOOKING_BYTES + self.tree.bytes()
     }
 
     /// Gives an unused place to an idle worker.
@@ -411,6 +384,7 @@ impl Loads {
     /// let others in between.
     pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
         let mut ledger = self.ledger.lock();
+        self.booking_slots.store(ledger.bookings.slots(), Ordering::Relaxed);
         let mut expired = Expired::default();
         for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
             self.end(&mut ledger, slot, EndReason::SessionGone, now_ns);

@@ -144,6 +144,17 @@ impl Predictor {
         }
     }
 
+    /// Drops all predictions.
+    pub fn forget_all(&mut self) {
+        self.spaces.iter_mut().flatten().for_each(SpacePredictions::forget_all);
+    }
+
+    /// The memory of all predictions, bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.spaces.iter().flatten().map(SpacePredictions::memory_bytes).sum()
+    }
+
     /// Drops expired blocks and sweeps the indexes, up to a bounded number of blocks. Whether there is more to do.
     pub fn pass_time(&mut self, now_ms: u64) -> bool {
         let mut more = false;

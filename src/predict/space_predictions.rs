@@ -142,6 +142,12 @@ impl SpacePredictions {
         found.blocks.store(0, Ordering::Relaxed);
     }
 
+    /// Drops the blocks of all workers.
+    pub fn forget_all(&mut self) {
+        let workers = self.reader.workers.load_full();
+        workers.0.iter().flatten().for_each(|found| self.forget(found.index, found.worker));
+    }
+
     /// Predicts that a worker holds the blocks `locals` of a prompt that was booked on it, up to the worker's limit.
     pub fn book(&mut self, index: WorkerIndex, worker: Worker, locals: &[LocalHash], now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);

@@ -36,6 +36,7 @@ use prometheus_client::registry::Registry;
 use rand::RngExt;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::budget::Gauge;
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
@@ -54,6 +55,7 @@ use crate::metrics::{CounterName as _, CounterSet, PageCounter, RelayCounter};
 use crate::sandbox::{self, Grant, Place, Program, RefusalLog, ThreadKind};
 use crate::serve::{MetricsPort, MetricsThread};
 use crate::trust::Trust;
+use crate::watchdog::ThreadMark;
 use crate::zmtp::{Bounds, Role, Server, ServerPlan, prepare_lookups};
 use answer::Answering;
 use publish::{Kept, Outbound, Publication, Sending};
@@ -351,7 +353,9 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
 
 fn start_metrics(port: MetricsPort, relay: &Relay) -> Result<MetricsThread> {
     let sources = relay.sources.clone();
-    MetricsThread::start(Some(port), Arc::clone(&sources.pages), move |text| sources.render(text))
+    // No watchdog looks at a relay, and nothing divides its memory.
+    let counted = (Arc::clone(&sources.pages), Arc::new(ThreadMark::new("metrics", false)));
+    MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), move |text| sources.render(text))
 }
 
 fn ended(what: &str) -> Error {

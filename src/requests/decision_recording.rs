@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::budget::{Division, MemoryPart};
 use crate::config::{Config, Problems, policy_with};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::Space;
@@ -13,10 +14,12 @@ use crate::journal::{
     DecisionQueue, DecisionRecord, DecisionRecorder, FilesPlan, IdentityHasher, Judge, Origin, SampleShares,
     SpaceLabel, WriterPlan, WriterThread,
 };
+use crate::limits::JOURNAL_WORKER_BYTES;
 use crate::load::Loads;
 use crate::metrics::{CounterSet, JournalCounter};
 use crate::route::Policy;
 use crate::shadow::{PolicyComparison, ShadowTally};
+use crate::watchdog::ThreadMark;
 
 /// The queues of all serving threads, and the shadow policy.
 #[derive(Clone, Debug, Default)]
@@ -30,9 +33,10 @@ pub(crate) struct DecisionRecording {
 }
 
 impl DecisionRecording {
-    /// A queue for each of `cores` threads. Nothing is recorded yet.
-    pub(super) fn new(config: &Config, cores: usize) -> Self {
-        let queue = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max));
+    /// A queue for each of `cores` threads, within the journal's part of the memory. Nothing is recorded yet.
+    pub(super) fn new(config: &Config, cores: usize, division: &Division) -> Self {
+        let workers_max = division.of_each(MemoryPart::Journal, cores) / JOURNAL_WORKER_BYTES as usize;
+        let queue = |_| Arc::new(DecisionQueue::new(config.journal.ring_records_max, workers_max));
         let hasher = IdentityHasher::new(config.journal.prefix_tokens);
         Self { queues: (0..cores).map(queue).collect(), hasher, ..Self::default() }
     }
@@ -57,9 +61,14 @@ impl DecisionRecording {
         self.shares.shadow()
     }
 
+    /// Memory of the decisions that wait, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.bytes()).sum()
+    }
+
     /// The recorder of one serving thread.
     pub(super) fn recorder(&self, core: usize) -> DecisionRecorder {
-        let queue = self.queues.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1)), Arc::clone);
+        let queue = self.queues.get(core).map_or_else(|| Arc::new(DecisionQueue::new(1, 0)), Arc::clone);
         DecisionRecorder::new(queue, Arc::clone(&self.shares), self.hasher.clone())
     }
 
@@ -72,6 +81,7 @@ impl DecisionRecording {
         config: &Config,
         (instance_id, started_unix_ms): (u64, u64),
         (spaces, loads): (&[Space], &Arc<Loads>),
+        mark: Arc<ThreadMark>,
     ) -> Result<WriterThread> {
         let journal = &config.journal;
         let label = |space: &Space| SpaceLabel {
@@ -97,7 +107,7 @@ impl DecisionRecording {
         self.set_shadow(&config.shadow.policy, config.shadow.share)?;
         let judge = Box::new(self.shadow.clone());
         let (loads, hasher) = (Arc::clone(loads), self.hasher.clone());
-        let plan = WriterPlan { origin, files, queues, loads, hasher, judge, counters };
+        let plan = WriterPlan { origin, files, queues, loads, hasher, judge, counters, mark };
         let shares = Arc::clone(&self.shares);
         let thread = WriterThread::start(plan, move || shares.is_off())?;
         if has_files {

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use super::handler::KeptRequest;
 use super::wait_flag::{Notification, WaitFlag};
+use crate::budget::Gauge;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, WorkerIndex};
 use crate::limits::{QUEUE_BYTES_MAX, QUEUE_SETS_MAX};
@@ -138,6 +139,8 @@ pub struct RequestQueue {
     limits: QueueLimits,
     users: Arc<UserQuotas>,
     queue: Mutex<Queue<QueuedRequest>>,
+    /// Shows the memory of the requests.
+    held: Gauge,
     waiting: WaitFlag,
     inboxes: Box<[OnceLock<Arc<QueueInbox>>]>,
     /// Requests to decide again whatever capacity there is, in order: the fleet changed, and so may their workers.
@@ -150,12 +153,13 @@ pub struct RequestQueue {
 }
 
 impl RequestQueue {
-    /// A queue for up to `requests_max` requests of `cores` serving threads, on a clock that began at `started`.
+    /// A queue for up to `requests_max` requests of `bytes_max`, of `cores` serving threads, on a clock that began at
+    /// `started`.
     #[must_use]
-    pub(crate) fn new(cores: usize, requests_max: usize, started: Instant) -> Self {
+    pub(crate) fn new(cores: usize, (requests_max, bytes_max): (usize, usize), started: Instant) -> Self {
         let limits = QueueLimits {
             requests_max,
-            bytes_max: QUEUE_BYTES_MAX,
+            bytes_max: bytes_max.min(QUEUE_BYTES_MAX),
             sets_max: QUEUE_SETS_MAX,
             user_sets_max: QUEUE_SETS_MAX,
         };
@@ -164,6 +168,7 @@ impl RequestQueue {
             limits,
             users: Arc::default(),
             queue: Mutex::new(Queue::new(limits)),
+            held: Gauge::default(),
             waiting: WaitFlag::default(),
             inboxes: (0..cores).map(|_| OnceLock::new()).collect(),
             reconsidered: Mutex::default(),
@@ -182,6 +187,12 @@ impl RequestQueue {
 
     pub(crate) const fn counters(&self) -> &CounterSet<QueueCounter> {
         &self.counters
+    }
+
+    /// The memory of the requests that wait.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.held.get()
     }
 
     /// How many requests wait now.
@@ -244,6 +255,7 @@ impl RequestQueue {
         let mut queue = self.queue.lock();
         let done = act(&mut queue);
         self.waiting.set(queue.len());
+        self.held.set(queue.bytes() as u64);
         done
     }
 

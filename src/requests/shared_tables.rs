@@ -12,6 +12,7 @@ use super::decision_recording::DecisionRecording;
 use super::prediction_access::PredictionAccess;
 use super::request_queue::RequestQueue;
 use super::service::HelloInfo;
+use crate::budget::{Division, MemoryPart};
 use crate::config::Config;
 use crate::fleet::{Fleet, FleetTable};
 use crate::ids::SpaceId;
@@ -46,9 +47,10 @@ pub(crate) struct RequestTables {
 }
 
 impl RequestTables {
-    /// The tables of a daemon that starts now with `cores` threads that decide, under a random instance id.
+    /// The tables of a daemon that starts now with `cores` threads that decide, under a random instance id, within the
+    /// bounds of `division`.
     pub(crate) fn new(
-        config: &Config,
+        (config, division): (&Config, &Division),
         (cores, started): (usize, Instant),
         (fleet, policies): (&Arc<Fleet>, PolicyTable),
         indexes: Vec<IndexReader>,
@@ -56,7 +58,8 @@ impl RequestTables {
         loads: &Arc<Loads>,
     ) -> Self {
         let users = Arc::new(UserQuotas::new(config.serve.user_share_percent));
-        let queue = RequestQueue::new(CORES_MAX + 1, config.policy.queue_requests_max, started);
+        let queue_bytes_max = division.of_each(MemoryPart::Queue, 1);
+        let queue = RequestQueue::new(CORES_MAX + 1, (config.policy.queue_requests_max, queue_bytes_max), started);
         let affinities = AffinityTable::new(config.policy.affinity_sessions_max, rand::rng().random());
         Self {
             instance_id: rand::rng().random_range(1..=u64::MAX),
@@ -67,7 +70,7 @@ impl RequestTables {
             loads: Arc::clone(loads),
             policies: Arc::new(ArcSwap::from_pointee(policies)),
             round_robin_counters: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
-            recording: DecisionRecording::new(config, cores),
+            recording: DecisionRecording::new(config, cores, division),
             affinities: Arc::new(affinities.shared_by(config.serve.user_share_percent)),
             queue: Arc::new(queue.shared_by(Arc::clone(&users))),
             users,

@@ -161,6 +161,12 @@ const WRITING: &[Call] = calls![
     "unlinkat",
 ];
 
+/// A file of figures that is open.
+const MEASURING: &[Call] = calls!["pread64"];
+
+/// Files that are removed.
+const REMOVING: &[Call] = calls!["fsync", "unlink", "unlinkat"];
+
 /// The resolver of the C library.
 const RESOLVER: &[Call] = calls![
     "access", "bind", "connect", "faccessat", "getsockname", "ioctl", "recvfrom", "recvmsg", "sendmmsg",
@@ -242,7 +248,7 @@ pub enum Program {
 /// The kinds of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadKind {
-    /// The main thread of the daemon, which also reads the configuration again.
+    /// The main thread of the daemon.
     Control,
     /// Answers gateways, on epoll.
     Serving,
@@ -256,7 +262,8 @@ pub enum ThreadKind {
     Names,
     /// Asks engines by HTTP.
     Asking,
-    /// Reads files of workers, checks snapshots and diagnoses, beside the control thread.
+    /// Reads files of workers and the configuration, checks and removes snapshots, and diagnoses, beside the control
+    /// thread.
     Files,
     /// Answers HTTP callers.
     HttpPort,
@@ -272,7 +279,9 @@ pub enum ThreadKind {
     Predictor,
     /// Touches memory before an ingest thread needs it.
     IndexPages,
-    /// Watches the memory of the process.
+    /// Compares the memory of the process with its budget.
+    Memory,
+    /// Watches the other threads.
     Watchdog,
     /// The main thread of a relay.
     RelayControl,
@@ -302,6 +311,7 @@ impl ThreadKind {
         T::Journal,
         T::Predictor,
         T::IndexPages,
+        T::Memory,
         T::Watchdog,
         T::RelayControl,
         T::RelayPort,
@@ -327,6 +337,7 @@ impl ThreadKind {
             T::Journal => "journal",
             T::Predictor => "predictor",
             T::IndexPages => "index_pages",
+            T::Memory => "memory",
             T::Watchdog => "watchdog",
             T::RelayControl => "relay_control",
             T::RelayPort => "relay_port",
@@ -345,12 +356,13 @@ impl ThreadKind {
             T::Loads => &[EVENTS, STREAMS, CONNECTIONS],
             T::Names => &[READING, RESOLVER, THREADS],
             T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
-            T::Files => &[EVENTS, READING, THREADS, WATCHING],
+            T::Files => &[EVENTS, READING, REMOVING, THREADS, WATCHING],
             T::HttpPort => &[EVENTS, STREAMS, LISTENERS, THREADS],
             T::MetricsPage => &[EVENTS, STREAMS, LISTENERS, THREADS],
             T::Snapshots | T::Journal => &[READING, WRITING],
-            T::SnapshotLoads | T::Watchdog => &[READING],
-            T::Predictor | T::IndexPages => &[],
+            T::SnapshotLoads => &[READING],
+            T::Memory => &[MEASURING],
+            T::Predictor | T::IndexPages | T::Watchdog => &[],
             T::RelayControl => &[EVENTS, STREAMS, THREADS, WRITING, READING],
             T::RelayPort => &[EVENTS, STREAMS, LISTENERS, WRITING, READING],
             T::Gateway => {
@@ -372,10 +384,9 @@ impl ThreadKind {
         match self {
             T::Control | T::Gateway => &Place::ALL,
             T::Names | T::Asking => &[Place::Resolver],
-            T::Files => &[Place::Workers, Place::Process, Place::Snapshots],
+            T::Files => &[Place::Config, Place::Accounts, Place::Workers, Place::Process, Place::Snapshots],
             T::Snapshots | T::SnapshotLoads => &[Place::Snapshots],
             T::Journal => &[Place::Journal],
-            T::Watchdog => &[Place::Process],
             T::RelayControl | T::RelayPort => &[Place::Sockets],
             _ => &[],
         }
@@ -446,6 +457,7 @@ impl Program {
                 T::Journal,
                 T::Predictor,
                 T::IndexPages,
+                T::Memory,
                 T::Watchdog,
             ],
             Self::Relay => &[T::RelayControl, T::RelayPort, T::Ingest, T::Names, T::MetricsPage, T::IndexPages],

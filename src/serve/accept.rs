@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::core::CoreHandle;
 use super::socket_file::BoundSocket;
+use crate::budget::{Shed, ShedFlags};
 use crate::config::{AccessConfig, Config};
 use crate::error::{Error, Kind, Result};
 use crate::ids::CorrelationId;
@@ -34,6 +35,7 @@ pub struct Acceptor {
     connections_max: usize,
     admission: Arc<ArcSwap<Admission>>,
     users: Arc<UserQuotas>,
+    flags: ShedFlags,
     counters: Arc<CounterSet<DaemonCounter>>,
     encoder: ReplyEncoder,
     log_quota: LogQuota,
@@ -55,8 +57,19 @@ impl Acceptor {
         let listener = socket.listen_async()?;
         let (encoder, log_quota) = (ReplyEncoder::default(), LogQuota::default());
         let admission = Arc::new(ArcSwap::from_pointee(Admission::by_mode("serve")));
-        let users = Arc::default();
-        Ok(Self { listener, cores, connections_max, admission, users, counters, encoder, log_quota, _socket: socket })
+        let (users, flags) = (Arc::default(), ShedFlags::default());
+        Ok(Self {
+            listener,
+            cores,
+            connections_max,
+            admission,
+            users,
+            flags,
+            counters,
+            encoder,
+            log_quota,
+            _socket: socket,
+        })
     }
 
     /// The same for the users that `admission` lists at the time of each connection.
@@ -70,6 +83,13 @@ impl Acceptor {
     #[must_use]
     pub fn shared_by(mut self, users: Arc<UserQuotas>) -> Self {
         self.users = users;
+        self
+    }
+
+    /// The same, refusing new connections while memory is short.
+    #[must_use]
+    pub fn shedding(mut self, flags: ShedFlags) -> Self {
+        self.flags = flags;
         self
     }
 
@@ -117,6 +137,10 @@ impl Acceptor {
 
     /// Gives a connection to the core with the fewest. On failure returns it with the counter and the reason.
     fn hand_over(&self, stream: StdStream, uid: u32) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
+        if self.flags.has(Shed::Connections) {
+            let why = "the daemon's memory budget is nearly used";
+            return Err((stream, DaemonCounter::ConnectionsRefusedMemory, why));
+        }
         let alive = || self.cores.iter().filter(|core| core.is_alive());
         let open: usize = alive().map(CoreHandle::connections).sum();
         let Some(least) = alive().min_by_key(|core| core.connections()) else {
@@ -139,11 +163,11 @@ impl Acceptor {
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
             tracing::warn!(uid, why, withheld, "a connection is refused");
         }
-        let error = Error::new(
-            Kind::Overloaded,
-            why,
-            "share connections: one connection takes any number of requests in flight",
-        );
+        let remedy = match counter {
+            DaemonCounter::ConnectionsRefusedMemory => "try again later, or raise memory_bytes_max in [process]",
+            _ => "share connections: one connection takes any number of requests in flight",
+        };
+        let error = Error::new(Kind::Overloaded, why, remedy);
         turn_away(stream, &error, &mut self.encoder);
     }
 }
@@ -319,30 +343,25 @@ pub struct Admissions {
 }
 
 impl Admissions {
-    /// The admissions of a configuration.
+    /// The admissions of a configuration. It reads the system's users and groups, which takes what time the system
+    /// takes.
     ///
     /// # Errors
     /// As [`Admission::resolve`].
     pub fn resolve(config: &Config) -> Result<Self> {
-        let [routing, admin] = both(config)?;
+        let routing = Admission::resolve("serve", &config.serve.access)?;
+        let admin = Admission::resolve("admin", &config.admin.access)?;
         Ok(Self { routing: Arc::new(ArcSwap::from_pointee(routing)), admin: Arc::new(ArcSwap::from_pointee(admin)) })
     }
 
-    /// Replaces both by those of a configuration, or neither. `true` = one of them has changed.
-    ///
-    /// # Errors
-    /// As [`Admission::resolve`].
-    pub fn replace(&self, config: &Config) -> Result<bool> {
-        let [routing, admin] = both(config)?;
-        let is_changed = **self.routing.load() != routing || **self.admin.load() != admin;
-        self.routing.store(Arc::new(routing));
-        self.admin.store(Arc::new(admin));
-        Ok(is_changed)
+    /// Replaces both by those of another value. `true` = one of them has changed.
+    pub fn replace(&self, next: &Self) -> bool {
+        let (routing, admin) = (next.routing.load_full(), next.admin.load_full());
+        let is_changed = **self.routing.load() != *routing || **self.admin.load() != *admin;
+        self.routing.store(routing);
+        self.admin.store(admin);
+        is_changed
     }
-}
-
-fn both(config: &Config) -> Result<[Admission; 2]> {
-    Ok([Admission::resolve("serve", &config.serve.access)?, Admission::resolve("admin", &config.admin.access)?])
 }
 
 #[cfg(test)]

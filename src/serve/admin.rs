@@ -1,29 +1,45 @@
 //! The admin socket: the frames of the routing protocol on the control thread, for administration.
+//!
+//! An answer that other threads must work on comes later: the control thread goes on meanwhile, also with the other
+//! requests of the same connection. The answers that come later keep their order among each other.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 use tokio::net::UnixListener;
+use tokio::sync::mpsc;
 
 use super::accept::{Admission, turn_away};
-use super::connection::{Connection, Peer, Phase, Respond, drive};
+use super::connection::{Connection, Ended, Peer, Phase, Respond, drive};
 use super::deadlines::{PeerWait, timed_out};
 use super::io_backend::{EpollStream, Stream};
 use super::reply_writer::ReplyWriter;
-use super::responder::{Encoded, hello_again, hello_facts, require_hello};
+use super::responder::{Answer, Encoded, hello_again, hello_facts, require_hello};
 use super::socket_file::BoundSocket;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::FleetTable;
 use crate::ids::CorrelationId;
-use crate::limits::{ACCEPT_PAUSE_MS, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX};
+use crate::limits::{
+    ACCEPT_PAUSE_MS, ADMIN_ANSWERS_WAITING_MAX, ADMIN_CONNECTIONS_MAX, ADMIN_FRAME_BODY_BYTES_MAX, WORKERS_PAGE_MAX,
+};
 use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::HelloInfo;
 use crate::wire::{AdminReply, AdminRequest, FrameHeader, ReplyEncoder, Request, RequestScratch, decode_request};
+
+/// An answer to a request.
+pub enum AdminAnswer {
+    /// The reply.
+    Now(AdminReply),
+    /// The reply comes when other threads have done their part. The future may be dropped at any await; what other
+    /// threads do then goes on.
+    Later(Pin<Box<dyn Future<Output = Result<AdminReply>>>>),
+}
 
 /// Answers the requests of the admin socket.
 pub trait AdminService {
@@ -42,24 +58,30 @@ pub trait AdminService {
     /// # Errors
     /// The reason for the refusal: [`Kind::InvalidArgument`] if there is no such worker, a setting is invalid, or there
     /// is no shadow policy to promote (nothing changes then); [`Kind::Overloaded`] if the ingest thread takes no command
-    /// now; [`Kind::System`] if a snapshot cannot be removed.
-    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply>;
+    /// now, or an earlier request of this kind is still at work; [`Kind::System`] if a snapshot cannot be removed.
+    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer>;
 }
 
-/// Answers the frames of admin connections.
+/// A request whose answer comes later.
+type Waiting = (CorrelationId, Pin<Box<dyn Future<Output = Result<AdminReply>>>>);
+
+/// Answers the frames of one admin connection.
 struct AdminResponder {
     service: Rc<dyn AdminService>,
     scratch: RequestScratch,
     encoder: ReplyEncoder,
+    waiting: mpsc::Sender<Waiting>,
 }
 
 impl AdminResponder {
-    fn new(service: Rc<dyn AdminService>) -> Self {
-        Self { service, scratch: RequestScratch::default(), encoder: ReplyEncoder::default() }
+    /// Also the receiver of the requests whose answers come later.
+    fn new(service: Rc<dyn AdminService>) -> (Self, mpsc::Receiver<Waiting>) {
+        let (waiting, later) = mpsc::channel(ADMIN_ANSWERS_WAITING_MAX);
+        (Self { service, scratch: RequestScratch::default(), encoder: ReplyEncoder::default(), waiting }, later)
     }
 
     /// Answers one request. As in the routing socket's dispatcher, a request that no arm answers does not compile.
-    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
+    fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Answer> {
         let id = header.correlation_id;
         require_hello(peer, header)?;
         let request = decode_request(header.kind, body, &mut self.scratch)?;
@@ -71,12 +93,21 @@ impl AdminResponder {
                 let version = hello.negotiate()?;
                 peer.phase = Phase::Open(None);
                 let facts = hello_facts(version, &self.service.hello(), ADMIN_FRAME_BODY_BYTES_MAX);
-                Ok(Encoded::reply(out, |out| self.encoder.hello(id, &facts, &self.service.fleet(), out)))
+                Ok(Answer::Reply(Encoded::reply(out, |out| self.encoder.hello(id, &facts, &self.service.fleet(), out))))
             }
             Request::Admin(request) => {
-                let reply = self.service.answer(&within_a_page(request))?;
-                debug_assert_eq!(reply.kind() as u8, header.kind + 1, "the reply is the one of the request");
-                Ok(Encoded::reply(out, |out| self.encoder.admin(id, &reply, out)))
+                // Before the request is carried out.
+                let slot = self.waiting.try_reserve().map_err(|_| too_many_waiting())?;
+                match Rc::clone(&self.service).answer(&within_a_page(request))? {
+                    AdminAnswer::Now(reply) => {
+                        debug_assert_eq!(reply.kind() as u8, header.kind + 1, "the reply is the one of the request");
+                        Ok(Answer::Reply(Encoded::reply(out, |out| self.encoder.admin(id, &reply, out))))
+                    }
+                    AdminAnswer::Later(answer) => {
+                        slot.send((id, answer));
+                        Ok(Answer::Queued)
+                    }
+                }
             }
             Request::Route(_)
             | Request::Overlap(_)
@@ -97,6 +128,41 @@ impl AdminResponder {
     }
 }
 
+fn too_many_waiting() -> Error {
+    let problem = format!("{ADMIN_ANSWERS_WAITING_MAX} requests of this connection wait for their answers");
+    Error::new(Kind::Overloaded, problem, "read their answers first")
+}
+
+/// Writes the answers that come later, each when it is there. Returns only if the connection fails, or if its peer has
+/// not taken an answer within the timeout (zero = for ever).
+async fn answer_later<S: Stream>(
+    (stream, timeout): (&S, Duration),
+    responder: &RefCell<AdminResponder>,
+    later: &mut mpsc::Receiver<Waiting>,
+    writer: &ReplyWriter,
+) -> Ended {
+    while let Some((id, answer)) = later.recv().await {
+        let answer = answer.await;
+        let mut out = Vec::new();
+        match answer {
+            Ok(reply) => responder.borrow_mut().encoder.admin(id, &reply, &mut out),
+            Err(error) => responder.borrow_mut().refuse(id, &error, &mut out),
+        }
+        let write = writer.write_all(stream, out);
+        let written = match timeout.is_zero() {
+            true => Ok(write.await),
+            false => tokio::time::timeout(timeout, write).await,
+        };
+        match written {
+            Ok((Ok(()), _)) => {}
+            Ok((Err(error), _)) => return Ended::Failed(error),
+            Err(_) => return Ended::Unread,
+        }
+    }
+    // Never: the responder holds the sender.
+    std::future::pending().await
+}
+
 /// The same request; a status for at most one page of workers.
 fn within_a_page(request: AdminRequest<'_>) -> AdminRequest<'_> {
     match request {
@@ -111,7 +177,7 @@ fn within_a_page(request: AdminRequest<'_>) -> AdminRequest<'_> {
 impl Respond for AdminResponder {
     fn respond(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) {
         match self.answer(peer, header, body, out) {
-            Ok(Encoded { .. }) => {}
+            Ok(_) => {}
             Err(error) => self.refuse(header.correlation_id, &error, out),
         }
     }
@@ -129,7 +195,9 @@ impl Respond for AdminResponder {
 /// The admin socket and its connections.
 pub struct AdminServer {
     listener: UnixListener,
-    responder: Rc<RefCell<AdminResponder>>,
+    service: Rc<dyn AdminService>,
+    /// Of the errors for connections that are refused.
+    encoder: RefCell<ReplyEncoder>,
     open: Rc<Cell<usize>>,
     admission: Arc<ArcSwap<Admission>>,
     /// The longest wait for input of a peer, or for space for its replies; zero = for ever.
@@ -151,10 +219,10 @@ impl AdminServer {
         counters: Arc<CounterSet<DaemonCounter>>,
     ) -> Result<Self> {
         let listener = socket.listen_async()?;
-        let responder = Rc::new(RefCell::new(AdminResponder::new(service)));
         Ok(Self {
             listener,
-            responder,
+            service,
+            encoder: RefCell::default(),
             open: Rc::default(),
             admission: Arc::new(ArcSwap::from_pointee(Admission::by_mode("admin"))),
             frame_timeout: Duration::ZERO,
@@ -230,14 +298,15 @@ impl AdminServer {
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
             tracing::warn!(uid, %error, withheld, "an admin connection is refused");
         }
-        turn_away(stream, error, &mut self.responder.borrow_mut().encoder);
+        turn_away(stream, error, &mut self.encoder.borrow_mut());
     }
 
     /// Answers a connection in a task of its own.
     fn serve(&self, stream: EpollStream, uid: u32) {
         self.open.set(self.open.get() + 1);
         let counted = OpenConnectionGuard(Rc::clone(&self.open));
-        let (responder, log_quota) = (Rc::clone(&self.responder), Rc::clone(&self.log_quota));
+        let (responder, mut later) = AdminResponder::new(Rc::clone(&self.service));
+        let (responder, log_quota) = (RefCell::new(responder), Rc::clone(&self.log_quota));
         let (frame_timeout, counters) = (self.frame_timeout, Arc::clone(&self.counters));
         tokio::task::spawn_local(async move {
             let _counted = counted;
@@ -246,6 +315,7 @@ impl AdminServer {
             // A read or write on epoll may be dropped.
             let ended = tokio::select! {
                 ended = drive(&stream, &responder, &connection, &writer, None) => ended,
+                ended = answer_later((&stream, frame_timeout), &responder, &mut later, &writer) => ended,
                 peer_wait = timed_out(&peer_wait, frame_timeout), if !frame_timeout.is_zero() => {
                     counters.bump(DaemonCounter::AdminConnectionsOverdue);
                     if let Some(withheld) = log_quota.take(Instant::now()) {
@@ -254,6 +324,9 @@ impl AdminServer {
                     return send_timeout_error(&stream, peer_wait, frame_timeout, &mut responder.borrow_mut().encoder);
                 }
             };
+            if matches!(ended, Ended::Unread) {
+                counters.bump(DaemonCounter::AdminConnectionsOverdue);
+            }
             if ended.is_peer_leaving() {
                 tracing::debug!(uid, %ended, "an admin connection has ended");
             } else if let Some(withheld) = log_quota.take(Instant::now()) {

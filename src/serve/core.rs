@@ -15,19 +15,24 @@ use tokio::sync::Notify;
 
 use super::busy_poll::{BusyPoll, PollShares, Poller};
 use super::connection::{Connection, Ended, drive};
-use super::deadlines::{PeerWait, enforce_read_deadlines, enforce_unread_limit};
+use super::deadlines::{PeerWait, enforce_read_deadlines, enforce_reply_budget, enforce_unread_limit};
 use super::io_backend::{EpollStream, IoBackend, Stream, UringStream, block_on_epoll, block_on_uring};
 use super::lane::{Lanes, Transport, serve_lanes};
 use super::receive::ReceiveBudget;
-use super::reply_writer::{Pushed, ReplyWriter};
+use super::reply_writer::{Pushed, ReplyBudget, ReplyWriter};
 use super::responder::RoutingResponder;
 use super::watch::push_changes;
+use crate::budget::{Gauge, MemoryAccounts, MemoryPart};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, MAILBOX_MESSAGES_MAX, UNREAD_MS_MAX_DEFAULT};
+use crate::limits::{
+    CORE_RECEIVE_BYTES_MAX, CORE_REPLIES_BYTES_MAX, DRAIN_GRACE_MS, FRAME_BODY_BYTES_MAX_DEFAULT, MAILBOX_MESSAGES_MAX,
+    UNREAD_MS_MAX_DEFAULT,
+};
 use crate::log_quota::LogQuota;
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::requests::{QueueInbox, QueueMessage, Service};
 use crate::shares::UserReservation;
+use crate::watchdog::{Activity, ThreadMark, watched};
 
 /// The settings of a core.
 #[derive(Clone, Debug)]
@@ -51,12 +56,51 @@ pub struct CoreOptions {
     pub user_share_percent: u8,
     /// The daemon's shm lanes; `None` = its connections open none.
     pub lanes: Option<Arc<Lanes>>,
+    /// The thread's mark; `None` = no watchdog looks at it.
+    pub mark: Option<Arc<ThreadMark>>,
+    /// The memory of its connections.
+    pub memory: CoreMemory,
+}
+
+/// The memory that the connections of one core share: what it may take, and what it takes.
+#[derive(Clone, Debug)]
+pub struct CoreMemory {
+    /// The most bytes of large frames that are being received; more only if the largest frame needs it.
+    pub frames_bytes_max: usize,
+    /// Shows those bytes.
+    pub frames: Gauge,
+    /// The most bytes of replies that gateways have not read.
+    pub replies_bytes_max: usize,
+    /// Shows those bytes.
+    pub replies: Gauge,
+}
+
+impl Default for CoreMemory {
+    /// The bounds of the implementation alone.
+    fn default() -> Self {
+        let (frames_bytes_max, replies_bytes_max) = (CORE_RECEIVE_BYTES_MAX, CORE_REPLIES_BYTES_MAX as usize);
+        Self { frames_bytes_max, frames: Gauge::default(), replies_bytes_max, replies: Gauge::default() }
+    }
+}
+
+impl CoreMemory {
+    /// One of `cores` equal parts.
+    #[must_use]
+    pub fn of(accounts: &MemoryAccounts, cores: usize) -> Self {
+        let of_each = |part| accounts.division().of_each(part, cores);
+        Self {
+            frames_bytes_max: of_each(MemoryPart::Frames).min(CORE_RECEIVE_BYTES_MAX),
+            frames: accounts.gauge(MemoryPart::Frames),
+            replies_bytes_max: of_each(MemoryPart::Replies).min(CORE_REPLIES_BYTES_MAX as usize),
+            replies: accounts.gauge(MemoryPart::Replies),
+        }
+    }
 }
 
 impl CoreOptions {
     /// Core number `index` with defaults: not pinned, without busy-polling.
     #[must_use]
-    pub const fn new(index: usize, io_backend: IoBackend) -> Self {
+    pub fn new(index: usize, io_backend: IoBackend) -> Self {
         Self {
             index,
             pin: None,
@@ -67,6 +111,8 @@ impl CoreOptions {
             frame_timeout_ms: 0,
             user_share_percent: 100,
             lanes: None,
+            mark: None,
+            memory: CoreMemory::default(),
         }
     }
 }
@@ -170,11 +216,19 @@ fn serve<S: Service + 'static>(
     service: S,
     report: impl FnOnce(Result<()>),
 ) {
+    let mark = options.mark.clone().unwrap_or_else(|| Arc::new(ThreadMark::new("core", true)));
     let responder = RoutingResponder::new(service, Arc::clone(&counters), options.frame_body_bytes_max);
-    let responder = RefCell::new(responder.on_core(options.index, &mailbox.inbox, options.lanes.clone()));
+    let responder = responder.on_core(options.index, &mailbox.inbox, options.lanes.clone()).marking(&mark);
+    let (responder, of_task) = (RefCell::new(responder), Arc::clone(&mark));
     match options.io_backend {
-        IoBackend::Uring => block_on_uring(report, run::<UringStream, S>(options, mailbox, counters, responder)),
-        IoBackend::Epoll => block_on_epoll(report, run::<EpollStream, S>(options, mailbox, counters, responder)),
+        IoBackend::Uring => {
+            let running = run::<UringStream, S>(options, mailbox, (counters, mark), responder);
+            block_on_uring(report, watched(of_task, Activity::Accepting, running));
+        }
+        IoBackend::Epoll => {
+            let running = run::<EpollStream, S>(options, mailbox, (counters, mark), responder);
+            block_on_epoll(report, watched(of_task, Activity::Accepting, running));
+        }
     }
 }
 
@@ -188,10 +242,12 @@ pub(super) struct CoreState<T, S: Service> {
     pub(super) open: RefCell<FxHashMap<u64, Rc<ConnectionHandle<T>>>>,
     ended: Notify,
     pub(super) receive_budget: Rc<ReceiveBudget>,
+    pub(super) reply_budget: Rc<ReplyBudget>,
     pub(super) log_quota: LogQuota,
     pub(super) poll_shares: Rc<PollShares>,
     /// The number of the next connection or lane.
     next_id: Cell<u64>,
+    mark: Arc<ThreadMark>,
 }
 
 /// An open connection: its stream, and the writer of its replies.
@@ -204,8 +260,8 @@ pub(super) struct ConnectionHandle<T> {
 }
 
 impl<T: Stream> ConnectionHandle<T> {
-    pub(super) fn new(stream: Transport<T>, peer_wait: Rc<Cell<PeerWait>>) -> Self {
-        Self { stream, writer: ReplyWriter::default(), is_unread: Cell::new(false), peer_wait }
+    pub(super) fn new(stream: Transport<T>, peer_wait: Rc<Cell<PeerWait>>, budget: &Rc<ReplyBudget>) -> Self {
+        Self { stream, writer: ReplyWriter::within(budget), is_unread: Cell::new(false), peer_wait }
     }
 
     pub(super) fn is_unread(&self) -> bool {
@@ -223,12 +279,15 @@ impl<T: Stream> ConnectionHandle<T> {
 async fn run<T: Stream, S: Service + 'static>(
     options: CoreOptions,
     mailbox: Arc<Mailbox>,
-    counters: Arc<CounterSet<CoreCounter>>,
+    (counters, mark): (Arc<CounterSet<CoreCounter>>, Arc<ThreadMark>),
     responder: RefCell<RoutingResponder<S>>,
 ) {
     let (open, ended, log_quota) = (RefCell::default(), Notify::new(), LogQuota::default());
     let CoreOptions { frame_body_bytes_max, user_share_percent, .. } = options;
-    let receive_budget = Rc::new(ReceiveBudget::new(frame_body_bytes_max, user_share_percent, Arc::clone(&counters)));
+    let CoreMemory { frames_bytes_max, frames, replies_bytes_max, replies } = options.memory.clone();
+    let (of_frames, bounds) = ((frames_bytes_max, frames), (frame_body_bytes_max, user_share_percent));
+    let receive_budget = Rc::new(ReceiveBudget::new(bounds, of_frames, Arc::clone(&counters)));
+    let reply_budget = Rc::new(ReplyBudget::new(replies_bytes_max, replies));
     let busy_poll = Rc::new(BusyPoll::new(options.spin_us_max, Arc::clone(&counters)));
     let (poll_shares, next_id) = (PollShares::new(&busy_poll, options.spin_us_max), Cell::new(0));
     let core: Rc<CoreState<T, S>> = Rc::new(CoreState {
@@ -239,16 +298,19 @@ async fn run<T: Stream, S: Service + 'static>(
         open,
         ended,
         receive_budget,
+        reply_budget,
         log_quota,
         poll_shares,
         next_id,
+        mark,
     });
     let tasks = [
-        tokio::task::spawn_local(push_changes(Rc::clone(&core))),
-        tokio::task::spawn_local(enforce_unread_limit(Rc::clone(&core))),
-        tokio::task::spawn_local(enforce_read_deadlines(Rc::clone(&core))),
-        tokio::task::spawn_local(serve_lanes(Rc::clone(&core))),
-        tokio::task::spawn_local(async move { busy_poll.run().await }),
+        core.spawn(Activity::CheckingConnections, push_changes(Rc::clone(&core))),
+        core.spawn(Activity::CheckingConnections, enforce_unread_limit(Rc::clone(&core))),
+        core.spawn(Activity::CheckingConnections, enforce_reply_budget(Rc::clone(&core))),
+        core.spawn(Activity::CheckingConnections, enforce_read_deadlines(Rc::clone(&core))),
+        core.spawn(Activity::CheckingConnections, serve_lanes(Rc::clone(&core))),
+        core.spawn(Activity::CheckingConnections, async move { busy_poll.run().await }),
     ];
     let deadline = loop {
         match core.mailbox.next().await {
@@ -262,6 +324,15 @@ async fn run<T: Stream, S: Service + 'static>(
 }
 
 impl<T: Stream, S: Service + 'static> CoreState<T, S> {
+    /// Starts a task on this core's thread. Each of its polls is a round of the thread.
+    pub(super) fn spawn(
+        &self,
+        activity: Activity,
+        task: impl Future<Output = ()> + 'static,
+    ) -> tokio::task::JoinHandle<()> {
+        tokio::task::spawn_local(watched(Arc::clone(&self.mark), activity, task))
+    }
+
     /// A number for a connection or lane, never reused.
     pub(super) fn take_id(&self) -> u64 {
         self.next_id.replace(self.next_id.get() + 1)
@@ -284,7 +355,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
         let peer_wait = connection.borrow().peer_wait();
         let open = ConnectionGuard { core: Rc::clone(self), id, connection, _reservation: reservation };
         let handle = match Transport::from_std(stream) {
-            Ok(stream) => Rc::new(ConnectionHandle::new(stream, peer_wait)),
+            Ok(stream) => Rc::new(ConnectionHandle::new(stream, peer_wait, &self.reply_budget)),
             Err(error) => {
                 self.counters.bump(CoreCounter::ConnectionsFailed);
                 if let Some(withheld) = self.log_quota.take(Instant::now()) {
@@ -294,7 +365,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
             }
         };
         self.open.borrow_mut().insert(id, Rc::clone(&handle));
-        tokio::task::spawn_local(async move {
+        self.spawn(Activity::ReadingFrames, async move {
             let ConnectionHandle { stream, writer, is_unread, .. } = &*handle;
             let poller = Poller::new(&open.core.poll_shares, id);
             let ended = drive(stream, &open.core.responder, &open.connection, writer, Some(&poller)).await;
@@ -314,7 +385,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
             // A task of its own: if a decision panics, the core goes on.
             QueueMessage::Dispatch => {
                 let core = Rc::clone(self);
-                tokio::task::spawn_local(async move {
+                self.spawn(Activity::DecidingQueued, async move {
                     let mut responder = core.responder.borrow_mut();
                     responder.requests.dispatch_queued(None);
                     // This work belongs to no connection's quantum.
@@ -323,7 +394,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
             }
             QueueMessage::Recheck => {
                 let core = Rc::clone(self);
-                tokio::task::spawn_local(async move {
+                self.spawn(Activity::DecidingQueued, async move {
                     let mut responder = core.responder.borrow_mut();
                     responder.requests.recheck_queue();
                     responder.requests.take_work();
@@ -354,7 +425,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
         match handle.writer.push(frame) {
             Pushed::Queued => {}
             Pushed::NeedsFlush => {
-                tokio::task::spawn_local(async move {
+                self.spawn(Activity::ReadingFrames, async move {
                     let ConnectionHandle { stream, writer, .. } = &*handle;
                     if writer.flush(stream).await.is_err() {
                         // The connection's reader sees it.
@@ -527,6 +598,12 @@ impl Mailbox {
 #[derive(Clone)]
 pub struct CoreHandle {
     mailbox: Arc<Mailbox>,
+}
+
+impl std::fmt::Debug for CoreHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CoreHandle").field("connections", &self.connections()).finish_non_exhaustive()
+    }
 }
 
 impl CoreHandle {

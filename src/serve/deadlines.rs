@@ -7,6 +7,8 @@
 //!   while a write waits, the daemon reads nothing more from it. The peer then holds one receive buffer and the replies
 //!   of one fairness quantum (at most `limits::FRAMES_PER_QUANTUM_MAX` frames). It still occupies a connection slot and
 //!   bookings, so after this time its connection is closed.
+//! * **Reply budget.** If the unread replies of all gateways take more memory than they may, connections with the most
+//!   unread bytes are closed at once.
 //!
 //! The connection notes what it waits for, and a task checks the note periodically. A request that arrives in time
 //! needs no clock read.
@@ -199,6 +201,25 @@ pub(super) async fn enforce_unread_limit<T: Stream, S: Service + 'static>(core: 
         let now = Instant::now();
         let open = core.open.borrow();
         open.values().filter(|handle| handle.writer.is_stalled(now, limit)).for_each(|handle| handle.cut_unread());
+    }
+}
+
+/// Closes connections while the replies that gateways have not read take more memory than they may, for ever: the one
+/// with the most unread bytes first.
+pub(super) async fn enforce_reply_budget<T: Stream, S: Service + 'static>(core: Rc<CoreState<T, S>>) {
+    loop {
+        core.reply_budget.exceeded().await;
+        let most = {
+            let open = core.open.borrow();
+            let unread = open.values().filter(|handle| !handle.is_unread() && handle.writer.held() > 0);
+            unread.max_by_key(|handle| handle.writer.held()).map(Rc::clone)
+        };
+        if let Some(handle) = most {
+            core.counters.bump(CoreCounter::ConnectionsUnreadMemory);
+            handle.cut_unread();
+        }
+        // The connection's task gives its memory back when it runs.
+        tokio::task::yield_now().await;
     }
 }
 

@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::http::browser_guard;
 use super::http::connections::{ConnectionLimits, TimeLimits, serve};
 use super::http::port_thread::{self, PortThread};
+use crate::budget::Gauge;
 use crate::error::Result;
 use crate::limits::{
     METRICS_CONNECTION_MS_MAX, METRICS_CONNECTIONS_MAX, METRICS_PAGE_KEPT_MS, METRICS_PAGE_MS_MIN,
@@ -38,6 +39,7 @@ use crate::limits::{
 };
 use crate::metrics::{CounterSet, PageCounter};
 use crate::sandbox::ThreadKind;
+use crate::watchdog::{Activity, ThreadMark};
 
 /// The content type of OpenMetrics text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -77,24 +79,28 @@ pub struct MetricsThread {
 }
 
 impl MetricsThread {
-    /// Starts it. `render` appends a page to the text.
+    /// Starts it. `render` appends a page to the text. All pages together take at most `bytes_max`, unless one alone takes
+    /// more; `held` shows what they take.
     ///
     /// # Errors
     /// [`Kind::System`](crate::error::Kind::System) if the thread or its runtime cannot be started.
     pub fn start(
         port: Option<MetricsPort>,
-        counters: Arc<CounterSet<PageCounter>>,
+        (counters, mark): (Arc<CounterSet<PageCounter>>, Arc<ThreadMark>),
+        (bytes_max, held): (u64, Gauge),
         render: impl Fn(&mut String) -> fmt::Result + Send + 'static,
     ) -> Result<Self> {
         let (ask, asked) = mpsc::channel(METRICS_SCRAPES_WAITING_MAX);
         let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
-        let maker = PageMaker { render, newest: None, alive: Arc::default(), counters };
+        let maker = PageMaker { render, newest: None, alive: Arc::default(), bytes_max, held, counters };
         let scraped = pages.clone();
-        let thread = PortThread::start(("kvrouted-metrics", ThreadKind::MetricsPage), PORT, move |ending| {
+        let of_tasks = Arc::clone(&mark);
+        let named = ("kvrouted-metrics", ThreadKind::MetricsPage);
+        let thread = PortThread::start(named, PORT, (mark, Activity::ServingMetrics), move |ending| {
             let listen = |port: MetricsPort| -> Result<Listening> {
                 Ok((port_thread::register(port.listener, PORT)?, port.hosts))
             };
-            Ok(run(port.map(listen).transpose()?, maker, asked, scraped, ending))
+            Ok(run((port.map(listen).transpose()?, of_tasks), maker, asked, scraped, ending))
         })?;
         Ok(Self { thread, pages })
     }
@@ -124,7 +130,7 @@ impl MetricsThread {
 type Listening = (tokio::net::TcpListener, Vec<String>);
 
 async fn run<R: Fn(&mut String) -> fmt::Result>(
-    port: Option<Listening>,
+    (port, mark): (Option<Listening>, Arc<ThreadMark>),
     mut maker: PageMaker<R>,
     mut asked: mpsc::Receiver<oneshot::Sender<Page>>,
     pages: MetricsPages,
@@ -140,7 +146,7 @@ async fn run<R: Fn(&mut String) -> fmt::Result>(
                     connections_max: METRICS_CONNECTIONS_MAX,
                     reserved: (0, Router::new()),
                 };
-                serve(listener, router(pages, hosts), limits, Arc::default(), until_told).await;
+                serve(listener, router(pages, hosts), limits, (Arc::default(), mark), until_told).await;
             }
             None => drop(ending.wait_for(|ending| *ending).await),
         }
@@ -213,6 +219,7 @@ impl MetricsPages {
 struct Counted {
     text: String,
     alive: Arc<AtomicUsize>,
+    held: Gauge,
 }
 
 impl AsRef<[u8]> for Counted {
@@ -225,6 +232,7 @@ impl Drop for Counted {
     fn drop(&mut self) {
         // Relaxed, as the load in `PageMaker::page`: only the number matters, and the text is reached by reference.
         self.alive.fetch_sub(1, Ordering::Relaxed);
+        self.held.subtract(self.text.capacity() as u64);
     }
 }
 
@@ -234,6 +242,8 @@ struct PageMaker<R> {
     /// The last page, and the time until which it is served without making another.
     newest: Option<(Bytes, Instant)>,
     alive: Arc<AtomicUsize>,
+    bytes_max: u64,
+    held: Gauge,
     counters: Arc<CounterSet<PageCounter>>,
 }
 
@@ -276,7 +286,10 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
             return Page::Text(text.clone());
         }
         // Relaxed: see `Counted`. Only this thread adds.
-        if self.alive.load(Ordering::Relaxed) >= METRICS_PAGES_MAX {
+        let alive = self.alive.load(Ordering::Relaxed);
+        // The next page is about as long as the last.
+        let last_bytes = self.newest.as_ref().map_or(0, |(text, _)| text.len() as u64);
+        if alive >= METRICS_PAGES_MAX || (alive > 0 && self.held.get() + last_bytes > self.bytes_max) {
             match self.newest.take() {
                 // It is being read, like all older pages. It stays the last one until one of them ends.
                 Some((text, until)) if !text.is_unique() => {
@@ -288,16 +301,16 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
                 None => return Page::TooManyReaders,
             }
         }
-        let bytes_before = self.newest.as_ref().map_or(0, |(text, _)| text.len());
-        // The next page is about as long as the last: growing means copying.
-        let mut text = String::with_capacity(bytes_before + bytes_before / 8);
+        // Growing means copying.
+        let mut text = String::with_capacity((last_bytes + last_bytes / 8) as usize);
         if (self.render)(&mut text).is_err() {
             return Page::Failed;
         }
         self.counters.bump(PageCounter::Pages);
         self.alive.fetch_add(1, Ordering::Relaxed);
         text.shrink_to_fit();
-        let text = Bytes::from_owner(Counted { text, alive: Arc::clone(&self.alive) });
+        self.held.add(text.capacity() as u64);
+        let text = Bytes::from_owner(Counted { text, alive: Arc::clone(&self.alive), held: self.held.clone() });
         let served = (began.elapsed() * METRICS_PAGE_REUSE_FACTOR).max(Duration::from_millis(METRICS_PAGE_MS_MIN));
         self.newest = Some((text.clone(), Instant::now() + served));
         Page::Text(text)
@@ -315,7 +328,8 @@ mod tests {
     use super::*;
 
     fn maker(render: impl Fn(&mut String) -> fmt::Result) -> PageMaker<impl Fn(&mut String) -> fmt::Result> {
-        PageMaker { render, newest: None, alive: Arc::default(), counters: Arc::default() }
+        let (newest, alive, held, counters) = (None, Arc::default(), Gauge::default(), Arc::default());
+        PageMaker { render, newest, alive, bytes_max: u64::MAX, held, counters }
     }
 
     fn text(page: Page) -> Bytes {
@@ -346,6 +360,26 @@ mod tests {
         held.clear();
         assert_eq!(text(maker.page()), "x");
         assert_eq!(maker.alive.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn pages_that_are_read_take_bounded_memory_and_one_alone_is_always_made() {
+        let mut maker = maker(|text| {
+            text.push_str(&"x".repeat(100));
+            Ok(())
+        });
+        maker.bytes_max = 250;
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            if let Some((_, until)) = &mut maker.newest {
+                *until = Instant::now();
+            }
+            held.push(text(maker.page()));
+        }
+        assert_eq!((maker.held.get(), maker.counters.get(PageCounter::PagesStale)), (200, 2));
+        held.clear();
+        (maker.newest, maker.bytes_max) = (None, 10);
+        assert_eq!((text(maker.page()).len(), maker.held.get()), (100, 100));
     }
 
     #[test]
@@ -382,7 +416,9 @@ mod tests {
             Ok(())
         };
         let port = MetricsPort { listener, hosts: Vec::new() };
-        let thread = MetricsThread::start(Some(port), Arc::clone(&counters), render).unwrap();
+        let mark = Arc::new(ThreadMark::new("metrics", false));
+        let of_pages = (u64::MAX, Gauge::default());
+        let thread = MetricsThread::start(Some(port), (Arc::clone(&counters), mark), of_pages, render).unwrap();
         // All but one scrape come as from the HTTP port, whose thread is this one.
         let pages = thread.pages().clone();
         let asking = |pages: MetricsPages| async move { pages.response().await.status() };
@@ -420,7 +456,8 @@ mod tests {
         assert!(address.ip().is_loopback());
         let port = MetricsPort { listener, hosts: Vec::new() };
         let render = |text: &mut String| fmt::Write::write_str(text, "# EOF\n");
-        let thread = MetricsThread::start(Some(port), Arc::default(), render).unwrap();
+        let counted = (Arc::default(), Arc::new(ThreadMark::new("t", false)));
+        let thread = MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), render).unwrap();
         let mut silent = Vec::new();
         for _ in 0..METRICS_CONNECTIONS_MAX {
             let mut stream = TcpStream::connect(address).await.unwrap();

@@ -57,10 +57,10 @@ mod socket_file;
 mod watch;
 
 pub use accept::{Acceptor, Admission, Admissions};
-pub use admin::{AdminServer, AdminService};
+pub use admin::{AdminAnswer, AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
-pub use core::{Core, CoreHandle, CoreOptions};
-pub(crate) use http::{HttpBackend, HttpMetrics, HttpPort, PortThread, WorkerChangeOrder, draining};
+pub use core::{Core, CoreHandle, CoreMemory, CoreOptions};
+pub(crate) use http::{HttpBackend, HttpMemory, HttpMetrics, HttpPort, PortThread, WorkerChangeOrder, draining};
 pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::budget::Gauge;
 use crate::limits::{
-    CORE_RECEIVE_BYTES_MAX, FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_FILLED, RECEIVE_BUFFER_BYTES_KEPT,
-    RECEIVE_BUFFER_BYTES_MIN, RECEIVE_BUFFER_READS_KEPT,
+    FRAME_HEADER_BYTES, RECEIVE_BUFFER_BYTES_FILLED, RECEIVE_BUFFER_BYTES_KEPT, RECEIVE_BUFFER_BYTES_MIN,
+    RECEIVE_BUFFER_READS_KEPT,
 };
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::shares::share;
@@ -211,6 +212,8 @@ pub(super) struct ReceiveBudget {
     users: RefCell<FxHashMap<u32, usize>>,
     /// Counts refusals.
     counters: Option<Arc<CounterSet<CoreCounter>>>,
+    /// Shows what is taken.
+    gauge: Gauge,
 }
 
 /// The limit that refuses a frame.
@@ -225,23 +228,23 @@ pub(super) enum OverBudget {
 impl Default for ReceiveBudget {
     /// A budget without limit, for a connection by itself.
     fn default() -> Self {
-        let (bytes, users) = (usize::MAX, RefCell::default());
-        Self { bytes, left_bytes: Cell::new(bytes), user_bytes_max: bytes, users, counters: None }
+        let (bytes, users, gauge) = (usize::MAX, RefCell::default(), Gauge::default());
+        Self { bytes, left_bytes: Cell::new(bytes), user_bytes_max: bytes, users, counters: None, gauge }
     }
 }
 
 impl ReceiveBudget {
-    /// The budget of one core: at least one frame of the largest size. One user may take `user_share_percent` of it,
-    /// and at least one such frame. Refusals are counted.
+    /// The budget of one core: `bytes_max`, and at least one frame of the largest size. One user may take
+    /// `user_share_percent` of it, and at least one such frame. Refusals are counted, and the gauge shows what is taken.
     #[must_use]
     pub(super) fn new(
-        frame_body_bytes_max: u32,
-        user_share_percent: u8,
+        (frame_body_bytes_max, user_share_percent): (u32, u8),
+        (bytes_max, gauge): (usize, Gauge),
         counters: Arc<CounterSet<CoreCounter>>,
     ) -> Self {
         // Beside a frame's body there are its header and the space for the next read.
         let frame_bytes = 2 * frame_body_bytes_max as usize;
-        let bytes = CORE_RECEIVE_BYTES_MAX.max(frame_bytes);
+        let bytes = bytes_max.max(frame_bytes);
         let user_bytes_max = share(user_share_percent, bytes).max(frame_bytes);
         Self {
             bytes,
@@ -249,6 +252,7 @@ impl ReceiveBudget {
             user_bytes_max,
             users: RefCell::default(),
             counters: Some(counters),
+            gauge,
         }
     }
 
@@ -288,6 +292,7 @@ impl ReceiveBudget {
         }
         if bytes > 0 {
             self.left_bytes.set(self.left_bytes.get() - bytes);
+            self.gauge.set((self.bytes - self.left_bytes.get()) as u64);
             *self.users.borrow_mut().entry(uid).or_default() += bytes;
         }
         Ok(())
@@ -299,6 +304,7 @@ impl ReceiveBudget {
             return;
         }
         self.left_bytes.set(self.left_bytes.get().saturating_add(bytes));
+        self.gauge.set(self.bytes.saturating_sub(self.left_bytes.get()) as u64);
         let mut users = self.users.borrow_mut();
         if let Some(held) = users.get_mut(&uid) {
             *held = held.saturating_sub(bytes);
@@ -315,6 +321,7 @@ mod tests {
 
     use super::*;
     use crate::ids::CorrelationId;
+    use crate::limits::CORE_RECEIVE_BYTES_MAX;
     use crate::wire::FrameKind;
 
     const MAX: u32 = 4 << 20;
@@ -465,23 +472,27 @@ mod tests {
 
     const ALL: usize = CORE_RECEIVE_BYTES_MAX;
 
+    fn of_core(frames_and_share: (u32, u8), counters: &Arc<CounterSet<CoreCounter>>) -> ReceiveBudget {
+        ReceiveBudget::new(frames_and_share, (ALL, Gauge::default()), Arc::clone(counters))
+    }
+
     #[test]
     fn a_refusal_takes_nothing_and_is_counted() {
         let counters: Arc<CounterSet<CoreCounter>> = Arc::default();
-        let budget = ReceiveBudget::new(8, 100, Arc::clone(&counters));
+        let budget = of_core((8, 100), &counters);
         assert_eq!([budget.take(1, ALL - 1), budget.take(2, 1)], [Ok(()); 2]);
         assert_eq!([budget.take(1, 1), budget.take(1, 0)], [Err(OverBudget::Total), Ok(())]);
         assert_eq!(counters.get(CoreCounter::FramesNoRoom), 1);
         budget.give_back(1, 5);
         assert_eq!([budget.take(3, 5), budget.take(3, 1)], [Ok(()), Err(OverBudget::Total)]);
-        let budget = ReceiveBudget::new(u32::MAX, 1, counters);
+        let budget = of_core((u32::MAX, 1), &counters);
         assert_eq!(budget.take(1, u32::MAX as usize), Ok(()), "one largest frame always fits");
     }
 
     #[test]
     fn one_user_leaves_budget_for_others() {
         let counters: Arc<CounterSet<CoreCounter>> = Arc::default();
-        let budget = ReceiveBudget::new(8, 75, Arc::clone(&counters));
+        let budget = of_core((8, 75), &counters);
         assert_eq!(budget.take(1, ALL / 4 * 3), Ok(()));
         assert_eq!((budget.take(1, 1), budget.has(1, 1), budget.has(2, 1)), (Err(OverBudget::User), false, true));
         assert_eq!([budget.take(2, ALL / 4), budget.take(2, 1)], [Ok(()), Err(OverBudget::Total)]);

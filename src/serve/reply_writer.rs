@@ -2,13 +2,59 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use super::io_backend::Stream;
 use super::lane::{LaneDescriptors, send_descriptors};
+use crate::budget::Gauge;
 use crate::limits::REPLY_BUFFER_BYTES_MAX;
+
+/// The memory of the replies that the gateways of one core have not read.
+#[derive(Debug)]
+pub(super) struct ReplyBudget {
+    bytes_max: usize,
+    held: Cell<usize>,
+    /// Shows what is held.
+    gauge: Gauge,
+    /// Wakes the task that closes connections when more is held than may be.
+    over: Notify,
+}
+
+impl Default for ReplyBudget {
+    /// A budget without limit, for a connection by itself.
+    fn default() -> Self {
+        Self::new(usize::MAX, Gauge::default())
+    }
+}
+
+impl ReplyBudget {
+    pub(super) fn new(bytes_max: usize, gauge: Gauge) -> Self {
+        Self { bytes_max, held: Cell::new(0), gauge, over: Notify::new() }
+    }
+
+    /// Whether more is held than may be.
+    pub(super) fn is_over(&self) -> bool {
+        self.held.get() > self.bytes_max
+    }
+
+    /// Waits until more is held than may be.
+    pub(super) async fn exceeded(&self) {
+        while !self.is_over() {
+            self.over.notified().await;
+        }
+    }
+
+    fn set(&self, held: usize) {
+        self.held.set(held);
+        self.gauge.set(held as u64);
+        if self.is_over() {
+            self.over.notify_one();
+        }
+    }
+}
 
 /// Writes the replies of one connection. It has two writers: the task that reads and answers, and the task that flushes
 /// pending replies. One of them writes at a time, so that frames never mix.
@@ -24,6 +70,15 @@ pub(super) struct ReplyWriter {
     /// Whether a task waits for `idle`, so that a connection without pending replies pays nothing.
     has_waiter: Cell<bool>,
     idle: Notify,
+    budget: Rc<ReplyBudget>,
+    /// Its part of the budget: replies that are being written, and pending ones.
+    held: Cell<usize>,
+}
+
+impl Drop for ReplyWriter {
+    fn drop(&mut self) {
+        self.release(self.held.get());
+    }
 }
 
 /// The outcome for a pending reply.
@@ -38,6 +93,28 @@ pub(super) enum Pushed {
 }
 
 impl ReplyWriter {
+    /// A writer within a budget that the writers of a core share.
+    pub(super) fn within(budget: &Rc<ReplyBudget>) -> Self {
+        let mut this = Self::default();
+        this.budget = Rc::clone(budget);
+        this
+    }
+
+    /// Bytes that its peer has not read.
+    pub(super) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    fn hold(&self, bytes: usize) {
+        self.held.set(self.held.get() + bytes);
+        self.budget.set(self.budget.held.get() + bytes);
+    }
+
+    fn release(&self, bytes: usize) {
+        self.held.set(self.held.get() - bytes);
+        self.budget.set(self.budget.held.get() - bytes);
+    }
+
     /// Writes all of `bytes` once the other writer is idle.
     pub(super) async fn write_all<S: Stream>(&self, stream: &S, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
         while self.is_writing.get() {
@@ -45,7 +122,10 @@ impl ReplyWriter {
         }
         self.is_writing.set(true);
         self.writes.set(self.writes.get() + 1);
+        let held = bytes.len();
+        self.hold(held);
         let written = stream.write_all(bytes).await;
+        self.release(held);
         self.is_writing.set(false);
         self.wake();
         written
@@ -80,6 +160,7 @@ impl ReplyWriter {
             return Pushed::OverLimit;
         }
         pending.extend_from_slice(frame);
+        self.hold(frame.len());
         if self.is_flushing.replace(true) { Pushed::Queued } else { Pushed::NeedsFlush }
     }
 
@@ -105,9 +186,11 @@ impl ReplyWriter {
         let mut written = Ok(());
         while written.is_ok() && !self.pending.borrow().is_empty() {
             let bytes = self.pending.take();
+            // `write_all` counts them from here on.
+            self.release(bytes.len());
             written = self.write_all(stream, bytes).await.0;
         }
-        self.pending.borrow_mut().clear();
+        self.release(self.pending.take().len());
         self.is_flushing.set(false);
         self.wake();
         written
@@ -209,6 +292,25 @@ mod tests {
         assert!(runs.iter().all(|(byte, len)| len % frame(*byte) == 0), "{runs:?}");
         let of = |byte| written.iter().filter(|at| **at == byte).count();
         assert_eq!([1, 2, 3, 4].map(of), [5, 12, 28, 2]);
+    }
+
+    #[test]
+    fn unread_bytes_are_counted_until_they_are_written_or_dropped() {
+        let gauge = Gauge::default();
+        let budget = Rc::new(ReplyBudget::new(10, gauge.clone()));
+        let writer = Rc::new(ReplyWriter::within(&budget));
+        assert_eq!(writer.push(&[1; 8]), Pushed::NeedsFlush);
+        assert_eq!((writer.held(), gauge.get(), budget.is_over()), (8, 8, false));
+        assert_eq!(writer.push(&[1; 3]), Pushed::Queued);
+        assert!(budget.is_over());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(budget.exceeded());
+        let stream = Slow { written: RefCell::default(), left: Cell::new(5) };
+        assert!(runtime.block_on(writer.flush(&stream)).is_err());
+        assert_eq!((writer.held(), gauge.get()), (0, 0), "a failed flush drops what it could not write");
+        assert_eq!(writer.push(&[1; 4]), Pushed::NeedsFlush);
+        drop(writer);
+        assert_eq!((gauge.get(), budget.is_over()), (0, false));
     }
 
     #[test]

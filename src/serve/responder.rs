@@ -17,6 +17,7 @@ use crate::limits::{CANDIDATES_MAX, PROMPT_TOKENS_MAX, REQUEST_OVERHEAD_BYTES_MA
 use crate::metrics::{CoreCounter, CounterSet};
 use crate::requests::{HelloInfo, KeptRequest, PendingReply, QueueInbox, Replied, RequestHandler, Requester, Service};
 use crate::route::RouteRequest;
+use crate::watchdog::{Activity, ThreadMark};
 use crate::wire::{
     FrameHeader, FrameKind, Hello, HelloFacts, ReplyEncoder, Request, RequestScratch, ServerLimits, decode_request,
     features,
@@ -48,7 +49,7 @@ mod encoded {
 pub(super) enum Answer {
     /// The reply is appended to the output.
     Reply(Encoded),
-    /// The request is queued, and the queue sends the reply.
+    /// The request waits in a queue, from which its reply is sent later.
     Queued,
     /// The connection's watch sends a page when the fleet changes.
     Watching,
@@ -70,6 +71,7 @@ pub struct RoutingResponder<S> {
     pub(super) encoder: ReplyEncoder,
     pub(super) watches: Watches,
     pub(super) lanes: CoreLanes,
+    mark: Arc<ThreadMark>,
 }
 
 /// The body of a route frame, kept while its request waits.
@@ -103,7 +105,13 @@ impl<S: Service> RoutingResponder<S> {
             encoder: ReplyEncoder::default(),
             watches: Watches::default(),
             lanes: CoreLanes::new(Arc::new(Lanes::new(0, 0))),
+            mark: Arc::new(ThreadMark::new("core", true)),
         }
+    }
+
+    /// The same for the thread of this mark.
+    pub(super) fn marking(self, mark: &Arc<ThreadMark>) -> Self {
+        Self { mark: Arc::clone(mark), ..self }
     }
 
     /// The same for core number `core` with its lanes. Messages about its queued requests go to `inbox`.
@@ -123,6 +131,7 @@ impl<S: Service> RoutingResponder<S> {
 
     fn answer(&mut self, peer: &mut Peer, header: &FrameHeader, body: &[u8], out: &mut Vec<u8>) -> Result<Answer> {
         require_hello(peer, header)?;
+        self.mark.enter(Activity::Deciding);
         // Taken out while the request borrows it.
         let mut scratch = self.scratch.take().unwrap_or_default();
         let answered = decode_request(header.kind, body, &mut scratch)

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 
 use crate::error::{Error, Kind, Result};
 use crate::limits::{BIND_LOCK_MS_MAX, BIND_LOCK_RETRY_MS, LISTEN_BACKLOG};
+use crate::wire::ADMIN_SOCKET_SUFFIX;
 
 /// A listening socket and its file. Dropping it closes the socket and removes the file.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub struct BoundSocket {
 #[must_use]
 pub fn admin_path(routing: &Path) -> PathBuf {
     let mut path = routing.as_os_str().to_owned();
-    path.push(".admin");
+    path.push(ADMIN_SOCKET_SUFFIX);
     path.into()
 }
 

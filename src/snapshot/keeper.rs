@@ -22,6 +22,7 @@ use crate::load::LearntLaws;
 use crate::metrics::SnapshotCounter as C;
 use crate::sandbox::{self, ThreadKind};
 use crate::trust::{Trust, TrustReason};
+use crate::watchdog::{Activity, ThreadMark};
 
 /// Asks the shard of a worker for a dump of it.
 pub type AskDump = Box<dyn Fn(ShardId, Worker) -> Result<Receiver<DumpPart>> + Send>;
@@ -45,6 +46,8 @@ pub struct KeeperPlan {
     pub every: Duration,
     /// The age at which the file of a removed worker is removed.
     pub keep: Duration,
+    /// The thread's mark.
+    pub mark: Arc<ThreadMark>,
 }
 
 /// The running thread. If this value is dropped, the thread abandons the snapshot that it is writing, and ends.
@@ -140,16 +143,19 @@ struct Rounds {
 impl Rounds {
     fn run(mut self) {
         loop {
+            self.plan.mark.wait();
             match self.stopped.recv_timeout(self.plan.every) {
                 Ok(deadline) => self.deadline = Some(deadline),
                 Err(RecvTimeoutError::Timeout) => {
                     self.round();
+                    self.plan.mark.begin_round(Activity::WritingSnapshot);
                     self.remove_expired();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if self.deadline.is_some() {
-                return self.round();
+                self.round();
+                return self.plan.mark.wait();
             }
         }
     }
@@ -183,6 +189,7 @@ impl Rounds {
     }
 
     fn worker(&mut self, table: &FleetTable, record: &WorkerRecord) {
+        self.plan.mark.begin_round_of(Activity::WritingSnapshot, record.index.0);
         let (stats, now_unix_ms) = (Arc::clone(&self.plan.stats), unix_ms());
         let as_of = record.trust.load();
         if as_of.as_of_seq.is_none() {
@@ -264,7 +271,9 @@ impl Rounds {
         let file = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, partial.file());
         let mut encoder = Encoder::begin(file, &header(table, record, *begin))?;
         loop {
-            match self.next_part(&parts)? {
+            let part = self.next_part(&parts)?;
+            self.plan.mark.begin_round_of(Activity::WritingSnapshot, record.index.0);
+            match part {
                 DumpPart::Chunk(chunk) => encoder.chunk(&chunk)?,
                 DumpPart::End(references) => {
                     let (_, bytes) = encoder.end(references)?;
@@ -277,6 +286,7 @@ impl Rounds {
 
     /// The next part of a dump. While it waits, it also notices that the daemon stops.
     fn next_part(&mut self, parts: &Receiver<DumpPart>) -> std::result::Result<DumpPart, Abandoned> {
+        self.plan.mark.wait();
         if self.deadline.is_none() {
             select! {
                 recv(parts) -> part => return part.map_err(|_| Abandoned::Dump("shard_ended")),

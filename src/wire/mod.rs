@@ -47,6 +47,9 @@ pub use message::{
 #[cfg(feature = "daemon")]
 pub(crate) use request_limits::check_request;
 
+/// What the default path of the admin socket adds to the path of the routing socket.
+pub(crate) const ADMIN_SOCKET_SUFFIX: &str = ".admin";
+
 /// Feature bits: of a request's `must_understand`, and of the hello reply's `features`.
 pub mod features {
     /// Route requests.

@@ -106,19 +106,19 @@ pub enum Refusal {
     /// A message over its limit of bytes.
     #[error("a message of at least {0} bytes breaks the bound")]
     MessageTooLong(u64),
+    /// A message for whose next bytes there is no memory: it takes a quarter of it, or other messages do.
+    #[error("the messages of all peers take too much memory, or this one does")]
+    NoRoom,
     /// A message over its limit of parts.
     #[error("a message of more than {0} parts breaks the bound")]
     TooManyParts(usize),
-    /// A large message that came while other peers' large messages took the memory for all of them.
-    #[error("a message of more than {0} bytes has no room beside those of other peers")]
-    NoRoom(usize),
 }
 
 impl Refusal {
     /// Whether the peer exceeded a memory limit, rather than broke the protocol.
     #[must_use]
     pub const fn is_bound(self) -> bool {
-        matches!(self, Self::CommandTooLong(_) | Self::MessageTooLong(_) | Self::TooManyParts(_) | Self::NoRoom(_))
+        matches!(self, Self::CommandTooLong(_) | Self::MessageTooLong(_) | Self::NoRoom | Self::TooManyParts(_))
     }
 }
 

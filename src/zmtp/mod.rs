@@ -32,3 +32,4 @@ pub use codec::{
 };
 pub use peer::{LinkEvent, Next, Opening, Peer};
 pub use server::{PeerId, Sent, Server, ServerCounts, ServerPlan};
+pub(crate) use wire::bound_messages;

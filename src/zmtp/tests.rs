@@ -11,13 +11,14 @@ use mio::{Events, Poll, Token};
 use proptest::prelude::*;
 
 use super::*;
+use crate::budget::Gauge;
 use crate::endpoint::BoundEndpoint;
 use crate::limits::{
     RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
-    RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_READ_BYTES,
+    RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_MESSAGE_BYTES_FREE, ZMQ_READ_BYTES,
 };
 
-const BOUNDS: Bounds = Bounds { message_bytes_max: 1 << 20, parts_max: 8, command_bytes_max: 512 };
+const BOUNDS: Bounds = Bounds { message_bytes_max: 2 << 20, parts_max: 8, command_bytes_max: 512 };
 /// Far beyond what anything here takes: reached only by a failure.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -140,7 +141,7 @@ fn every_refusal_comes_with_the_header_that_earns_it() {
         (up(frame(4, 3, b"\x09ab")), Refusal::CommandMalformed),
         (up(frame(2, 1 << 63, b"")), Refusal::MessageTooLong(1 << 63)),
         (up(frame(3, u64::MAX, b"")), Refusal::MessageTooLong(u64::MAX)),
-        (up([frame(1, 1, b"x"), frame(2, 1 << 20, b"")].concat()), Refusal::MessageTooLong((1 << 20) + 1)),
+        (up([frame(1, 1, b"x"), frame(2, 2 << 20, b"")].concat()), Refusal::MessageTooLong((2 << 20) + 1)),
         (up(endless), Refusal::TooManyParts(BOUNDS.parts_max)),
         (up(frame(6, 513, b"")), Refusal::CommandTooLong(513)),
     ] {
@@ -249,6 +250,36 @@ fn a_message_that_breaks_a_bound_as_it_comes_ends_its_connection() {
         assert_eq!(client.next(), Err(LinkEvent::Disconnected));
         let taken = hostile.join().expect("ended");
         assert!(taken < 64 << 20, "{taken} bytes were taken, which the buffers of both kernels explain");
+    }
+}
+
+#[test]
+fn large_messages_of_all_peers_share_the_memory_of_their_thread_until_they_are_dropped() {
+    const LARGE: usize = 1200 << 10;
+    let messages = Gauge::default();
+    // Each may take a quarter.
+    bound_messages(4 * (1400 << 10), messages.clone());
+    let said = |bytes: usize| says([publisher(), frame(2, bytes as u64, &vec![7; bytes])].concat(), Vec::new(), 0);
+    // It has no room beside four of them, except in its connection's own memory.
+    let own = ZMQ_MESSAGE_BYTES_FREE - ZMQ_READ_BYTES / 2;
+    let ends = [LARGE, LARGE, LARGE, LARGE, LARGE, LARGE, 1900 << 10, own].map(said);
+    let mut clients: Vec<Client> = ends.iter().map(|(endpoint, _)| Client::subscribe(endpoint)).collect();
+    for client in &mut clients {
+        assert_eq!(client.next(), Err(LinkEvent::Handshake));
+    }
+    assert_eq!(clients[6].next(), Err(LinkEvent::Refused(Refusal::NoRoom)), "more than a quarter");
+    let mut held: Vec<_> =
+        clients[..4].iter_mut().map(|client| client.next().expect("there is room for four")).collect();
+    assert!(messages.get() >= 4 * LARGE as u64, "{} bytes", messages.get());
+    assert_eq!(clients[4].next(), Err(LinkEvent::Refused(Refusal::NoRoom)));
+    assert!(clients[7].next().is_ok(), "every connection has memory of its own");
+    held.pop();
+    assert!(clients[5].next().is_ok(), "there is room again");
+    drop(held);
+    drop(clients);
+    assert!(messages.get() < ZMQ_READ_BYTES as u64, "{} bytes", messages.get());
+    for (_, thread) in ends {
+        thread.join().expect("ended");
     }
 }
 

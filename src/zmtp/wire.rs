@@ -1,8 +1,12 @@
 //! One connection: a stream that never blocks, the decoder of received bytes, and the queue of bytes to send.
 //!
 //! A message's payload is the memory that it was received into. Small messages share the block of one read. A large one
-//! gets a block of its own, which doubles as its bytes arrive, while all large messages of the thread together have room. A
-//! connection between two messages holds no memory.
+//! gets a block of its own, which doubles as its bytes arrive. A connection between two messages holds no memory.
+//!
+//! What a thread's connections hold in the middle of messages is counted, and so are large messages until they are
+//! dropped, wherever they wait. Each connection has [`ZMQ_MESSAGE_BYTES_FREE`] of its own, whatever other peers send.
+//! Beyond it a large message grows only within the thread's bound ([`bound_messages`]), and takes at most a quarter of
+//! it, so that one peer leaves room for the others.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,7 +19,8 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
 use super::codec::{Decoder, Item, Refusal};
-use crate::limits::{ZMQ_MESSAGE_BYTES_FREE, ZMQ_MESSAGES_BYTES_MAX, ZMQ_READ_BYTES};
+use crate::budget::Gauge;
+use crate::limits::{SHARD_MESSAGES_BYTES_MAX, ZMQ_MESSAGE_BYTES_FREE, ZMQ_READ_BYTES};
 
 /// The most pieces that one system call sends.
 const WRITE_PIECES: usize = 16;
@@ -28,46 +33,87 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
     /// Blocks whose messages may still be in use. One without other holders is used for a read again.
     static BLOCKS: RefCell<Vec<Bytes>> = const { RefCell::new(Vec::new()) };
+    /// The memory of the messages of the thread's connections.
+    static MESSAGES: RefCell<MessageMemory> =
+        RefCell::new(MessageMemory { bytes_max: SHARD_MESSAGES_BYTES_MAX, gauge: Gauge::default() });
 }
 
-thread_local! {
-    /// Bytes that large messages of this thread's connections may still take.
-    static ROOM: Cell<usize> = const { Cell::new(ZMQ_MESSAGES_BYTES_MAX) };
+/// The memory of messages, and the most that large ones may take of it.
+struct MessageMemory {
+    bytes_max: u64,
+    gauge: Gauge,
 }
 
-/// The room that a message takes while it is received. It is given back when this is dropped.
-#[derive(Debug, Default)]
-struct Room(usize);
+/// Bounds the memory of the messages that the connections of the calling thread receive from now on. `gauge` shows it.
+pub(crate) fn bound_messages(bytes_max: u64, gauge: Gauge) {
+    MESSAGES.set(MessageMemory { bytes_max, gauge });
+}
 
-impl Room {
-    /// Takes what a block of `bytes` needs beyond [`ZMQ_MESSAGE_BYTES_FREE`].
-    fn grow_to(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let more = bytes.saturating_sub(ZMQ_MESSAGE_BYTES_FREE).saturating_sub(self.0);
-        let left = ROOM.get().checked_sub(more).ok_or(Refusal::NoRoom(bytes))?;
-        ROOM.set(left);
-        self.0 += more;
+/// Memory of one message, counted until this is dropped, on any thread.
+#[derive(Debug)]
+struct Counted {
+    /// Of all connections of the thread.
+    of_thread: Gauge,
+    of_connection: Gauge,
+    bytes: u64,
+}
+
+impl Counted {
+    fn new(of_connection: &Gauge) -> Self {
+        let of_thread = MESSAGES.with_borrow(|of| of.gauge.clone());
+        Self { of_thread, of_connection: of_connection.clone(), bytes: 0 }
+    }
+
+    /// Counts more bytes, whatever else is counted.
+    fn add(&mut self, bytes: u64) {
+        self.of_thread.add(bytes);
+        self.of_connection.add(bytes);
+        self.bytes += bytes;
+    }
+
+    /// Counts more bytes, unless there is no room for them.
+    fn take(&mut self, bytes: u64) -> Result<(), Refusal> {
+        let is_free = self.of_connection.get().saturating_add(bytes) <= ZMQ_MESSAGE_BYTES_FREE as u64;
+        let (own, all) = (self.bytes.saturating_add(bytes), self.of_thread.get().saturating_add(bytes));
+        // The gauge has few writers, and is a bound on memory only: two threads that take at once may exceed it a little.
+        if !is_free && MESSAGES.with_borrow(|of| own > of.bytes_max / 4 || all > of.bytes_max) {
+            return Err(Refusal::NoRoom);
+        }
+        self.add(bytes);
         Ok(())
     }
 }
 
-impl Drop for Room {
+impl Drop for Counted {
     fn drop(&mut self) {
-        // A connection stays on its thread. At the end of the thread there is nothing to give back to.
-        let _ = ROOM.try_with(|room| room.set(room.get() + self.0));
+        self.of_thread.subtract(self.bytes);
+        self.of_connection.subtract(self.bytes);
+    }
+}
+
+/// A block with a large message, counted until its last part is dropped.
+struct LargeBlock {
+    block: Vec<u8>,
+    _counted: Option<Counted>,
+}
+
+impl AsRef<[u8]> for LargeBlock {
+    fn as_ref(&self) -> &[u8] {
+        &self.block
     }
 }
 
 /// Makes a block readable, and remembers it unless it is a large message's own.
-fn seal(block: Vec<u8>) -> Bytes {
-    let is_usual = block.capacity() == ZMQ_READ_BYTES;
-    let block = Bytes::from(block);
-    if is_usual {
-        BLOCKS.with_borrow_mut(|blocks| {
-            if blocks.len() < BLOCKS_KEPT {
-                blocks.push(block.clone());
-            }
-        });
+fn seal(block: Vec<u8>, counted: Option<Counted>) -> Bytes {
+    if block.capacity() != ZMQ_READ_BYTES {
+        return Bytes::from_owner(LargeBlock { block, _counted: counted });
     }
+    let block = Bytes::from(block);
+    BLOCKS.with_borrow_mut(|blocks| {
+        if blocks.len() < BLOCKS_KEPT {
+            blocks.push(block.clone());
+        }
+    });
     block
 }
 
@@ -155,7 +201,10 @@ pub(super) struct Wire {
     input: Bytes,
     /// The block being received into: the same beginning, and more bytes after it, up to `needed_bytes`.
     filling: Vec<u8>,
-    room: Room,
+    /// The memory of `filling`, once it waits for more bytes.
+    counted: Option<Counted>,
+    /// What is counted of this connection's messages.
+    held: Gauge,
     needed_bytes: usize,
     outgoing: VecDeque<Bytes>,
     outgoing_bytes: usize,
@@ -172,7 +221,8 @@ impl Wire {
             decoder,
             input: Bytes::new(),
             filling: Vec::new(),
-            room: Room::default(),
+            counted: None,
+            held: Gauge::default(),
             needed_bytes: 0,
             outgoing: VecDeque::new(),
             outgoing_bytes: 0,
@@ -226,8 +276,7 @@ impl Wire {
                 Some(read) => *budget_bytes = budget_bytes.saturating_sub(read),
             }
             if self.filling.len() >= self.needed_bytes {
-                self.input = seal(std::mem::take(&mut self.filling));
-                self.room = Room::default();
+                self.input = seal(std::mem::take(&mut self.filling), self.counted.take());
             }
         }
     }
@@ -252,7 +301,8 @@ impl Wire {
             // Doubles what has arrived: a length alone takes no memory.
             let missing = self.needed_bytes.saturating_sub(held);
             let more = missing.min(held).max(ZMQ_READ_BYTES);
-            self.room.grow_to(held + more)?;
+            let first = if self.counted.is_none() { held } else { 0 };
+            self.counted().take((first + more) as u64)?;
             self.filling.reserve_exact(more);
         }
         loop {
@@ -266,12 +316,19 @@ impl Wire {
                 Err(rustix::io::Errno::AGAIN) => {
                     if self.filling.is_empty() {
                         SPARE.set(std::mem::take(&mut self.filling));
+                    } else if self.counted.is_none() {
+                        let bytes = self.filling.capacity() as u64;
+                        self.counted().add(bytes);
                     }
                     return Ok(None);
                 }
                 Err(_) => return Err(Broken::Ended),
             }
         }
+    }
+
+    fn counted(&mut self) -> &mut Counted {
+        self.counted.get_or_insert_with(|| Counted::new(&self.held))
     }
 
     /// Queues bytes for sending.
@@ -322,29 +379,5 @@ impl Wire {
             bytes -= front.len();
             self.outgoing.pop_front();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limits::ZMQ_MESSAGE_BYTES_MAX;
-
-    #[test]
-    fn large_messages_share_their_room_and_small_ones_need_none() {
-        let mut large: Vec<Room> = Vec::new();
-        let refused = loop {
-            let mut room = Room::default();
-            match room.grow_to(ZMQ_MESSAGE_BYTES_MAX) {
-                Ok(()) => large.push(room),
-                Err(refusal) => break refusal,
-            }
-        };
-        assert!(refused.is_bound() && large.len() >= ZMQ_MESSAGES_BYTES_MAX / ZMQ_MESSAGE_BYTES_MAX);
-        let mut small = Room::default();
-        assert_eq!(small.grow_to(ZMQ_MESSAGE_BYTES_FREE), Ok(()));
-        assert_eq!(large[0].grow_to(ZMQ_MESSAGE_BYTES_MAX), Ok(()), "it has this room");
-        large.clear();
-        assert_eq!(ROOM.get(), ZMQ_MESSAGES_BYTES_MAX, "all of it is given back");
     }
 }

@@ -1,6 +1,7 @@
 //! A warm serving thread allocates nothing. The daemon runs on threads of this process.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 
 use kvrouted::client::Client;
@@ -22,7 +23,7 @@ fn daemon_within(serve: &str, workers: &str) -> (PathBuf, i32) {
     let socket = folder.path().join("s");
     thread::spawn(move || {
         let _folder = folder;
-        kvrouted::daemon::run(&config, &|| unreachable!("no test sends SIGHUP")).expect("it runs");
+        kvrouted::daemon::run(&config, Arc::new(|| unreachable!("no test sends SIGHUP"))).expect("it runs");
     });
     until("the daemon serves", || Client::connect(&socket, &options()).is_ok());
     let serving = *serving_threads("self").difference(&before).next().expect("a serving thread");

@@ -12,6 +12,8 @@ mod journal;
 #[path = "../kit/mod.rs"]
 mod kit;
 mod laws;
+mod memory;
 mod serve;
 mod snapshot;
 mod soak;
+mod stalls;

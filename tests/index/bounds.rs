@@ -2,12 +2,14 @@
 //! delay.
 
 use crate::oracle::checked_shard::publish_until_unchoked;
+use kvrouted::budget::{Gauge, MemoryPool};
 use kvrouted::ids::{EngineHash, GroupId, LocalHash, Seed, ShardId, Tier, TierBlocks, WorkerSlot};
 use kvrouted::index::{
     Depths, IndexReader, Refusal, ShardLimits, ShardWriter, StoreBlocks, StoreOutcome, WorkerBlocks, shard,
 };
-use kvrouted::limits::WORKERS_MAX;
+use kvrouted::limits::{MEMORY_MARGIN_PERCENT, WORKERS_MAX};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SHARD: ShardId = ShardId(0);
@@ -129,6 +131,49 @@ fn a_store_beyond_the_memory_ceiling_is_refused_and_answers_stay_right() {
         assert_eq!(outcome.refused, None, "there is room again");
         assert_eq!(index.device(slot, *prompt), PROMPT as u32);
     }
+}
+
+#[test]
+fn two_shards_share_their_memory_and_a_worker_that_is_held_back_leaves_the_rest_to_others() {
+    const PROMPTS_MAX: u64 = 200_000;
+    let mut shards = [0, 1].map(|_| Index::new(ShardLimits::default()));
+    let at_first: u64 = shards.iter().map(|index| index.writer.memory().bytes()).sum();
+    let bytes_max = at_first + (48 << 20);
+    let (pool, gauge) = (Arc::new(MemoryPool::new(bytes_max)), Gauge::default());
+    shards.iter_mut().for_each(|index| index.writer.draw_from(Arc::clone(&pool), gauge.clone()));
+    let [full, other] = &mut shards;
+    let [large, small] = [full.worker(), full.worker()];
+    // One shard takes all that there is, but for what the other has drawn.
+    let mut stored = 0;
+    // Each prompt is a batch: a worker remembers the blocks of its latest one.
+    while full.store(large, stored, PROMPT, Tier::Device).refused.is_none() {
+        stored += 1;
+        full.writer.begin_batch(large);
+        let (drawn, bytes) = (pool.drawn(), full.writer.memory().bytes());
+        let margin = bytes_max / 100 * MEMORY_MARGIN_PERCENT;
+        assert!(stored < PROMPTS_MAX && drawn <= bytes_max, "{stored}: {drawn} of {bytes_max}");
+        assert!(bytes <= drawn + margin, "{stored}: {bytes} of {drawn}");
+    }
+    let slot = other.worker();
+    let refused = (0..PROMPTS_MAX).find_map(|prompt| other.store(slot, prompt, PROMPT, Tier::Device).refused);
+    assert_eq!(refused, Some(Refusal::BudgetBound), "not the shard's own ceiling");
+    assert_eq!(full.device(large, stored - 1), PROMPT as u32, "what is held stays");
+    // What the large worker holds already needs no memory; new blocks are refused, and those of others are not.
+    full.writer.hold_back(large, true);
+    for prompt in (0..stored).rev().take(stored as usize / 2) {
+        full.remove(large, prompt, PROMPT, PROMPT);
+    }
+    full.reclaim_all();
+    assert!(pool.drawn() < bytes_max, "a shard gives back what it does not need");
+    assert_eq!(full.store(large, 0, PROMPT, Tier::Device).refused, None);
+    let new = full.store(large, PROMPTS_MAX, PROMPT, Tier::Device);
+    assert_eq!(new, StoreOutcome { refused: Some(Refusal::BudgetBound), ..StoreOutcome::default() });
+    assert_eq!(full.store(small, PROMPTS_MAX, PROMPT, Tier::Device).refused, None);
+    full.writer.hold_back(large, false);
+    assert_eq!(full.store(large, PROMPTS_MAX, PROMPT, Tier::Device).refused, None);
+    assert_eq!(full.device(large, PROMPTS_MAX), PROMPT as u32);
+    drop(shards);
+    assert_eq!(pool.drawn(), 0);
 }
 
 /// Blocks of the shared prompt that worker `at` holds in the test of many workers.

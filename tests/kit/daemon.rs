@@ -58,10 +58,22 @@ impl Process {
         Self::spawn(folder, name, kvrouted(arguments))
     }
 
+    /// The same with a variable of its environment.
+    pub(crate) fn start_with(folder: &Path, name: &str, (variable, value): (&str, &str), arguments: &[&str]) -> Self {
+        let mut command = kvrouted(arguments);
+        command.env(variable, value);
+        Self::spawn(folder, name, command)
+    }
+
     /// The same with a hard limit on open files.
     pub(crate) fn start_limited(folder: &Path, name: &str, open_files: u32, arguments: &[&str]) -> Self {
+        Self::start_by(folder, name, &format!("ulimit -n {open_files} && exec \"$0\" \"$@\""), arguments)
+    }
+
+    /// The same by a line of shell, which ends with `exec "$0" "$@"`.
+    pub(crate) fn start_by(folder: &Path, name: &str, line: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {open_files} && exec \"$0\" \"$@\"")]);
+        command.args(["-c", line]);
         command
             .arg(env!("CARGO_BIN_EXE_kvrouted"))
             .args(arguments)

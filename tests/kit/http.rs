@@ -11,8 +11,14 @@ pub(crate) fn free_port() -> u16 {
 
 /// Head and text of the metrics page.
 pub(crate) fn scrape(port: u16) -> (String, String) {
-    let mut page = TcpStream::connect(("127.0.0.1", port)).expect("the page");
-    page.write_all(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").expect("asked");
+    get(port, "/metrics")
+}
+
+/// Head and body of an answer.
+pub(crate) fn get(port: u16, path: &str) -> (String, String) {
+    let mut page = TcpStream::connect(("127.0.0.1", port)).expect("the port");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    page.write_all(request.as_bytes()).expect("asked");
     let mut body = String::new();
     page.read_to_string(&mut body).expect("answered");
     let (head, text) = body.split_once("\r\n\r\n").expect("a body");

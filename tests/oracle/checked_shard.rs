@@ -26,6 +26,7 @@ pub(crate) fn is_implementation_limit(refusal: Refusal) -> bool {
             | Refusal::PositionBound
             | Refusal::BytesBound
             | Refusal::MemoryBound
+            | Refusal::BudgetBound
             | Refusal::WorkBound
     )
 }

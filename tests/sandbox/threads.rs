@@ -181,13 +181,13 @@ fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut im
         expect(written.is_ok() == may, format!("a file in {name}: {written:?}"));
     }
     let reads = [
-        ("config", matches!(kind, T::Control | T::Gateway)),
+        ("config", matches!(kind, T::Control | T::Files | T::Gateway)),
         ("workers", matches!(kind, T::Control | T::Files | T::Gateway)),
         ("snapshots", matches!(kind, T::Control | T::Files | T::Snapshots | T::SnapshotLoads | T::Gateway)),
         ("elsewhere", false),
     ];
     let statm = fs::read("/proc/self/statm");
-    let may = matches!(kind, T::Control | T::Files | T::Watchdog | T::Gateway);
+    let may = matches!(kind, T::Control | T::Files | T::Gateway);
     expect(statm.is_ok() == may, format!("reading its own memory's size: {statm:?}"));
     for (name, may) in reads {
         let read = fs::read(folder.join(name).join("file"));

@@ -15,6 +15,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
 const LAYERS: &[&[&str]] = &[
     &[
+        "budget",
         "ids",
         "limits",
         "endpoint",
@@ -24,6 +25,7 @@ const LAYERS: &[&[&str]] = &[
         "owned_directory",
         "log_quota",
         "log_writer",
+        "machine",
         "trust",
         "finding",
         "metrics",
@@ -34,6 +36,7 @@ const LAYERS: &[&[&str]] = &[
         "shares",
         "simd",
         "sync",
+        "watchdog",
         "zmtp",
     ],
     &["hash"],

@@ -28,7 +28,7 @@ TRUST_REASONS = (
     "no_events", "read_contended", "recovering", "isolation_unknown", "unknown_events", "lookahead_hash",
     "misframed", "memory_bound", "own_decisions", "unchained_hashes",
     "unknown_reason", "clear_awaited", "full_reports",
-    "offload_unbound", "lower_tiers_unknown", "ingest_failed", "last_copy_removals",
+    "offload_unbound", "lower_tiers_unknown", "ingest_failed", "last_copy_removals", "memory_short",
 )  # fmt: skip
 FEATURES = (
     "routing", "bookings", "local_hash_prompts", "media_hashes", "explain", "overlap_query", "workers_query",

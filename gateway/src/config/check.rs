@@ -17,7 +17,7 @@ use super::{
     Tokens, kubernetes,
 };
 use crate::engines::RankSource;
-use crate::limits::{DAEMON_TIMEOUT_DEFAULT, LOCAL_FOLDERS_MAX, RENDER_MAX, TOKEN_CACHE_BYTES};
+use crate::limits::{DAEMON_TIMEOUT_DEFAULT, LOCAL_FOLDERS_MAX, PICKS_OPEN_MAX, RENDER_MAX, TOKEN_CACHE_BYTES};
 use crate::tokens::LocalFolder;
 
 /// One engine of the configuration.
@@ -141,6 +141,7 @@ pub(super) fn check(raw: RawConfig, flags: &Flags) -> Result<Config, Vec<Problem
         socket,
         daemon_program,
         daemon_metrics_port: raw.daemon.metrics_port.unwrap_or(0),
+        daemon_memory_bytes_max: 0,
         daemon_mode,
         questions,
         tokens,
@@ -329,6 +330,8 @@ fn bounds(checker: &mut Checker, raw: RawBounds) -> Bounds {
         checker.problem("bounds.bodies_bytes_max", "less than body_bytes_max; write at least as much");
     }
     Bounds {
+        memory_bytes_max: checker.number("bounds.memory_bytes_max", raw.memory_bytes_max, 0, 0, 1 << 50),
+        picks_max: PICKS_OPEN_MAX,
         connections_max: checker.size("bounds.connections_max", raw.connections_max, 8192, 1, 1 << 20),
         requests_max: checker.size("bounds.requests_max", raw.requests_max, 4096, 1, 1 << 20),
         body_bytes_max,

@@ -64,6 +64,9 @@ pub struct Config {
     pub daemon_program: Option<PathBuf>,
     /// The loopback port of the metrics of the daemon that the gateway runs; 0 = none.
     pub daemon_metrics_port: u16,
+    /// The memory budget of the daemon that the gateway runs, bytes; 0 = the daemon's own default. Not configured: it
+    /// comes from the division of the machine's memory.
+    pub daemon_memory_bytes_max: u64,
     /// How the daemon that the gateway runs chooses workers.
     pub daemon_mode: client::Mode,
     /// How the daemon is asked.
@@ -147,6 +150,8 @@ pub struct TlsFiles {
 /// Bounds of what callers may hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
+    /// Bytes of memory of the process; 0 = a share of what the machine or the cgroup has.
+    pub memory_bytes_max: u64,
     /// Connections of callers.
     pub connections_max: usize,
     /// Requests under way.
@@ -159,6 +164,8 @@ pub struct Bounds {
     pub header_bytes_max: usize,
     /// Headers of a request.
     pub headers_max: usize,
+    /// Picks of other proxies whose end has not come. Not configured: the memory budget may lower it.
+    pub picks_max: usize,
 }
 
 /// Deadlines.

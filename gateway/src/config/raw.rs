@@ -182,6 +182,8 @@ pub struct RawEngines {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawBounds {
+    /// Bytes of memory of the process.
+    pub memory_bytes_max: Option<u64>,
     /// Connections of callers.
     pub connections_max: Option<u64>,
     /// Requests under way.

@@ -21,6 +21,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::limits::{CA_FILE_BYTES_MAX, CONNECT_MAX, POOL_IDLE_CONNECTIONS_MAX, POOL_IDLE_MAX};
+use crate::memory::HeldReply;
 
 /// An error of a body, whatever makes it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -105,6 +106,9 @@ pub enum ReadError {
     /// It is longer than allowed.
     #[error("the reply has more than {0} bytes")]
     TooLong(usize),
+    /// All replies together take as much memory as they may.
+    #[error("the gateway has no memory for it (bounds.memory_bytes_max)")]
+    NoRoom,
     /// It did not end in time.
     #[error("the reply did not end in time")]
     TimedOut,
@@ -113,24 +117,39 @@ pub enum ReadError {
     Broken(#[source] hyper::Error),
 }
 
+/// A whole reply, which counts until its last part is dropped.
+struct WholeReply {
+    bytes: BytesMut,
+    _held: HeldReply,
+}
+
+impl AsRef<[u8]> for WholeReply {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Reads a whole reply of at most `bytes_max` bytes. A reply that says it is longer is not read at all.
 ///
 /// # Errors
-/// A reply that is too long, too slow, or cut off.
+/// A reply that is too long, too slow, or cut off, or for which there is no memory.
 pub async fn read_bounded(mut body: Incoming, bytes_max: usize, deadline: Instant) -> Result<Bytes, ReadError> {
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(ReadError::TooLong(bytes_max));
     }
     let read = async {
-        let mut whole = BytesMut::new();
+        let (mut bytes, mut held) = (BytesMut::new(), HeldReply::default());
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(ReadError::Broken)?.into_data() else { continue };
-            if whole.len() + data.len() > bytes_max {
+            if bytes.len() + data.len() > bytes_max {
                 return Err(ReadError::TooLong(bytes_max));
             }
-            whole.extend_from_slice(&data);
+            if !held.grow(data.len()) {
+                return Err(ReadError::NoRoom);
+            }
+            bytes.extend_from_slice(&data);
         }
-        Ok(whole.freeze())
+        Ok(Bytes::from_owner(WholeReply { bytes, _held: held }))
     };
     tokio::time::timeout_at(deadline.into(), read).await.unwrap_or(Err(ReadError::TimedOut))
 }

@@ -27,7 +27,9 @@ use super::unread::{CountedBody, CountedCodec, Unread};
 use crate::api::ApiError;
 use crate::limits::{
     EPP_MESSAGE_OVERHEAD_BYTES_MAX, EPP_OPENING_MIN, EPP_REST_MIN, EPP_STREAMS_MAX, HEADER_NAME_BYTES_MAX,
+    STREAM_USUAL_BYTES,
 };
+use crate::memory::{Memory, MemoryPart, memory_short};
 
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -47,6 +49,8 @@ pub struct EppCounters {
     pub chosen: AtomicU64,
     /// Requests that got an error.
     pub refused: AtomicU64,
+    /// Those of them that got it because memory was short.
+    pub memory_short: AtomicU64,
     /// Requests that needed no decision any more before there was one.
     pub abandoned: AtomicU64,
     /// Responses that ended whole.
@@ -75,6 +79,8 @@ struct Shared<C: Chooser> {
     budget: BodyBudget,
     observers: Arc<Observers<C::Lease>>,
     counters: Arc<EppCounters>,
+    memory: Arc<Memory>,
+    streams_max: usize,
 }
 
 impl<C: Chooser> Clone for Services<C> {
@@ -93,13 +99,28 @@ impl<C: Chooser> Services<C> {
     /// Services that choose by `chooser`.
     #[must_use]
     pub fn new(chooser: C, health: Health, limits: ExchangeLimits) -> Self {
+        Self::within(chooser, health, limits, &Arc::default())
+    }
+
+    /// The same within a memory budget.
+    #[must_use]
+    pub fn within(chooser: C, health: Health, limits: ExchangeLimits, memory: &Arc<Memory>) -> Self {
+        let bodies_bytes_max = limits.bodies_bytes_max.min(memory.bodies_bytes_max()).max(limits.body_bytes_max);
+        let (budget, counters) = (BodyBudget::new(bodies_bytes_max), Arc::<EppCounters>::default());
+        let (bodies, streams) = (budget.clone(), Arc::clone(&counters));
+        memory.watch(MemoryPart::Bodies, move || (bodies_bytes_max - bodies.left()) as u64);
+        memory.watch(MemoryPart::Streams, move || {
+            streams.streams_open.load(Ordering::Relaxed) as u64 * STREAM_USUAL_BYTES
+        });
         Self(Arc::new(Shared {
             chooser,
             health,
             limits,
-            budget: BodyBudget::new(limits.bodies_bytes_max),
+            budget,
             observers: Arc::new(Observers::new()),
-            counters: Arc::default(),
+            counters,
+            streams_max: EPP_STREAMS_MAX.min(memory.streams_max()),
+            memory: Arc::clone(memory),
         }))
     }
 
@@ -195,7 +216,17 @@ struct Driver<C: Chooser> {
     outgoing: VecDeque<ProcessingResponse>,
     actions: Vec<Action>,
     end: End,
-    is_one_too_many: bool,
+    /// Why the stream's request is refused, as it was when the stream began.
+    refusal: Option<Refusal>,
+}
+
+/// Why a stream's request is refused before it is looked at.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// There are as many streams as may be.
+    Streams,
+    /// Memory is short.
+    Memory,
 }
 
 /// How far the stream's end has come.
@@ -211,7 +242,11 @@ enum End {
 
 impl<C: Chooser> Driver<C> {
     fn new(shared: Arc<Shared<C>>, requests: Streaming<ProcessingRequest>, unread: Unread) -> Self {
-        let is_one_too_many = shared.counters.streams_open.fetch_add(1, Ordering::Relaxed) >= EPP_STREAMS_MAX;
+        let is_one_too_many = shared.counters.streams_open.fetch_add(1, Ordering::Relaxed) >= shared.streams_max;
+        let refusal = match shared.memory.refuses_requests() {
+            true => Some(Refusal::Memory),
+            false => is_one_too_many.then_some(Refusal::Streams),
+        };
         Self {
             exchange: Exchange::new(shared.limits, &shared.budget),
             shared,
@@ -225,7 +260,7 @@ impl<C: Chooser> Driver<C> {
             outgoing: VecDeque::new(),
             actions: Vec::new(),
             end: End::Open,
-            is_one_too_many,
+            refusal,
         }
     }
 
@@ -276,11 +311,20 @@ impl<C: Chooser> Driver<C> {
 
     fn receive(&mut self, message: ProcessingRequest) {
         self.heard = Instant::now();
-        if self.is_one_too_many && !message.observability_mode {
-            let text = "the endpoint picker serves as many requests at once as it can; try again";
-            let error =
-                ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "too_many_requests_at_once", text).retry_after(1);
-            return self.exchange.refuse(&error, &mut self.actions);
+        match self.refusal.filter(|_| !message.observability_mode) {
+            None => {}
+            Some(Refusal::Streams) => {
+                let text = "the endpoint picker serves as many requests at once as it can; try again";
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                let error = ApiError::gateway(status, "too_many_requests_at_once", text).retry_after(1);
+                return self.exchange.refuse(&error, &mut self.actions);
+            }
+            Some(Refusal::Memory) => {
+                if self.exchange.is_undecided() {
+                    EppCounters::count(&self.shared.counters.memory_short);
+                }
+                return self.exchange.refuse(&memory_short(), &mut self.actions);
+            }
         }
         self.exchange.receive(message, Instant::now(), &mut self.actions);
     }

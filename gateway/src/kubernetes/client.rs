@@ -163,7 +163,7 @@ async fn refusal(reply: Response<Incoming>, deadline: Instant) -> RequestError {
 async fn read(reply: Response<Incoming>, bytes_max: usize, deadline: Instant) -> Result<Bytes, RequestError> {
     read_bounded(reply.into_body(), bytes_max, deadline).await.map_err(|error| match error {
         ReadError::TooLong(_) => RequestError::Nonsense(error.to_string()),
-        ReadError::TimedOut => RequestError::Lost(error.to_string()),
+        ReadError::TimedOut | ReadError::NoRoom => RequestError::Lost(error.to_string()),
         ReadError::Broken(cause) => RequestError::Lost(shown(&causes(&cause))),
     })
 }

@@ -17,12 +17,21 @@ use crate::api::ApiError;
 
 /// The bytes that all bodies may hold together. One permit is 1 KiB.
 #[derive(Clone, Debug)]
-pub(crate) struct BodyBudget(Arc<Semaphore>);
+pub(crate) struct BodyBudget {
+    permits: Arc<Semaphore>,
+    all: usize,
+}
 
 impl BodyBudget {
     /// A budget of so many bytes.
     pub(crate) fn of(bytes: usize) -> Self {
-        Self(Arc::new(Semaphore::new((bytes >> 10).clamp(1, Semaphore::MAX_PERMITS))))
+        let all = (bytes >> 10).clamp(1, Semaphore::MAX_PERMITS);
+        Self { permits: Arc::new(Semaphore::new(all)), all }
+    }
+
+    /// Bytes that are held.
+    pub(crate) fn held(&self) -> u64 {
+        (self.all - self.permits.available_permits()) as u64 * 1024
     }
 
     /// Makes `held` as large as `bytes` need.
@@ -33,7 +42,7 @@ impl BodyBudget {
             return Ok(());
         }
         let permits = u32::try_from(missing).unwrap_or(u32::MAX);
-        let more = Arc::clone(&self.0).try_acquire_many_owned(permits).map_err(|_| {
+        let more = Arc::clone(&self.permits).try_acquire_many_owned(permits).map_err(|_| {
             let message = "the gateway holds as many bodies as it may (bounds.bodies_bytes_max); try again";
             ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message).retry_after(1)
         })?;

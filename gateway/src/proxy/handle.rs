@@ -27,7 +27,8 @@ use crate::api::{
 };
 use crate::config::{Bounds, Config, Deadlines, Forward, ReportMode, Retry};
 use crate::engines::{Engine, EngineSet, ServedModel};
-use crate::limits::ROUTING_ROUNDS_MAX;
+use crate::limits::{CONNECTION_USUAL_BYTES, PICK_OPEN_BYTES, REQUEST_USUAL_BYTES, ROUTING_ROUNDS_MAX};
+use crate::memory::{Memory, MemoryPart, memory_short};
 use crate::metrics::{Counted, Metrics, ReplyEnd};
 
 /// The part of the configuration that requests need.
@@ -43,6 +44,8 @@ pub struct Settings {
     pub forward: Forward,
     /// The priority of each objective.
     pub objectives: BTreeMap<String, i32>,
+    /// The memory of the process.
+    pub memory: Arc<Memory>,
 }
 
 impl Settings {
@@ -55,6 +58,7 @@ impl Settings {
             retry: config.retry,
             forward: config.forward.clone(),
             objectives: config.objectives.clone(),
+            memory: Arc::default(),
         }
     }
 }
@@ -138,6 +142,14 @@ impl Proxy {
     ) -> Self {
         let budget = BodyBudget::of(settings.bounds.bodies_bytes_max);
         let places = Arc::new(Semaphore::new(settings.bounds.requests_max));
+        let (memory, bodies, counted) = (&settings.memory, budget.clone(), Arc::clone(&metrics));
+        memory.watch(MemoryPart::Bodies, move || bodies.held());
+        memory.watch(MemoryPart::Requests, move || counted.in_flight.get().unsigned_abs() * REQUEST_USUAL_BYTES);
+        let counted = Arc::clone(&metrics);
+        memory
+            .watch(MemoryPart::Connections, move || counted.connections.get().unsigned_abs() * CONNECTION_USUAL_BYTES);
+        let counted = Arc::clone(&metrics);
+        memory.watch(MemoryPart::Picks, move || counted.picks_open.get().unsigned_abs() * PICK_OPEN_BYTES);
         Self { settings, engines, choose, metrics, keys, budget, places, round_robin: AtomicUsize::new(0) }
     }
 
@@ -152,6 +164,7 @@ impl Proxy {
             Some(keys) => Some(keys.admit(request.headers(), Instant::now())?),
             None => None,
         };
+        self.refuse_if_memory_is_short()?;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
             let message = "the gateway has as many requests under way as it may (bounds.requests_max); try again";
             ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message).retry_after(1)
@@ -177,6 +190,11 @@ impl Proxy {
                 Err(ApiError::caller(StatusCode::NOT_FOUND, "unknown_path", message))
             }
         }
+    }
+
+    /// Refuses a new request while memory is short.
+    pub(super) fn refuse_if_memory_is_short(&self) -> Result<(), ApiError> {
+        if self.settings.memory.refuses_requests() { Err(memory_short()) } else { Ok(()) }
     }
 
     fn models(&self, method: &Method) -> Result<Response<ReplyBody>, ApiError> {

@@ -37,7 +37,7 @@ use super::open_picks::{OpenPick, OpenPicks};
 use super::{error_reply, headers};
 use crate::api::{ApiError, ApiPath, CallKind, Usage};
 use crate::engines::Engine;
-use crate::limits::{PICK_END_BYTES_MAX, PICK_SWEEP, PICKS_OPEN_MAX};
+use crate::limits::{PICK_END_BYTES_MAX, PICK_SWEEP};
 
 const FIRST: HeaderName = HeaderName::from_static("x-first");
 const ENDPOINTS: HeaderName = HeaderName::from_static("x-endpoints");
@@ -101,8 +101,9 @@ impl PickServer {
     /// A pick port that answers as the proxy would route. A pick whose end never comes is freed after `booking`.
     #[must_use]
     pub fn new(proxy: Arc<Proxy>, booking: Duration) -> Self {
+        let picks_max = proxy.settings.bounds.picks_max;
         let small_bodies = BodyBudget::of(PICK_END_BYTES_MAX * 256);
-        Self { proxy, open: Mutex::new(OpenPicks::new(PICKS_OPEN_MAX)), booking, small_bodies }
+        Self { proxy, open: Mutex::new(OpenPicks::new(picks_max)), booking, small_bodies }
     }
 
     async fn pick(&self, request: Request<Incoming>, id: &HeaderValue) -> Result<Response<ReplyBody>, ApiError> {
@@ -114,6 +115,7 @@ impl PickServer {
             ApiError::caller(StatusCode::BAD_REQUEST, "invalid_header", message)
         })?;
         let path = ApiPath::of(path.split('?').next().unwrap_or_default());
+        self.proxy.refuse_if_memory_is_short()?;
         if self.open.lock().is_full() {
             let message = "too many picks are open; tell their ends with POST /end or the access log";
             return Err(ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message).retry_after(1));

@@ -14,6 +14,7 @@ use crate::engines::{
     ClientTls, EngineConfig, EngineError, EngineRole, EngineSet, NamedFacts, Secret, expand_addresses, keep_learning,
 };
 use crate::limits::{DAEMON_READY_MAX, ENGINES_LEARN_INTERVAL, ENGINES_READY_MAX, PLAN_INTERVAL, SECRET_BYTES_MAX};
+use crate::memory::{Memory, MemoryPart};
 use crate::parity::ParityWatch;
 use crate::router::{DaemonError, DaemonOptions, DaemonProcess, DaemonStarter, DaemonState, Router, RouterOptions};
 use crate::tokens::{LocalTokenizers, TokenSettings, Tokeniser};
@@ -29,6 +30,7 @@ pub struct CoreOptions {
     questions: Questions,
     tokens: Tokens,
     local: Option<LocalTokenizers>,
+    memory: Arc<Memory>,
 }
 
 /// Which daemon answers.
@@ -57,6 +59,7 @@ impl CoreOptions {
             None => Daemon::Child(DaemonOptions {
                 program: config.daemon_program.clone(),
                 metrics_port: config.daemon_metrics_port,
+                memory_bytes_max: config.daemon_memory_bytes_max,
                 mode: config.daemon_mode,
                 log_level: config.log_level.clone(),
                 request_max: config.deadlines.total,
@@ -68,13 +71,19 @@ impl CoreOptions {
         let (questions, tokens) = (config.questions.clone(), config.tokens.clone());
         let local = (!tokens.local.is_empty()).then(|| LocalTokenizers::load(&tokens.local));
         let local = local.transpose().map_err(|why| Failure::Usage(format!("tokens.local: {why}")))?;
-        Ok(Self { engines, pods, tls, daemon, starter: None, questions, tokens, local })
+        Ok(Self { engines, pods, tls, daemon, starter: None, questions, tokens, local, memory: Arc::default() })
     }
 
     /// Starts the daemon on a thread that was started before the sandbox.
     #[must_use]
     pub fn starting_on(self, starter: Option<DaemonStarter>) -> Self {
         Self { starter, ..self }
+    }
+
+    /// The same within a memory budget, which has lowered the bounds of the configuration already.
+    #[must_use]
+    pub fn within(self, memory: &Arc<Memory>) -> Self {
+        Self { memory: Arc::clone(memory), ..self }
     }
 }
 
@@ -116,6 +125,7 @@ pub struct Core {
     router: Router,
     tokeniser: Tokeniser,
     parity: ParityWatch,
+    memory: Arc<Memory>,
 }
 
 impl Core {
@@ -125,7 +135,7 @@ impl Core {
     /// # Errors
     /// An engine's URL or key, the file of authorities or the daemon's program cannot be used.
     pub async fn start(options: CoreOptions, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
-        let CoreOptions { engines, pods, tls, daemon, starter, questions, tokens, local } = options;
+        let CoreOptions { engines, pods, tls, daemon, starter, questions, tokens, local, memory } = options;
         let engines = engine_set(engines, &tls).await?;
         let pods = match pods {
             Some(options) => Some(Pods::start(options, &engines).await),
@@ -158,9 +168,12 @@ impl Core {
         if let Some(pods) = &pods {
             tokio::spawn(Arc::clone(pods).follow(Arc::clone(&engines), stop.clone()));
         }
+        let counted = tokeniser.clone();
+        memory.watch(MemoryPart::TokenCache, move || counted.counts().cache_bytes);
+        tokio::spawn(watch_memory(Arc::clone(&memory), tokeniser.clone(), stop.clone()));
         tokio::spawn(watch_engines(Arc::clone(&engines), daemon.clone(), stop));
         tokio::spawn(sandboxed::watch());
-        Ok(Self { engines, pods, tls, daemon, router, tokeniser, parity: ParityWatch::default() })
+        Ok(Self { engines, pods, tls, daemon, router, tokeniser, parity: ParityWatch::default(), memory })
     }
 
     /// The engines.
@@ -184,6 +197,12 @@ impl Core {
     #[must_use]
     pub const fn tokeniser(&self) -> &Tokeniser {
         &self.tokeniser
+    }
+
+    /// The memory of the process.
+    #[must_use]
+    pub const fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// The parity watch.
@@ -214,6 +233,14 @@ impl Core {
         if let Some(daemon) = &self.daemon {
             daemon.stop().await;
         }
+    }
+}
+
+/// Looks at the memory until `stop` says so, and keeps the cache empty while memory is short.
+async fn watch_memory(memory: Arc<Memory>, tokeniser: Tokeniser, mut stop: watch::Receiver<bool>) {
+    tokio::select! {
+        () = memory.watch_resident(|| tokeniser.empty_cache()) => {}
+        _ = stop.wait_for(|stops| *stops) => {}
     }
 }
 

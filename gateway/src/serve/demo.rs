@@ -44,7 +44,8 @@ pub(super) fn run(args: &DemoArgs) -> Result<(), Failure> {
             .map_err(|problems| Failure::Usage(format!("the demo cannot be configured\n{problems}")))?;
         config.forward.tells_worker = true;
         print(&greeting(args))?;
-        proxy::run(config, None).await
+        let memory = proxy::divide(&mut config)?;
+        proxy::run(config, memory, None).await
     })
 }
 

@@ -16,23 +16,38 @@ use super::routed::counter;
 use super::{Failure, Routed};
 use crate::api::ApiError;
 use crate::config::Config;
+use crate::descriptors;
 use crate::engines::{Engine, EngineSet};
 use crate::epp::{
     ConfiguredEndpoints, EndpointConfig, Endpoints, EppCounters, EppOptions, EppServer, Health, Services, follow,
 };
-use crate::limits::EPP_READINESS_INTERVAL;
+use crate::limits::{EPP_READINESS_INTERVAL, EPP_STREAMS_MAX};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::proxy::{Admin, Asked, BoxFuture, Choice, Choose, ConnectionBounds, Finding, serve};
 use crate::router::DaemonStarter;
 
+/// Divides the memory, and lowers the bounds of the configuration to it. Call it before the sandbox.
+pub(super) fn divide(config: &mut Config, options: &EppOptions) -> Result<Arc<Memory>, Failure> {
+    descriptors::raise();
+    config.bounds.body_bytes_max = options.body_bytes_max;
+    config.bounds.bodies_bytes_max = options.bodies_bytes_max.max(options.body_bytes_max);
+    Memory::divide(config, Some(EPP_STREAMS_MAX)).map_err(Failure::Usage)
+}
+
 /// Runs the picker until SIGTERM or SIGINT.
-pub(super) async fn run(config: Config, options: &EppOptions, starter: Option<DaemonStarter>) -> Result<(), Failure> {
+pub(super) async fn run(
+    config: Config,
+    options: &EppOptions,
+    memory: Arc<Memory>,
+    starter: Option<DaemonStarter>,
+) -> Result<(), Failure> {
     options.check().map_err(|error| Failure::Usage(error.to_string()))?;
     if config.kubernetes.is_some() && (!options.endpoints.is_empty() || options.endpoints_file.is_some()) {
         let why = "--endpoint and --endpoints name addresses that Kubernetes names already; leave them out";
         return Err(Failure::Usage(why.to_owned()));
     }
-    let core_options = CoreOptions::of(&config)?.starting_on(starter);
+    let core_options = CoreOptions::of(&config)?.within(&memory).starting_on(starter);
     let mut signals = Signals::take()?;
     let server = EppServer::bind(&options.listen, options.certificate()).await;
     let server = server.map_err(|error| Failure::System(error.to_string()))?;
@@ -98,7 +113,7 @@ impl Picker {
             true => of_engines(core.engines()),
             false => options.endpoints.clone(),
         };
-        let services = Services::new(chooser, health.clone(), options.limits());
+        let services = Services::within(chooser, health.clone(), options.limits(), core.memory());
         let file = options.endpoints_file.clone();
         Self { core: Arc::clone(core), services, health, endpoints, configured, file }
     }
@@ -154,12 +169,23 @@ impl Choose for Facts {
 
     fn metrics(&self) -> String {
         let mut text = self.routed.metrics();
-        let EppCounters { asked, chosen, refused, abandoned, completed, cut, observed, broken, streams_open } =
-            &*self.counters;
+        let EppCounters {
+            asked,
+            chosen,
+            refused,
+            memory_short,
+            abandoned,
+            completed,
+            cut,
+            observed,
+            broken,
+            streams_open,
+        } = &*self.counters;
         let requests = [
             ("asked", asked),
             ("chosen", chosen),
             ("refused", refused),
+            ("memory_short", memory_short),
             ("abandoned", abandoned),
             ("completed", completed),
             ("cut", cut),

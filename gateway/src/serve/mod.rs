@@ -81,7 +81,7 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
     if args.example_config {
         return print(config::example());
     }
-    let config = config::load(args.config.as_deref(), &args.flags())
+    let mut config = config::load(args.config.as_deref(), &args.flags())
         .map_err(|problems| Failure::Usage(format!("the configuration cannot be used\n{problems}")))?;
     if args.check {
         let engines = config.engines.len();
@@ -89,16 +89,18 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
         return print(&format!("ok: {engines} {}\n", if engines == 1 { "engine" } else { "engines" }));
     }
     log_to_stderr(&config.log_level);
+    let memory = proxy::divide(&mut config)?;
     let starter = sandboxed::start(&config, None)?;
-    to_its_end(runtime()?, proxy::run(config, starter))
+    to_its_end(runtime()?, proxy::run(config, memory, starter))
 }
 
 fn pick(args: &EppArgs) -> Result<(), Failure> {
-    let config = config::load(args.config.as_deref(), &args.flags())
+    let mut config = config::load(args.config.as_deref(), &args.flags())
         .map_err(|problems| Failure::Usage(format!("the configuration cannot be used\n{problems}")))?;
     log_to_stderr(&config.log_level);
+    let memory = epp::divide(&mut config, &args.picker)?;
     let starter = sandboxed::start(&config, Some(&args.picker))?;
-    to_its_end(runtime()?, epp::run(config, &args.picker, starter))
+    to_its_end(runtime()?, epp::run(config, &args.picker, memory, starter))
 }
 
 /// Runs a command. A local tokenizer that still works on a prompt then does not hold up the end.

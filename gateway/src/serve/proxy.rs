@@ -11,6 +11,8 @@ use tokio::task::JoinSet;
 use super::core::{Core, CoreOptions};
 use super::{Failure, Routed};
 use crate::config::Config;
+use crate::descriptors;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::proxy::{
     Admin, CallerKeys, Choose, ConnectionBounds, LogSocket, PickServer, Proxy, ServerTls, Settings, Socket, read_log,
@@ -50,6 +52,7 @@ impl Files {
 /// Checks the files that a configuration names.
 pub(super) fn check(config: &Config) -> Result<(), Failure> {
     Files::read(config)?;
+    Memory::divide(&mut config.clone(), None).map_err(Failure::Usage)?;
     CoreOptions::of(config).map(|_| ())
 }
 
@@ -84,10 +87,17 @@ impl Signals {
     }
 }
 
+/// Divides the open files and the memory, and lowers the bounds of the configuration to them. Call it before the
+/// sandbox.
+pub(super) fn divide(config: &mut Config) -> Result<Arc<Memory>, Failure> {
+    descriptors::apply(&mut config.bounds).map_err(Failure::System)?;
+    Memory::divide(config, None).map_err(Failure::Usage)
+}
+
 /// Runs the gateway until SIGTERM or SIGINT.
-pub(super) async fn run(config: Config, starter: Option<DaemonStarter>) -> Result<(), Failure> {
+pub(super) async fn run(config: Config, memory: Arc<Memory>, starter: Option<DaemonStarter>) -> Result<(), Failure> {
     let files = Files::read(&config)?;
-    let options = CoreOptions::of(&config)?.starting_on(starter);
+    let options = CoreOptions::of(&config)?.within(&memory).starting_on(starter);
     let mut signals = Signals::take()?;
     let sockets = Sockets::bind(&config, files.tls.clone()).await?;
     let (stop, stopping) = watch::channel(false);
@@ -100,7 +110,7 @@ pub(super) async fn run(config: Config, starter: Option<DaemonStarter>) -> Resul
     let metrics = Arc::new(Metrics::new());
     let choose: Arc<dyn Choose> = Arc::new(Routed::new(Arc::clone(&core)));
     let proxy = Arc::new(Proxy::new(
-        Settings::of(&config),
+        Settings { memory, ..Settings::of(&config) },
         Arc::clone(core.engines()),
         Arc::clone(&choose),
         files.keys.clone(),

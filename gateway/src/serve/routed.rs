@@ -135,6 +135,10 @@ impl Choose for Routed {
         }
         let local = self.0.tokeniser().local().map(LocalTokenizers::findings).unwrap_or_default();
         findings.extend(local.into_iter().map(|LocalFinding { what, remedy }| Finding { what, remedy }));
+        for what in self.0.memory().findings() {
+            let remedy = "raise bounds.memory_bytes_max, or run another gateway".into();
+            findings.push(Finding { what: format!("memory is short: {what}"), remedy });
+        }
         if !self.0.router().is_connected() {
             let remedy = "start it, or correct --socket; requests are spread by load until it answers".into();
             findings.push(Finding { what: "the daemon does not answer".into(), remedy });
@@ -162,6 +166,7 @@ impl Choose for Routed {
         counter(&mut text, "token_cache", help, "result", cached.into_iter());
         let failures = [("engine", tokens.failures)].into_iter();
         counter(&mut text, "token_failures", "Questions to renderers that failed", "reason", failures);
+        self.0.memory().metrics(&mut text);
         if let Some(pods) = self.0.pods() {
             pods.metrics(&mut text);
         }

@@ -82,6 +82,10 @@ impl TokenCache {
         self.cache.remove(&key);
     }
 
+    pub(super) fn clear(&self) {
+        self.cache.clear();
+    }
+
     /// Bytes held.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weight()

@@ -223,6 +223,11 @@ impl Tokeniser {
         self.0.settings.local.as_ref()
     }
 
+    /// Drops all rendered prompts of the cache.
+    pub fn empty_cache(&self) {
+        self.0.cache.clear();
+    }
+
     /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> TokenCounts {

@@ -20,6 +20,7 @@ use kvrouted_gateway::epp::{
     Certificate, Choice, Chooser, Decision, EppCounters, EppServer, ExchangeLimits, Health, Lease, Listen, Question,
     ResponseStart, Services,
 };
+use kvrouted_gateway::memory::Memory;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -177,10 +178,20 @@ impl Picker {
         plan: Plan,
         limits: ExchangeLimits,
     ) -> Self {
+        Self::start_within(listen, tls, (plan, limits), &Arc::default()).await
+    }
+
+    /// The same within a memory budget.
+    pub(crate) async fn start_within(
+        listen: &Listen,
+        tls: Option<Certificate>,
+        (plan, limits): (Plan, ExchangeLimits),
+        memory: &Arc<Memory>,
+    ) -> Self {
         let chooser =
             Scripted { plan: Arc::new(Mutex::new(plan)), told: Arc::new(watch::Sender::new(Told::default())) };
         let health = Health::new();
-        let services = Services::new(chooser.clone(), health.clone(), limits);
+        let services = Services::within(chooser.clone(), health.clone(), limits, memory);
         let counters = services.counters();
         let server = EppServer::bind(listen, tls).await.expect("the picker listens");
         let address = server.address();

@@ -1,11 +1,14 @@
 //! The request's half of a stream: what is asked, what is answered, and what is refused.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hyper::StatusCode;
 use kvrouted_gateway::api::{ApiError, ApiPath};
-use kvrouted_gateway::epp::ExchangeLimits;
 use kvrouted_gateway::epp::messages::*;
+use kvrouted_gateway::epp::{ExchangeLimits, Listen};
+use kvrouted_gateway::memory::Memory;
 use tonic::Code;
 
 use crate::kit::*;
@@ -126,6 +129,32 @@ async fn an_empty_list_is_503_with_retry_after_and_the_booking_is_given_up() {
     let refusal = stream.refusal().await;
     assert_eq!((refusal.status, refusal.retry_after.as_deref()), (503, Some("1")));
     picker.hears(&Heard::GivenUp).await;
+}
+
+#[tokio::test]
+async fn while_memory_is_short_a_new_request_is_503_with_retry_after_and_one_under_way_goes_on() {
+    let memory = Arc::new(Memory::undivided(1000));
+    let listen = Listen::Tcp(address("127.0.0.1:0"));
+    let picker = Picker::start_within(&listen, None, (two(), LIMITS), &memory).await;
+    let mut before = picker.stream().await;
+    before.send(opening(&CHAT, false)).await;
+    before.is_still().await;
+    (0..2).for_each(|_| memory.look(950));
+    let mut refused = picker.stream().await;
+    refused.send(opening(&CHAT, false)).await;
+    let refusal = refused.refusal().await;
+    assert_eq!(
+        (refusal.status, refusal.code.as_str(), refusal.retry_after.as_deref()),
+        (503, "memory_short", Some("1"))
+    );
+    assert_eq!(picker.counters.memory_short.load(Ordering::Relaxed), 1);
+    before.send(request_body(BODY, true)).await;
+    assert_eq!(before.chosen().await, "10.0.0.8:8000,10.0.0.9:8001");
+    (0..20).for_each(|_| memory.look(100));
+    let mut after = picker.stream().await;
+    after.send(opening(&CHAT, false)).await;
+    after.send(request_body(BODY, true)).await;
+    assert_eq!(after.chosen().await, "10.0.0.8:8000,10.0.0.9:8001");
 }
 
 #[tokio::test]

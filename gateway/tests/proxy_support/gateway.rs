@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvrouted_gateway::config::{Config, Flags, load};
 use kvrouted_gateway::engines::{ClientTls, EngineConfig, EngineSet};
+use kvrouted_gateway::memory::Memory;
 use kvrouted_gateway::metrics::Metrics;
 use kvrouted_gateway::proxy::{
     Admin, CallerKeys, ConnectionBounds, PickServer, Proxy, ServerTls, Settings, Socket, serve,
@@ -17,6 +18,9 @@ use super::choice::FixedChoice;
 use super::ends;
 use super::engine::EngineDouble;
 
+/// The memory budget of a gateway. Only its tests say how much of it is used.
+pub(crate) const MEMORY_BYTES: u64 = 1000;
+
 pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -24,6 +28,7 @@ pub(crate) struct Gateway {
     pub(crate) picks: Arc<PickServer>,
     pub(crate) choice: FixedChoice,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) stop: watch::Sender<bool>,
     pub(crate) callers: JoinHandle<()>,
     _end: watch::Sender<bool>,
@@ -61,7 +66,8 @@ impl Gateway {
         let tls = config.listen.tls.as_ref().map(|files| Arc::new(ServerTls::load(files).expect("good TLS files")));
         let metrics = Arc::new(Metrics::new());
         let choose = Arc::new(choice.clone());
-        let settings = Settings::of(config);
+        let memory = Arc::new(Memory::undivided(MEMORY_BYTES));
+        let settings = Settings { memory: Arc::clone(&memory), ..Settings::of(config) };
         let proxy = Proxy::new(settings, Arc::clone(&engines), Arc::clone(&choose) as _, keys, Arc::clone(&metrics));
         let proxy = Arc::new(proxy);
         let picks = Arc::new(PickServer::new(Arc::clone(&proxy), config.pick.booking));
@@ -80,7 +86,7 @@ impl Gateway {
         let socket = Socket::tcp(local, None).await.expect("a port");
         let pick = socket.address().expect("its address");
         tokio::spawn(serve(socket, Arc::clone(&picks), bounds, Arc::clone(&metrics), stopping, drain));
-        Self { address, admin: admin_address, pick, picks, choice, metrics, stop, callers, _end: end }
+        Self { address, admin: admin_address, pick, picks, choice, metrics, memory, stop, callers, _end: end }
     }
 
     /// Waits until nothing is booked and nothing is under way.

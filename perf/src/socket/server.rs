@@ -226,7 +226,8 @@ fn daemon(file: &Path) -> Result<(), Failure> {
     match args.prepare().map_err(|failure| Failure::Contract(failure.message))? {
         Prepared::Run(config) => {
             cli::init_logging(&config.log);
-            kvrouted::daemon::run(&config, &|| args.read_again()).map_err(|error| Failure::Contract(error.to_string()))
+            kvrouted::daemon::run(&config, std::sync::Arc::new(move || args.read_again()))
+                .map_err(|error| Failure::Contract(error.to_string()))
         }
         Prepared::Done(_) => Ok(()),
     }

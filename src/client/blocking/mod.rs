@@ -12,8 +12,9 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
-    AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply, RequestEncoder, ResetDone,
-    ResetOrder, RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo, WorkerStatus,
+    ADMIN_SOCKET_SUFFIX, AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply,
+    RequestEncoder, ResetDone, ResetOrder, RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo,
+    WorkerStatus,
 };
 use transport::Transport;
 
@@ -44,14 +45,23 @@ impl Client {
         Ok(Self { transport, conversation, early: VecDeque::new(), hello, lane_refusal })
     }
 
-    /// Connects to the admin socket. `path` may be the admin socket, or the routing socket, whose hello names it.
+    /// Connects to the admin socket. `path` may be the admin socket, or the routing socket, whose hello names it. If the
+    /// routing socket takes no connections now, the admin socket's default path is tried: an overload is what
+    /// administrators ask about.
     ///
     /// # Errors
     /// As [`Client::connect`]; [`Kind::Unsupported`] if the daemon has no admin socket.
     pub fn connect_admin(path: &Path, options: &ClientOptions) -> Result<Self> {
         // Only the routing socket has sessions.
         let options = ClientOptions { session: None, lane: LaneUse::Off, ..options.clone() };
-        let client = Self::connect(path, &options)?;
+        let client = match Self::connect(path, &options) {
+            Err(error) if error.kind() == Kind::Overloaded => {
+                let mut admin = path.as_os_str().to_owned();
+                admin.push(ADMIN_SOCKET_SUFFIX);
+                return Self::connect(Path::new(&admin), &options).map_err(|_| error);
+            }
+            connected => connected?,
+        };
         let Some(admin) = client.hello.admin_socket.clone() else {
             return Err(Error::new(Kind::Unsupported, "the daemon has no admin socket", "start it with one"));
         };

@@ -7,8 +7,8 @@ use super::{at_start, live};
 use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{
-    BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, RelayConfig,
-    SandboxConfig, ShadowConfig, SnapshotConfig,
+    BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, ProcessConfig,
+    RelayConfig, SandboxConfig, ShadowConfig, SnapshotConfig,
 };
 use crate::limits;
 use crate::sandbox::Mode;
@@ -36,6 +36,31 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
             Value("text"),
             Choice { names: &["text", "json"], set: |c, at| c.format = [LogFormat::Text, LogFormat::Json][at] },
             "text for people; json for one object in each line.",
+        ),
+    ],
+};
+
+pub(in crate::config) static PROCESS: Section<ProcessConfig> = Section {
+    name: "process",
+    repeated: false,
+    doc: "Limits of the daemon's process as a whole.",
+    fields: &[
+        restart!(
+            process.memory_bytes_max,
+            "bytes",
+            Value("0"),
+            Integer { min: 0, max: limits::MEMORY_BYTES_CEILING, set: |c, v| c.memory_bytes_max = v },
+            "Memory budget of the process, divided among its parts. While it is nearly used, the daemon refuses new connections, dumps,\n\
+             predictions and new blocks of the largest workers. A budget below the fixed parts is refused. 0: three quarters of what the\n\
+             cgroup or the machine allows.",
+        ),
+        restart!(
+            process.stalled_ms_max,
+            "milliseconds",
+            Value("1000"),
+            Integer { min: 100, max: limits::STALLED_MS_CEILING, set: |c, v| c.stalled_ms_max = v },
+            "A thread that stays in one round of its loop for this long, and does not wait, counts as stalled: a finding says so, and the\n\
+             daemon is not ready meanwhile. Too low: a busy machine raises false findings.",
         ),
     ],
 };

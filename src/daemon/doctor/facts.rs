@@ -2,6 +2,7 @@
 
 use super::super::sandboxed::SandboxCondition;
 use super::history::Counts;
+use crate::budget::Shed;
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
 use crate::load::PrefillClass;
@@ -26,6 +27,10 @@ pub(super) struct Facts {
     pub(super) prefill_classes: Vec<PrefillClass>,
     /// Open files and their limit; `None` = unknown.
     pub(super) open_files: Option<(u64, u64)>,
+    /// The memory of the process.
+    pub(super) memory: MemoryCondition,
+    /// The threads that are stalled now.
+    pub(super) threads_stalled: Vec<ThreadCondition>,
     /// The recent jump of the wall clock, milliseconds; 0 = none.
     pub(super) clock_step_ms: i64,
     pub(super) sandbox: SandboxCondition,
@@ -33,6 +38,25 @@ pub(super) struct Facts {
     pub(super) naming: Vec<SourceStatus>,
     /// Changed fields of the configuration that need a restart.
     pub(super) pending: Vec<&'static str>,
+}
+
+/// The memory of the process.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MemoryCondition {
+    /// The larger of what the accounts say and what is resident.
+    pub(super) used_bytes: u64,
+    /// What the daemon gives up now.
+    pub(super) shed: Vec<Shed>,
+}
+
+/// A stalled thread.
+#[derive(Clone, Debug)]
+pub(super) struct ThreadCondition {
+    pub(super) name: String,
+    /// Whether requests or events stand still while it does.
+    pub(super) is_vital: bool,
+    /// What it does, and for which worker.
+    pub(super) activity: String,
 }
 
 /// One space.

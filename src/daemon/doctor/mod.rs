@@ -25,13 +25,16 @@ use rustix::process::{Resource, getrlimit};
 use super::desired_fleet::DesiredFleet;
 use super::sandboxed::SandboxCondition;
 use super::statistics::Statistics;
+use super::watchdog_thread;
+use crate::budget::Shed;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
 use crate::limits::{DIAGNOSIS_AGE_MS_MAX, DIAGNOSIS_EVERY_MS};
 use crate::route::Mode;
+use crate::watchdog::ThreadMark;
 use crate::wire::SourceStatus;
-use facts::{Facts, SpaceCondition, WorkerCondition};
+use facts::{Facts, MemoryCondition, SpaceCondition, ThreadCondition, WorkerCondition};
 use history::{History, Moment, WorkerCounts};
 
 /// Makes diagnoses, and remembers what the next one needs.
@@ -138,6 +141,8 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         let counts = (moment.workers.get(&record.index)?, recent.workers.get(&record.index)?);
         Some(worker(record, view, counts))
     });
+    let open_files = open_files();
+    statistics.open_files.open.set(open_files.map_or(0, |(open, _)| open));
     Facts {
         workers: workers.collect(),
         spaces,
@@ -146,7 +151,9 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         snapshots: recent.snapshots.clone(),
         decides_by_latency: statistics.policies.load().has_mode(Mode::Latency),
         prefill_classes: statistics.loads.prefill_classes(),
-        open_files: open_files(),
+        open_files,
+        memory: memory(statistics),
+        threads_stalled: stalled(statistics),
         clock_step_ms,
         sandbox: SandboxCondition::now(),
         naming: Vec::new(),
@@ -174,6 +181,22 @@ fn worker(
         routed_total: total.route.clone(),
         routed_recent: recent.route.clone(),
     }
+}
+
+fn memory(statistics: &Statistics) -> MemoryCondition {
+    let (memory, all) = (&statistics.memory, Shed::ALL.iter().copied());
+    MemoryCondition { used_bytes: memory.used_bytes(), shed: all.filter(|shed| memory.flags.has(*shed)).collect() }
+}
+
+fn stalled(statistics: &Statistics) -> Vec<ThreadCondition> {
+    let table = statistics.fleet.load();
+    let marks = statistics.watchlist.marks();
+    let condition = |mark: &Arc<ThreadMark>| ThreadCondition {
+        name: mark.name().to_owned(),
+        is_vital: mark.is_vital(),
+        activity: watchdog_thread::describe(mark.stalled_in(), &table),
+    };
+    marks.iter().filter(|mark| mark.stalled_ms() > 0).map(condition).collect()
 }
 
 /// Open files of this process and their limit; `None` = the kernel does not tell.

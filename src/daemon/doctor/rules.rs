@@ -1,7 +1,7 @@
 //! The rules of the diagnosis: pure functions from [`Facts`] to symptoms.
 
 use super::super::sandboxed::SandboxCondition;
-use super::facts::{Facts, SpaceCondition, WorkerCondition};
+use super::facts::{Facts, MemoryCondition, SpaceCondition, ThreadCondition, WorkerCondition};
 use super::findings::{Cause, FoundSymptom};
 use crate::finding::{Harm, Symptom};
 use crate::fleet::WorkerState;
@@ -156,7 +156,12 @@ fn naming(facts: &Facts) -> Option<FoundSymptom> {
 fn process(facts: &Facts) -> Vec<FoundSymptom> {
     let recent = |counter: Daemon| facts.daemon.get(counter);
     let mut symptoms = Vec::new();
-    let refusals = [Daemon::ConnectionsRefused, Daemon::ConnectionsRefusedUser, Daemon::MailboxFull];
+    let refusals = [
+        Daemon::ConnectionsRefused,
+        Daemon::ConnectionsRefusedUser,
+        Daemon::ConnectionsRefusedMemory,
+        Daemon::MailboxFull,
+    ];
     if let Some(counter) = refusals.into_iter().find(|of| recent(*of) > 0) {
         let cause = Cause::Symptom(Symptom::ConnectionsRefused);
         symptoms.push(about_daemon(cause, counter.name(), recent(counter)));
@@ -175,11 +180,35 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
         let low = FoundSymptom::new(Cause::Symptom(Symptom::OpenFilesLow), None);
         symptoms.push(low.saying(format!("nine in ten of {limit}")).counted("open_files", open));
     }
+    symptoms.extend(memory(&facts.memory));
+    symptoms.extend(threads(facts));
     if facts.clock_step_ms.unsigned_abs() >= CLOCK_STEP_MS_MIN {
         let by = format!("by {} ms", facts.clock_step_ms);
         symptoms.push(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying(by));
     }
     symptoms
+}
+
+/// What the daemon gives up because memory is short.
+fn memory(memory: &MemoryCondition) -> Option<FoundSymptom> {
+    let shed: Vec<&str> = memory.shed.iter().map(|shed| shed.meaning().trim_end_matches('.')).collect();
+    let found = FoundSymptom::new(Cause::Symptom(Symptom::MemoryShed), None);
+    (!shed.is_empty()).then(|| found.saying(shed.join("; ")).counted("memory_used_bytes", memory.used_bytes))
+}
+
+/// Threads that stand still, or did recently.
+fn threads(facts: &Facts) -> Vec<FoundSymptom> {
+    let standing = |thread: &ThreadCondition| {
+        let symptom = if thread.is_vital { Symptom::ThreadStalled } else { Symptom::ThreadSlow };
+        // Without the time: findings with equal details are one finding, and the beginning is shown anyway.
+        FoundSymptom::new(Cause::Symptom(symptom), None).saying(format!("{} is {}", thread.name, thread.activity))
+    };
+    let now: Vec<FoundSymptom> = facts.threads_stalled.iter().map(standing).collect();
+    let recent = facts.daemon.get(Daemon::ThreadStalls);
+    if now.is_empty() && recent > 0 {
+        return vec![about_daemon(Cause::Symptom(Symptom::ThreadSlow), Daemon::ThreadStalls.name(), recent)];
+    }
+    now
 }
 
 /// Symptoms of the sandbox.
@@ -348,7 +377,7 @@ fn because(worker: &WorkerCondition, space: Option<&SpaceCondition>, reason: Tru
 /// Blocks below blocks that are not counted have no chain. The remedy is that of the other reasons. If there are none,
 /// the engine has announced something that kvrouted does not know.
 fn unknown_root(found: FoundSymptom, worker: &WorkerCondition) -> FoundSymptom {
-    const LEAVE_BLOCKS_OUT: [TrustReason; 13] = [
+    const LEAVE_BLOCKS_OUT: [TrustReason; 14] = [
         TrustReason::JoinedLate,
         TrustReason::Gap,
         TrustReason::Undecodable,
@@ -359,6 +388,7 @@ fn unknown_root(found: FoundSymptom, worker: &WorkerCondition) -> FoundSymptom {
         TrustReason::LastCopyRemovals,
         TrustReason::CapacityBound,
         TrustReason::MemoryBound,
+        TrustReason::MemoryShort,
         TrustReason::UnknownEvents,
         TrustReason::UnchainedHashes,
         TrustReason::ClearAwaited,
@@ -420,6 +450,7 @@ const fn counter_of(reason: TrustReason) -> Option<C> {
         TrustReason::UnknownEvents => C::UnknownTags,
         TrustReason::Misframed => C::MessagesMisframed,
         TrustReason::MemoryBound => C::StoresMemoryBound,
+        TrustReason::MemoryShort => C::StoresMemoryShort,
         TrustReason::Recovering => C::ReplaysAsked,
         TrustReason::UnchainedHashes => C::StoresUnchained,
         TrustReason::OffloadUnbound => C::BlocksUnresolved,

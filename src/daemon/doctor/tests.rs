@@ -1,9 +1,10 @@
 //! The findings in given facts: one row for each symptom, and one for each reason.
 
 use super::super::sandboxed::SandboxCondition;
-use super::facts::{Facts, SpaceCondition, WorkerCondition};
+use super::facts::{Facts, MemoryCondition, SpaceCondition, ThreadCondition, WorkerCondition};
 use super::history::Counts;
 use super::{findings, rules};
+use crate::budget::Shed;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
@@ -206,6 +207,16 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         ..cores(&[(Core::BookingsFreed, FIRST_TOKENS_RECENT_MIN), (Core::PrefillsReported, reported)])
     };
     let open = |open| Facts { open_files: Some((open, 1000)), ..Facts::default() };
+    let memory =
+        |shed: &[Shed]| Facts { memory: MemoryCondition { used_bytes: 950, shed: shed.to_vec() }, ..Facts::default() };
+    let stalled = |is_vital| Facts {
+        threads_stalled: vec![ThreadCondition {
+            name: "ingest-0".into(),
+            is_vital,
+            activity: "applying events of worker 7/1".into(),
+        }],
+        ..Facts::default()
+    };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
     Some(match symptom {
         Symptom::GatewayScheme => (cores(&[(Core::RequestsSchemeMismatch, 1)]), cores(&[(Core::Errors, 1)])),
@@ -221,6 +232,9 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         Symptom::FirstTokensMissing => (freed(9), freed(10)),
         Symptom::TtftMispredicted => (mispredicted(0.31), mispredicted(0.3)),
         Symptom::OpenFilesLow => (open(900), open(899)),
+        Symptom::MemoryShed => (memory(&[Shed::Connections, Shed::Stores]), memory(&[])),
+        Symptom::ThreadStalled => (stalled(true), stalled(false)),
+        Symptom::ThreadSlow => (daemon(Daemon::ThreadStalls, 1), Facts::default()),
         Symptom::RestartPending => {
             let pending = Facts { pending: vec!["journal.dir", "serve.cores"], ..Facts::default() };
             (pending, Facts::default())
@@ -274,6 +288,22 @@ fn every_symptom_is_found_at_its_threshold_and_not_below() {
         let finding = &found(&sick)[0];
         assert_eq!((finding.harm, finding.why.as_str()), (symptom.harm(), symptom.why()));
     }
+}
+
+#[test]
+fn a_stalled_thread_is_named_with_its_activity_once_and_not_also_as_a_past_one() {
+    let thread = |name: &str, is_vital, activity: &str| ThreadCondition {
+        name: name.into(),
+        is_vital,
+        activity: activity.into(),
+    };
+    let threads_stalled = vec![thread("core-1", true, "deciding"), thread("snapshot", false, "writing a snapshot")];
+    let daemon = Counts::of(&[(Daemon::ThreadStalls, 2)]);
+    let found = found(&Facts { threads_stalled, daemon, ..Facts::default() });
+    let [stalled, slow] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((stalled.name.as_str(), slow.name.as_str()), ("thread_stalled", "thread_slow"));
+    assert!(stalled.what.contains("core-1 is deciding"), "{}", stalled.what);
+    assert!(slow.what.contains("snapshot is writing a snapshot"), "{}", slow.what);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use TrustReason as R;
 
-const ALL_FOUND: [Flaw; 18] = [
+const ALL_FOUND: [Flaw; 19] = [
     Flaw::Undecodable,
     Flaw::UnknownEvents,
     Flaw::SchemeMismatch,
@@ -13,6 +13,7 @@ const ALL_FOUND: [Flaw; 18] = [
     Flaw::UnknownRoot,
     Flaw::CapacityBound,
     Flaw::MemoryBound,
+    Flaw::MemoryShort,
     Flaw::Hybrid,
     Flaw::UnknownMedium,
     Flaw::RankConflict,
@@ -123,6 +124,7 @@ fn every_flaw_lowers_trust_and_a_clear_takes_away_only_the_past() {
                 | Flaw::OffloadUnbound
                 | Flaw::CapacityBound
                 | Flaw::MemoryBound
+                | Flaw::MemoryShort
                 | Flaw::LastCopyRemovals
         );
         assert_eq!(cleared.reasons().is_empty(), of_the_past, "{flaw:?}");

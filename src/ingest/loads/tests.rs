@@ -9,6 +9,11 @@ use crate::event::msgpack::tests::packed;
 use crate::ids::Window;
 use crate::limits::WORKERS_MAX;
 use crate::load::LoadsConfig;
+use crate::watchdog::ThreadMark;
+
+fn mark() -> Arc<ThreadMark> {
+    Arc::new(ThreadMark::new("engine-loads", false))
+}
 
 /// A publisher's socket, which reports subscriptions.
 struct Engine {
@@ -61,7 +66,7 @@ fn published_loads_are_reported_and_follow_the_list_of_sources() {
     let context = zmq::Context::new();
     let mut engines = [Engine::bind(&context), Engine::bind(&context)];
     let (loads, counters) = (Arc::new(Loads::new(2, LoadsConfig::default())), Arc::default());
-    let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
+    let listener = LoadListener::start(Arc::clone(&loads), (Arc::clone(&counters), mark()), || 5).expect("a thread");
     listener.follow(vec![source(0, &engines[0]), source(1, &engines[1])]).expect("woken");
     engines.iter().for_each(Engine::wait_for_subscriber);
     let said = |index, running| {
@@ -97,7 +102,7 @@ fn removed_and_unreachable_sources_are_counted() {
     let context = zmq::Context::new();
     let mut engine = Engine::bind(&context);
     let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
-    let listener = LoadListener::start(Arc::clone(&loads), Arc::clone(&counters), || 5).expect("a thread");
+    let listener = LoadListener::start(Arc::clone(&loads), (Arc::clone(&counters), mark()), || 5).expect("a thread");
     let invalid = LoadSource { endpoint: Endpoint::unparsed("tcp://"), ..source(0, &engine) };
     listener.follow(vec![invalid, source(WORKERS_MAX as u32 - 1, &engine)]).expect("woken");
     engine.wait_for_subscriber();

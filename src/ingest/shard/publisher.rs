@@ -114,6 +114,7 @@ impl PublisherState {
         now: Now,
     ) -> bool {
         self.quantum_messages = 0;
+        self.follow_memory(space);
         self.link_events(space, changes, now);
         let was_broken = self.broken;
         if was_broken {
@@ -185,6 +186,11 @@ impl PublisherState {
             }
         }
         false
+    }
+
+    /// Refuses new blocks of the worker while it is held back for want of memory.
+    pub(super) fn follow_memory(&self, space: &mut SpaceShard) {
+        space.writer.hold_back(self.stream.slot, self.stream.view.gauges.is_held_back());
     }
 
     /// Handles all events of the connection.
@@ -335,7 +341,11 @@ impl PublisherState {
 
 /// Counts that the daemon cut a connection because of a message that came over it, and logs some of the times.
 fn log_refused(stream: &Stream, refusal: Refusal) {
-    let counter = if refusal.is_bound() { WorkerCounter::MessagesUnbounded } else { WorkerCounter::ProtocolErrors };
+    let counter = match refusal {
+        Refusal::NoRoom => WorkerCounter::MessagesNoRoom,
+        _ if refusal.is_bound() => WorkerCounter::MessagesUnbounded,
+        _ => WorkerCounter::ProtocolErrors,
+    };
     stream.count(counter, 1);
     let times = stream.view.counters.get(counter);
     if times.is_power_of_two() {

@@ -19,6 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use super::commands::WorkerAccepted;
 use super::replays::Replays;
@@ -104,7 +105,7 @@ impl Shard {
         }
         self.close_all();
         self.ready.clear();
-        self.scratch = super::Scratch::default();
+        self.scratch = super::Scratch { mark: Some(Arc::clone(&self.mark)), ..super::Scratch::default() };
         self.changes.clear();
         for space in &mut self.spaces {
             if !space.writer.reset_after_panic() {

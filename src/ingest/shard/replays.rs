@@ -145,6 +145,7 @@ impl Shard {
         self.current_worker = Some(publisher.index);
         match ReplayClient::ask(&endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
+                let client = client.holding(self.memory.replay_bytes_max);
                 tracing::debug!(worker = %publisher.stream.worker, %endpoint, %from, "replay asked for");
                 publisher.replay = Some(Replay { client, bytes: 0, expected_bytes, asked_ms: now.uptime_ms });
                 self.replays.open += 1;

@@ -6,6 +6,7 @@ use super::{Now, Shard};
 use crate::ids::Worker;
 use crate::ingest::dump::{AbortReason, FirstLoad, Loading, Sending, Step};
 use crate::limits::{TRANSFER_PAUSE_MS, TRANSFERS_WAITING_MAX};
+use crate::watchdog::Activity;
 
 /// One dump or load.
 #[derive(Debug)]
@@ -117,7 +118,9 @@ impl Shard {
         };
         let publisher = &mut self.publishers[at];
         let space = &mut self.spaces[publisher.space];
+        publisher.follow_memory(space);
         self.current_worker = Some(publisher.index);
+        self.mark.enter_of(Activity::Transferring, publisher.index.0);
         let step = match transfer {
             Transfer::Dump(sending) => sending.step(&mut publisher.stream, space, now),
             // A load stores blocks as events do, so back-pressure holds for it too.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Conflicted, Now, Scratch, Stream};
+use crate::budget::Gauge;
 use crate::event::SourceTrust;
 use crate::event::sequence_gate::{SequenceGate, Verdict};
 use crate::event::worker_trust::TrustInput;
@@ -109,23 +110,39 @@ impl StreamState {
     }
 }
 
-/// Payload bytes that wait in all streams of a shard. One thread counts them. They are atomic only so that a shard can
-/// be moved to its thread.
-#[derive(Clone, Debug, Default)]
-pub(in crate::ingest) struct HeldBytes(Arc<AtomicUsize>);
+/// Payload bytes that wait in all streams of a shard, and how many may. One thread counts them.
+#[derive(Clone, Debug)]
+pub(in crate::ingest) struct HeldBytes {
+    bytes: Gauge,
+    bytes_max: Arc<AtomicUsize>,
+}
+
+impl Default for HeldBytes {
+    fn default() -> Self {
+        Self { bytes: Gauge::default(), bytes_max: Arc::new(AtomicUsize::new(RECOVERY_HELD_BYTES_MAX)) }
+    }
+}
 
 impl HeldBytes {
-    fn add(&self, bytes: usize) {
-        // Relaxed, here and below: one thread reads and writes it.
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+    /// Lowers the bound. Returns the gauge of the bytes.
+    pub(in crate::ingest) fn bound(&self, bytes_max: usize) -> Gauge {
+        // Relaxed, here and below: one thread reads and writes it, once the shard is on its thread.
+        self.bytes_max.store(bytes_max.min(RECOVERY_HELD_BYTES_MAX), Ordering::Relaxed);
+        self.bytes.clone()
     }
 
-    fn subtract(&self, bytes: usize) {
-        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    /// The most bytes for all workers that recover.
+    fn bytes_max(&self) -> usize {
+        self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes for one worker: a quarter, which is also what the one dump or load takes on top.
+    fn worker_bytes_max(&self) -> usize {
+        HELD_BYTES_MAX.min(self.bytes_max() / 4)
     }
 
     fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.bytes.get() as usize
     }
 }
 
@@ -170,7 +187,7 @@ pub(super) struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.of_shard.subtract(self.bytes);
+        self.of_shard.bytes.subtract(self.bytes as u64);
     }
 }
 
@@ -183,7 +200,7 @@ impl Waiting {
     pub(super) fn push(&mut self, message: Message) -> bool {
         self.count_bytes(&message);
         self.messages.push_back(message);
-        self.messages.len() <= HELD_MESSAGES_MAX && self.bytes <= HELD_BYTES_MAX
+        self.messages.len() <= HELD_MESSAGES_MAX && self.bytes <= self.of_shard.worker_bytes_max()
     }
 
     /// Puts back the message that was popped last.
@@ -194,7 +211,7 @@ impl Waiting {
 
     fn count_bytes(&mut self, message: &Message) {
         self.bytes += message.payload_bytes();
-        self.of_shard.add(message.payload_bytes());
+        self.of_shard.bytes.add(message.payload_bytes() as u64);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -204,8 +221,8 @@ impl Waiting {
     /// Whether more messages wait than may while a worker is recovered.
     pub(super) fn is_over(&self) -> bool {
         self.messages.len() > HELD_MESSAGES_MAX
-            || self.bytes > HELD_BYTES_MAX
-            || (self.of_shard.get() > RECOVERY_HELD_BYTES_MAX && self.bytes > 0)
+            || self.bytes > self.of_shard.worker_bytes_max()
+            || (self.of_shard.get() > self.of_shard.bytes_max() && self.bytes > 0)
     }
 
     /// The sequence number of the batch that waits longest.
@@ -236,7 +253,7 @@ impl Waiting {
     pub(super) fn pop(&mut self) -> Option<Message> {
         let message = self.messages.pop_front()?;
         self.bytes -= message.payload_bytes();
-        self.of_shard.subtract(message.payload_bytes());
+        self.of_shard.bytes.subtract(message.payload_bytes() as u64);
         Some(message)
     }
 
@@ -482,6 +499,7 @@ impl Stream {
     fn load_refused(&self, refusal: Refusal) -> AbortReason {
         let counter = match refusal {
             Refusal::MemoryBound => WorkerCounter::StoresMemoryBound,
+            Refusal::BudgetBound => WorkerCounter::StoresMemoryShort,
             _ => WorkerCounter::StoresBounded,
         };
         self.count(counter, 1);

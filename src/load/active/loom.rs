@@ -44,7 +44,8 @@ impl Model {
         builder.preemption_bound = Some(PREEMPTIONS);
         builder.max_branches = 100_000;
         builder.check(move || {
-            let (tree, mut writer) = (Arc::new(ActiveTree::new(0)), ActiveWriter::default());
+            let (tree, mut writer) =
+                (Arc::new(ActiveTree::new(0, crate::limits::ACTIVE_WORDS_MAX)), ActiveWriter::default());
             let node = (self.before)(&tree, &mut writer);
             let (shared, query, is_mutant) = (Arc::clone(&tree), self.query, self.is_mutant);
             let reader = ::loom::thread::spawn(move || {

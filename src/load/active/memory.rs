@@ -43,9 +43,15 @@ impl Chunk {
 pub(super) struct Words(Box<[OnceLock<Chunk>]>);
 
 impl Words {
-    /// At most `words_max` words; none is allocated yet.
+    /// At most `words_max` words in whole chunks, and at least one chunk; none is allocated yet.
     pub(super) fn new(words_max: usize) -> Self {
-        Self((0..words_max.div_ceil(CHUNK_WORDS as usize)).map(|_| OnceLock::new()).collect())
+        Self((0..(words_max / CHUNK_WORDS as usize).max(1)).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Bytes of the allocated chunks. Chunks are never freed.
+    pub(super) fn bytes(&self) -> u64 {
+        let allocated = self.0.iter().take_while(|chunk| chunk.get().is_some()).count();
+        (allocated * CHUNK_WORDS as usize * size_of::<AtomicU64>()) as u64
     }
 
     /// Allocates the next chunk; `None` if all are allocated. Only the writer calls it.

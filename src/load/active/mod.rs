@@ -30,7 +30,7 @@ mod tests;
 pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to};
 
 use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
-use crate::limits::{ACTIVE_READ_TRIES_MAX, ACTIVE_WORDS_MAX};
+use crate::limits::ACTIVE_READ_TRIES_MAX;
 use crate::sync::{AtomicU64, Ordering, spin};
 use edge_table::{Key, READER_PROBES_MAX, Root};
 use memory::{Words, halves};
@@ -54,9 +54,14 @@ pub(in crate::load) struct ActiveTree {
 }
 
 impl ActiveTree {
-    /// An empty tree. `secret` must be unknown to those who choose prompts.
-    pub(in crate::load) fn new(secret: u64) -> Self {
-        Self { words: Words::new(ACTIVE_WORDS_MAX), roots: (0..ROOTS).map(|_| Root::new()).collect(), secret }
+    /// An empty tree that never has more than `words_max` words. `secret` must be unknown to those who choose prompts.
+    pub(in crate::load) fn new(secret: u64, words_max: usize) -> Self {
+        Self { words: Words::new(words_max), roots: (0..ROOTS).map(|_| Root::new()).collect(), secret }
+    }
+
+    /// Memory of the words that were ever needed, bytes. It takes no lock.
+    pub(in crate::load) fn bytes(&self) -> u64 {
+        self.words.bytes()
     }
 
     /// Overwrites `depths` with the leading blocks of `locals` that each worker already runs. `false` = every try met a

@@ -9,7 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
 use crate::ids::WorkerIndex;
-use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX, ACTIVE_WORDS_MAX};
 
 /// A prompt in flight: its space, blocks and worker, and the node it ends with.
 type Prompt = (SpaceId, Vec<LocalHash>, WorkerIndex, u32);
@@ -31,7 +31,7 @@ struct CheckedTree {
 
 impl CheckedTree {
     fn new() -> Self {
-        let (tree, writer) = (ActiveTree::new(7), ActiveWriter::default());
+        let (tree, writer) = (ActiveTree::new(7, ACTIVE_WORDS_MAX), ActiveWriter::default());
         Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default() }
     }
 
@@ -205,7 +205,7 @@ fn a_prompt_without_room_changes_nothing() {
 
 #[test]
 fn readers_beside_the_writer_see_whole_prompts() {
-    let (tree, mut writer) = (ActiveTree::new(1), ActiveWriter::default());
+    let (tree, mut writer) = (ActiveTree::new(1, ACTIVE_WORDS_MAX), ActiveWriter::default());
     let done = AtomicBool::new(false);
     let (always, query) = (WorkerIndex(0), run(1, 0, 64));
     writer.add(&tree, SpaceId(0), &run(1, 0, 40), always).expect("there is room");

@@ -33,6 +33,7 @@ use crate::limits::{
     HTTP_REPLY_BYTES_PER_S_MIN, HTTP_SEND_BUFFER_BYTES, HTTP_WRITE_STALL_MS_MAX,
 };
 use crate::metrics::{CounterSet, HttpCounter};
+use crate::watchdog::{self, ThreadMark, watched};
 
 /// The time limits of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ pub(in crate::serve) async fn serve(
     listener: TcpListener,
     router: Router,
     limits: ConnectionLimits,
-    counters: Arc<CounterSet<HttpCounter>>,
+    (counters, mark): (Arc<CounterSet<HttpCounter>>, Arc<ThreadMark>),
     mut ending: watch::Receiver<bool>,
 ) {
     let (reserved, reserve_router) = limits.reserved;
@@ -96,7 +97,8 @@ pub(in crate::serve) async fn serve(
         counters.bump(HttpCounter::Connections);
         let router = if place.activity.is_reserved { reserve_router.clone() } else { router.clone() };
         let connection = Connection { stream, peer, place, counters: Arc::clone(&counters), ending: ending.clone() };
-        open.spawn(connection.serve(router, limits.times));
+        let task = connection.serve(router, limits.times);
+        open.spawn(watched(Arc::clone(&mark), watchdog::Activity::AnsweringHttp, task));
         while let Some(ended) = open.try_join_next() {
             if let Err(error) = ended {
                 counters.bump(HttpCounter::ConnectionsFailed);
@@ -523,6 +525,10 @@ mod tests {
     use super::*;
     use crate::limits::HTTP_CONNECTIONS_MAX;
 
+    fn mark() -> Arc<ThreadMark> {
+        Arc::new(ThreadMark::new("http", true))
+    }
+
     /// A port whose connections have 50 ms for each step.
     async fn port(answer: String) -> (SocketAddr, Arc<CounterSet<HttpCounter>>, watch::Sender<bool>) {
         let times = TimeLimits { head: Duration::from_millis(50), write: Duration::from_millis(50), whole: None };
@@ -539,7 +545,7 @@ mod tests {
         let router = Router::new().route("/", get(move || std::future::ready(answer.clone())));
         let (end, ending) = watch::channel(false);
         let counters = Arc::<CounterSet<HttpCounter>>::default();
-        tokio::spawn(serve(listener, router, limits, Arc::clone(&counters), ending));
+        tokio::spawn(serve(listener, router, limits, (Arc::clone(&counters), mark()), ending));
         (address, counters, end)
     }
 
@@ -635,7 +641,7 @@ mod tests {
         let times = TimeLimits { head: Duration::from_secs(3600), write: Duration::from_secs(3600), whole: None };
         let limits = ConnectionLimits { times, connections_max: 1, reserved: (1, watched) };
         let (_end, ending) = watch::channel(false);
-        tokio::spawn(serve(listener, Router::new().route("/", working), limits, Arc::default(), ending));
+        tokio::spawn(serve(listener, Router::new().route("/", working), limits, (Arc::default(), mark()), ending));
         let mut busy = TcpStream::connect(address).await.unwrap();
         busy.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         began.acquire().await.unwrap().forget();

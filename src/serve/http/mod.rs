@@ -16,6 +16,7 @@ pub(super) mod connections;
 mod dump;
 mod gateway;
 mod indexer;
+mod memory;
 pub(super) mod port_thread;
 mod prompt;
 mod queries;
@@ -48,8 +49,10 @@ use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::requests::RoutingService;
 use crate::sandbox::ThreadKind;
 use crate::serve::MetricsPages;
+use crate::watchdog::{Activity, ThreadMark};
 use connections::{ConnectionLimits, TimeLimits};
 use gateway::Gateway;
+pub(crate) use memory::HttpMemory;
 pub(crate) use port_thread::PortThread;
 use prompt::PromptFields;
 use registry::{Registry, scheme_of, space_to_select};
@@ -102,16 +105,18 @@ impl HttpPort {
         self,
         service: RoutingService,
         core: usize,
-        metrics: HttpMetrics,
+        (metrics, mark, memory): (HttpMetrics, Arc<ThreadMark>, HttpMemory),
         backend: Arc<dyn HttpBackend>,
     ) -> Result<PortThread> {
         let Self { listener, config } = self;
         let HttpMetrics { http, core: core_counters } = metrics;
-        PortThread::start(("kvrouted-http", ThreadKind::HttpPort), PORT, move |ending| {
+        let of_tasks = Arc::clone(&mark);
+        let thread = ("kvrouted-http", ThreadKind::HttpPort);
+        PortThread::start(thread, PORT, (mark, Activity::AnsweringHttp), move |ending| {
             let listener = port_thread::register(listener, PORT)?;
             let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
-            let app = Arc::new(App::new(gateway, backend, Arc::clone(&http), config));
-            Ok(run(listener, app, http, ending))
+            let app = Arc::new(App::new((gateway, backend), Arc::clone(&http), (config, memory)));
+            Ok(run(listener, app, (http, of_tasks), ending))
         })
     }
 }
@@ -119,7 +124,7 @@ impl HttpPort {
 async fn run(
     listener: tokio::net::TcpListener,
     app: Arc<App>,
-    counters: Arc<CounterSet<HttpCounter>>,
+    counted: (Arc<CounterSet<HttpCounter>>, Arc<ThreadMark>),
     ending: watch::Receiver<bool>,
 ) {
     let limits = ConnectionLimits {
@@ -127,7 +132,7 @@ async fn run(
         connections_max: HTTP_CONNECTIONS_MAX,
         reserved: (HTTP_CONNECTIONS_RESERVED, reserve_router(Arc::clone(&app))),
     };
-    let serving = connections::serve(listener, router(Arc::clone(&app)), limits, counters, ending);
+    let serving = connections::serve(listener, router(Arc::clone(&app)), limits, counted, ending);
     tokio::select! {
         () = serving => {}
         () = app.gateway.serve_queue() => {}
@@ -209,6 +214,9 @@ pub(crate) trait HttpBackend: Send + Sync + 'static {
     /// Whether the daemon drains.
     fn is_draining(&self) -> bool;
 
+    /// Whether a thread without which requests or events stand still is stalled.
+    fn is_stalled(&self) -> bool;
+
     /// The current fleet table.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;
 
@@ -262,20 +270,19 @@ struct App {
 
 impl App {
     pub(super) fn new(
-        gateway: Gateway,
-        backend: Arc<dyn HttpBackend>,
+        (gateway, backend): (Gateway, Arc<dyn HttpBackend>),
         counters: Arc<CounterSet<HttpCounter>>,
-        config: HttpConfig,
+        (config, memory): (HttpConfig, HttpMemory),
     ) -> Self {
         Self {
             gateway,
             backend,
-            bodies: Bodies::new(config.body_bytes_max, Arc::clone(&counters)),
+            bodies: Bodies::new(config.body_bytes_max, &memory, Arc::clone(&counters)),
             records: Mutex::default(),
-            selections: Mutex::default(),
+            selections: Mutex::new(Selections::within(&memory)),
             changing: tokio::sync::Mutex::default(),
             dumps: Arc::new(Semaphore::new(HTTP_DUMPS_MAX)),
-            replies: Replies::new(Arc::clone(&counters)),
+            replies: Replies::new(&memory, Arc::clone(&counters)),
             counters,
             may_administer: config.administer,
             hosts: config.hosts,

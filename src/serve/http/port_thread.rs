@@ -1,7 +1,7 @@
 //! A thread that serves one TCP port in a runtime of its own: the HTTP port's, and the metrics port's.
 
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use tokio::net::TcpListener;
@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::{Activity, ThreadMark, watched};
 
 /// Binds a TCP port. `port` names it in the error: "HTTP port".
 ///
@@ -38,15 +39,16 @@ pub(crate) struct PortThread {
 }
 
 impl PortThread {
-    /// Starts the thread `name`, of this kind. It calls `prepare` inside its runtime, and runs the future that `prepare` returns. The
-    /// argument of `prepare` becomes true when the future shall end. This returns once `prepare` has returned. `port`
-    /// names the port in errors.
+    /// Starts the thread `name`, of this kind. It calls `prepare` inside its runtime, and runs the future that `prepare`
+    /// returns. The argument of `prepare` becomes true when the future shall end. This returns once `prepare` has
+    /// returned. `port` names the port in errors. Each poll of the future is a round of the thread, with this activity.
     ///
     /// # Errors
     /// [`Kind::System`] if the thread or its runtime cannot be started; the error of `prepare`.
     pub(in crate::serve) fn start<F: Future<Output = ()>>(
         (name, kind): (&str, ThreadKind),
         port: &'static str,
+        (mark, activity): (Arc<ThreadMark>, Activity),
         prepare: impl FnOnce(watch::Receiver<bool>) -> Result<F> + Send + 'static,
     ) -> Result<Self> {
         let (end, ending) = watch::channel(false);
@@ -66,7 +68,7 @@ impl PortThread {
                 Err(error) => drop(send.send(Err(error))),
                 Ok((runtime, serving)) => {
                     drop(send.send(Ok(())));
-                    runtime.block_on(serving);
+                    runtime.block_on(watched(mark, activity, serving));
                     // A dump whose reader stalls ends by itself.
                     runtime.shutdown_background();
                 }

@@ -146,12 +146,14 @@ struct Ready {
     workers: Vec<Row>,
 }
 
-/// `/ready`: whether the daemon takes requests and a worker may be chosen.
+/// `/ready`: whether the daemon takes requests, its threads go round, and a worker may be chosen.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let workers = app.rows(&Filter::default());
     let schedulable_workers = workers.iter().filter(|row| row.is_schedulable()).count();
     let reason = if app.backend.is_draining() {
         Some("the daemon drains")
+    } else if app.backend.is_stalled() {
+        Some("a thread is stalled: see kvrouted doctor")
     } else {
         (schedulable_workers == 0).then_some("no worker may be chosen: register one, or see /workers")
     };

@@ -17,8 +17,9 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::App;
+use super::memory::{HttpMemory, PERMIT_BYTES, Permits};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{HTTP_REPLIES_BYTES_MAX, HTTP_REPLIES_RETRY_US, HTTP_REPLY_SMALL_BYTES};
+use crate::limits::{HTTP_REPLIES_RETRY_US, HTTP_REPLY_SMALL_BYTES};
 use crate::metrics::{CounterSet, HttpCounter};
 
 /// A refused request: its error and status.
@@ -131,9 +132,6 @@ pub(super) fn done(status: StatusCode) -> Response {
     json(status, &Done { status: "ok" })
 }
 
-/// The bytes of one permit.
-const PERMIT_BYTES: usize = 1024;
-
 /// Endpoints without a request body whose replies grow with the fleet.
 const LISTINGS: [&str; 3] = ["/workers", "/loads", "/ready"];
 
@@ -143,8 +141,7 @@ pub(super) type Room = Arc<OwnedSemaphorePermit>;
 /// The limit for the memory of all unread replies of a port.
 #[derive(Debug)]
 pub(super) struct Replies {
-    /// Memory for replies, in permits.
-    free: Arc<Semaphore>,
+    memory: Permits,
     /// Bytes of the last reply of each of `LISTINGS`.
     listings: [AtomicUsize; LISTINGS.len()],
     /// Held while a large listing is made. Between two of them the port's thread answers other requests.
@@ -153,9 +150,9 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    pub(super) fn new(counters: Arc<CounterSet<HttpCounter>>) -> Self {
-        let free = Arc::new(Semaphore::new(HTTP_REPLIES_BYTES_MAX / PERMIT_BYTES));
-        Self { free, listings: Default::default(), large_listing: Semaphore::new(1), counters }
+    pub(super) fn new(memory: &HttpMemory, counters: Arc<CounterSet<HttpCounter>>) -> Self {
+        let memory = memory.replies.clone();
+        Self { memory, listings: Default::default(), large_listing: Semaphore::new(1), counters }
     }
 
     /// Reserves memory for a reply of `bytes`; `None` = it is small and needs none. A handler that changes something
@@ -167,7 +164,7 @@ impl Replies {
         if bytes <= HTTP_REPLY_SMALL_BYTES {
             return Ok(None);
         }
-        let room = Arc::clone(&self.free).try_acquire_many_owned(permits_of(bytes));
+        let room = Arc::clone(&self.memory.free).try_acquire_many_owned(self.permits_of(bytes));
         room.map(|room| Some(Arc::new(room))).map_err(|_| self.crowded())
     }
 
@@ -183,7 +180,7 @@ impl Replies {
         }
         // Always `Some`: the semaphore is never closed.
         let permit = self.large_listing.acquire().await.ok();
-        if self.free.available_permits() < permits_of(bytes) as usize {
+        if self.memory.free.available_permits() < self.permits_of(bytes) as usize {
             return Err(self.crowded());
         }
         Ok(permit)
@@ -191,15 +188,15 @@ impl Replies {
 
     fn crowded(&self) -> Error {
         self.counters.bump(HttpCounter::RepliesCrowded);
-        let message = format!("replies of {HTTP_REPLIES_BYTES_MAX} bytes wait to be read by others");
+        let message = format!("replies of {} bytes wait to be read by others", self.memory.bytes_max());
         Error::new(Kind::Overloaded, message, "ask again later, and read replies as they come")
             .retry_after_us(HTTP_REPLIES_RETRY_US)
     }
-}
 
-/// A reply larger than the limit fits if it is the only one.
-fn permits_of(bytes: usize) -> u32 {
-    bytes.min(HTTP_REPLIES_BYTES_MAX).div_ceil(PERMIT_BYTES) as u32
+    /// A reply larger than the limit fits if it is the only one.
+    fn permits_of(&self, bytes: usize) -> u32 {
+        bytes.min(self.memory.bytes_max()).div_ceil(PERMIT_BYTES) as u32
+    }
 }
 
 /// Refuses replies for which there is no memory.
@@ -268,6 +265,7 @@ impl AsRef<[u8]> for HeldBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::HTTP_REPLIES_BYTES_MAX;
 
     #[test]
     fn a_retryable_error_says_when_and_every_kind_has_an_error_status() {
@@ -285,7 +283,7 @@ mod tests {
 
     #[test]
     fn memory_is_reserved_until_the_last_byte_is_dropped_and_small_replies_need_none() {
-        let replies = Replies::new(Arc::default());
+        let replies = Replies::new(&HttpMemory::default(), Arc::default());
         let taken = |bytes: usize| replies.room(bytes).ok().flatten();
         let all = taken(2 * HTTP_REPLIES_BYTES_MAX).expect("alone even a larger reply fits");
         let error = replies.room(HTTP_REPLY_SMALL_BYTES + 1).expect_err("there is no memory left");
@@ -301,7 +299,7 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_large_listing_waits_for_others_and_costs_nothing_without_memory() {
-        let replies = Replies::new(Arc::default());
+        let replies = Replies::new(&HttpMemory::default(), Arc::default());
         assert!(replies.listing_permit(Some(0)).await.unwrap().is_none(), "its size is not known yet");
         replies.listings[0].store(HTTP_REPLY_SMALL_BYTES + 1, Ordering::Relaxed);
         let first = replies.listing_permit(Some(0)).await.unwrap();

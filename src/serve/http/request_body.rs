@@ -4,37 +4,33 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::memory::{HttpMemory, PERMIT_BYTES, Permits};
+use super::reply::Refusal;
+use crate::error::{Error, Kind};
+use crate::limits::{HTTP_BODY_MS_MAX, HTTP_JSON_DEPTH_MAX};
+use crate::metrics::{CounterSet, HttpCounter};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
-use tokio::sync::Semaphore;
-
-use super::reply::Refusal;
-use crate::error::{Error, Kind};
-use crate::limits::{HTTP_BODIES_BYTES_MAX, HTTP_BODY_MS_MAX, HTTP_JSON_DEPTH_MAX};
-use crate::metrics::{CounterSet, HttpCounter};
-
-/// The bytes of one permit.
-const PERMIT_BYTES: u64 = 1024;
 
 /// The limits of request bodies.
 #[derive(Debug)]
 pub(super) struct Bodies {
     bytes_max: u64,
-    /// Memory for bodies in transfer, in permits.
-    free: Semaphore,
+    /// Memory for bodies in transfer.
+    memory: Permits,
     time: Duration,
     counters: Arc<CounterSet<HttpCounter>>,
 }
 
 impl Bodies {
     /// Bodies of up to `bytes_max` bytes each.
-    pub(super) fn new(bytes_max: u64, counters: Arc<CounterSet<HttpCounter>>) -> Self {
-        let free = Semaphore::new((HTTP_BODIES_BYTES_MAX / PERMIT_BYTES) as usize);
-        Self { bytes_max, free, time: Duration::from_millis(HTTP_BODY_MS_MAX), counters }
+    pub(super) fn new(bytes_max: u64, memory: &HttpMemory, counters: Arc<CounterSet<HttpCounter>>) -> Self {
+        let memory = memory.bodies.clone();
+        Self { bytes_max, memory, time: Duration::from_millis(HTTP_BODY_MS_MAX), counters }
     }
 
     /// Reads the JSON of a request. Ignores fields that `T` does not have.
@@ -54,8 +50,8 @@ impl Bodies {
             return Err(self.oversized());
         }
         // A body of unannounced size may become as large as the limit.
-        let permits = announced.unwrap_or(self.bytes_max).div_ceil(PERMIT_BYTES);
-        let room = tokio::time::timeout(self.time, self.free.acquire_many(permits as u32)).await;
+        let permits = announced.unwrap_or(self.bytes_max).div_ceil(PERMIT_BYTES as u64);
+        let room = tokio::time::timeout(self.time, self.memory.free.acquire_many(permits as u32)).await;
         let Ok(Ok(_room)) = room else { return Err(self.crowded()) };
         let Ok(received) = tokio::time::timeout(self.time, self.receive(body)).await else { return Err(self.late()) };
         let received = received?;
@@ -100,7 +96,7 @@ impl Bodies {
 
     fn crowded(&self) -> Refusal {
         self.counters.bump(HttpCounter::BodiesCrowded);
-        let message = format!("{HTTP_BODIES_BYTES_MAX} bytes of other bodies are being received");
+        let message = format!("{} bytes of other bodies are being received", self.memory.bytes_max());
         Error::new(Kind::Overloaded, message, "send it again later").into()
     }
 
@@ -149,6 +145,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::limits::HTTP_BODIES_BYTES_MAX;
 
     #[derive(Debug, Deserialize)]
     struct Numbers {
@@ -156,7 +153,7 @@ mod tests {
     }
 
     fn bodies(bytes_max: u64) -> Bodies {
-        Bodies::new(bytes_max, Arc::default())
+        Bodies::new(bytes_max, &HttpMemory::default(), Arc::default())
     }
 
     async fn read(bodies: &Bodies, kind: &str, body: impl Into<Body>) -> Result<Vec<u32>, u16> {

@@ -13,14 +13,16 @@ use serde::{Deserialize, Serialize};
 use super::App;
 use super::gateway::SelectionRequest;
 use super::gateway::unanswered;
+use super::memory::HttpMemory;
 use super::prompt::{OverlapSummary, PromptFields, RequestBuilder};
 use super::registry::space_to_select;
 use super::reply::{Refusal, done, json};
+use crate::budget::Gauge;
 use crate::error::{Error, Kind};
 use crate::fleet::FleetTable;
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
-use crate::limits::{HTTP_SELECTION_MS_MAX, HTTP_SELECTIONS_BYTES_MAX, HTTP_SELECTIONS_MAX, NAME_BYTES_MAX};
+use crate::limits::{HTTP_SELECTION_MS_MAX, HTTP_SELECTIONS_MAX, NAME_BYTES_MAX};
 use crate::load::{BookingOutcome, BookingRef};
 use crate::route::{Decision, RouteRequest, Scored};
 
@@ -383,26 +385,35 @@ pub(super) struct Forgotten {
 }
 
 /// The selections that wait for their booking, bounded in number, memory and time. The oldest goes first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Selections {
     held: HashMap<Key, Held>,
     /// The time (milliseconds of the caller's clock) and key of each, by number; oldest first.
     by_age: BTreeMap<u64, (u64, Key)>,
     bytes: usize,
     next: u64,
+    bytes_max: usize,
+    /// Shows the bytes.
+    gauge: Gauge,
 }
 
 impl Selections {
+    /// No selections, within the memory of the port.
+    pub(super) fn within(memory: &HttpMemory) -> Self {
+        let (held, by_age, gauge) = (HashMap::new(), BTreeMap::new(), memory.selections.clone());
+        Self { held, by_age, bytes: 0, next: 0, bytes_max: memory.selections_bytes_max, gauge }
+    }
+
     /// Adds a selection. It replaces one of the same name.
     pub(super) fn put(&mut self, space: SpaceId, id: &str, selection: Selection, now_ms: u64) -> Forgotten {
         let key = (space, id.to_owned());
         self.remove(&key);
         let mut forgotten = Forgotten { expired: self.expire(now_ms), evicted: 0 };
         let bytes = selection.fields.bytes() + 2 * id.len() + size_of::<Held>();
-        if bytes > HTTP_SELECTIONS_BYTES_MAX {
+        if bytes > self.bytes_max {
             return Forgotten { evicted: 1, ..forgotten };
         }
-        while self.held.len() >= HTTP_SELECTIONS_MAX || self.bytes + bytes > HTTP_SELECTIONS_BYTES_MAX {
+        while self.held.len() >= HTTP_SELECTIONS_MAX || self.bytes + bytes > self.bytes_max {
             let Some((_, (_, oldest))) = self.by_age.pop_first() else { break };
             self.forget(&oldest);
             forgotten.evicted += 1;
@@ -411,6 +422,7 @@ impl Selections {
         self.by_age.insert(self.next, (now_ms, key.clone()));
         self.held.insert(key, Held { selection, number: self.next, bytes });
         self.bytes += bytes;
+        self.gauge.set(self.bytes as u64);
         forgotten
     }
 
@@ -434,6 +446,7 @@ impl Selections {
     fn forget(&mut self, key: &Key) -> Option<u64> {
         let held = self.held.remove(key)?;
         self.bytes -= held.bytes;
+        self.gauge.set(self.bytes as u64);
         Some(held.number)
     }
 
@@ -454,6 +467,7 @@ impl Selections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::HTTP_SELECTIONS_BYTES_MAX;
 
     const SPACE: SpaceId = SpaceId(0);
 
@@ -469,7 +483,7 @@ mod tests {
 
     #[test]
     fn the_oldest_selection_is_evicted_and_old_ones_expire() {
-        let mut selections = Selections::default();
+        let mut selections = Selections::within(&HttpMemory::default());
         for at in 0..HTTP_SELECTIONS_MAX {
             assert_eq!(selections.put(SPACE, &at.to_string(), selection(1), 0), Forgotten::default());
         }
@@ -490,7 +504,7 @@ mod tests {
 
     #[test]
     fn selections_are_bounded_by_the_memory_of_their_prompts() {
-        let mut selections = Selections::default();
+        let mut selections = Selections::within(&HttpMemory::default());
         let large = HTTP_SELECTIONS_BYTES_MAX / 4 / 2;
         selections.put(SPACE, "a", selection(large), 0);
         assert_eq!(selections.put(SPACE, "b", selection(large), 0).evicted, 1);

@@ -37,6 +37,7 @@ use crate::serve::connection::{Connection, Ended, Peer, TransportKind, drive};
 use crate::serve::core::{ConnectionHandle, CoreState};
 use crate::serve::io_backend::Stream;
 use crate::serve::responder::{Encoded, RoutingResponder};
+use crate::watchdog::Activity;
 use crate::wire::{LaneOpened, LaneRequest};
 
 /// The descriptors of a lane for its gateway. Dropped, they are closed.
@@ -202,10 +203,10 @@ fn start<T: Stream, S: Service + 'static>(core: &Rc<CoreState<T, S>>, lane: NewL
     let connection =
         RefCell::new(Connection::of_lane(&owner, id, core.options.frame_body_bytes_max).within(&core.receive_budget));
     let peer_wait = connection.borrow().peer_wait();
-    let handle = Rc::new(ConnectionHandle::new(Transport::Lane(Box::new(stream)), peer_wait));
+    let handle = Rc::new(ConnectionHandle::new(Transport::Lane(Box::new(stream)), peer_wait, &core.reply_budget));
     core.open.borrow_mut().insert(id, Rc::clone(&handle));
     let open = LaneGuard { core: Rc::clone(core), id, owner: owner_id, connection, handle, ended: Cell::new(None) };
-    tokio::task::spawn_local(async move {
+    core.spawn(Activity::ReadingFrames, async move {
         let (core, ConnectionHandle { stream, writer, .. }) = (&open.core, &*open.handle);
         let poller = Poller::new(&core.poll_shares, id);
         let ended = drive(stream, &core.responder, &open.connection, writer, Some(&poller)).await;

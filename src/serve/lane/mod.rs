@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Kind};
 use crate::lane::Reclaimer;
-use crate::limits::{LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
+use crate::limits::{LANE_CONTROL_BYTES, LANE_RING_BYTES_CEILING, LANE_RING_BYTES_MIN};
 use crate::metrics::{CounterSet, LaneCounter};
 use crate::shares::{SharedResource, UserQuotas, UserReservation};
 
@@ -62,6 +62,11 @@ impl Lanes {
     /// Whether the daemon allows any.
     const fn are_on(&self) -> bool {
         self.lanes_max > 0
+    }
+
+    /// Bytes of the largest lane.
+    pub(crate) const fn lane_bytes_max(&self) -> u64 {
+        2 * self.ring_bytes_max as u64 + LANE_CONTROL_BYTES as u64
     }
 
     /// Lanes that count against the limit: open ones, and ended ones whose memory their gateways still hold.

@@ -12,6 +12,7 @@ use crate::ingest::{AbortReason, References};
 use crate::load::LearntClass;
 use crate::snapshot::{decode, read_laws};
 use crate::trust::TrustLevel;
+use crate::watchdog::ThreadMark;
 
 fn trust(seq: u64) -> Trust {
     Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(seq)), as_of_unix_ms: seq, ..Trust::default() }
@@ -83,6 +84,7 @@ impl Rig {
             stats: Arc::default(),
             every: Duration::from_secs(3600),
             keep: Duration::from_secs(3600),
+            mark: Arc::new(ThreadMark::new("t", false)),
         };
         let (stop, stopped) = bounded(1);
         let rounds = Rounds { plan, stopped, deadline: None, files: BTreeMap::new(), laws: LearntLaws::default() };

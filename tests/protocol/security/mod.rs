@@ -17,6 +17,8 @@
 //! | `FRAME_TABLE_DEPTH_MAX` | no table of the schema holds its like: nothing can nest deeper than it says; fuzz target `request` |
 //! | `REQUEST_TABLES_MAX` | `bounds::tables_are_counted_before_they_are_looked_at` |
 //! | `CONNECTIONS_MAX` | `pace::more_connections_than_may_be_…` |
+//! | `ADMIN_ANSWERS_WAITING_MAX` | `pace::an_admin_who_takes_no_reply_is_closed` |
+//! | `CORE_REPLIES_BYTES_MAX`, and all other parts of the memory budget | `memory` of test `daemon`; unit tests of `budget` |
 //! | `ADMIN_CONNECTIONS_MAX` | `pace::who_never_says_hello_…`; `serving::lifecycle` |
 //! | `DESCRIPTORS_…`, `CONNECTIONS_MIN` | `descriptors`; unit tests of `ingest::descriptors` |
 //! | `MAILBOX_MESSAGES_MAX`, `LISTEN_BACKLOG` | a flood may meet them in `pace::more_connections_than_may_be_…` |
@@ -36,7 +38,7 @@
 //! | `serve.user_share_percent` of everything in `shares::SharedResource` | `users` |
 //! | `AFFINITY_SESSIONS_CEILING` | `affinity` of test `routing` |
 //! | `ZMQ_MESSAGE_BYTES_MAX`, `ZMQ_PARTS_MAX`, `ZMQ_COMMAND_BYTES_MAX`, `RELAY_REQUEST_…` | `peers`; unit tests of `zmtp` |
-//! | `ZMQ_MESSAGES_BYTES_MAX`, `ZMQ_MESSAGE_BYTES_FREE` | `unfinished_messages` of test `attack`; unit tests of `zmtp` |
+//! | `ZMQ_MESSAGE_BYTES_FREE`, `SHARD_MESSAGES_BYTES_MAX` | `unfinished_messages` of test `attack`; unit tests of `zmtp` |
 //! | `RELAY_PEERS_…`, `RELAY_SUBSCRIBER_…`, `RELAY_HANDSHAKE_MS_MAX` | unit tests of `zmtp` |
 #![allow(clippy::unwrap_used, reason = "a test may fail by a panic")]
 

@@ -1,6 +1,7 @@
 //! Services whose answers are fixed.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -12,7 +13,7 @@ use kvrouted::limits::WORK_PER_QUANTUM_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::requests::{HelloInfo, Routed, Service};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
-use kvrouted::serve::AdminService;
+use kvrouted::serve::{AdminAnswer, AdminService};
 use kvrouted::trust::Trust;
 use kvrouted::wire::{
     AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus,
@@ -187,12 +188,20 @@ impl AdminService for FakeAdmin {
         self.fleet.load()
     }
 
-    fn answer(&self, request: &AdminRequest<'_>) -> Result<AdminReply> {
-        Ok(match request {
+    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
+        let reply = match request {
             AdminRequest::Status { cursor, limit } => AdminReply::Status(self.status_page(*cursor, *limit as usize)),
             AdminRequest::Reset(order) => AdminReply::Reset(self.reset(*order)),
             AdminRequest::SetPolicy(order) => AdminReply::SetPolicy(set_policy(order)?),
             other => return Err(Error::new(Kind::Unsupported, other.kind().name(), "no test asks for it")),
+        };
+        // As the daemon: a status comes later.
+        Ok(match request {
+            AdminRequest::Status { .. } => AdminAnswer::Later(Box::pin(async {
+                tokio::task::yield_now().await;
+                Ok(reply)
+            })),
+            _ => AdminAnswer::Now(reply),
         })
     }
 }

@@ -22,6 +22,7 @@ use super::{Candidate, Chosen, Halves, PrefillUsage, Reply, Round, refusal};
 use crate::api::{ApiError, Usage, UsageReader, decode_body, prefill_body, transfer_params};
 use crate::engines::EngineError;
 use crate::limits::PREFILL_REPLY_BYTES_MAX;
+use crate::memory::{HeldReply, memory_short};
 use crate::proxy::attempt::{Begun, Outcome};
 
 /// How the prefill half ended.
@@ -99,6 +100,8 @@ impl Halves<'_> {
                     self.prefill_failed(by, "timeout", "its reply did not end in time");
                     return Err(EngineError::TimedOut.api_error());
                 }
+                // The engine has done its part, so nothing is reported of it.
+                Err(ReadFailure::NoRoom) => return Err(memory_short()),
                 Err(ReadFailure::Broken) => "the prefill engine ended its reply before its end".to_owned(),
                 Err(ReadFailure::TooLong) => {
                     format!("the prefill engine's reply has more than {PREFILL_REPLY_BYTES_MAX} bytes")
@@ -165,6 +168,7 @@ enum ReadFailure {
     TimedOut,
     Broken,
     TooLong,
+    NoRoom,
 }
 
 /// The whole of a reply that has begun.
@@ -174,12 +178,15 @@ async fn read(begun: Begun, deadline: Instant) -> Result<Bytes, ReadFailure> {
 }
 
 async fn collect(first: Option<Frame<Bytes>>, mut rest: Incoming) -> Result<Bytes, ReadFailure> {
-    let mut whole = BytesMut::new();
+    let (mut whole, mut held) = (BytesMut::new(), HeldReply::default());
     let mut next = first;
     while let Some(frame) = next {
         if let Ok(data) = frame.into_data() {
             if whole.len() + data.len() > PREFILL_REPLY_BYTES_MAX {
                 return Err(ReadFailure::TooLong);
+            }
+            if !held.grow(data.len()) {
+                return Err(ReadFailure::NoRoom);
             }
             whole.extend_from_slice(&data);
         }

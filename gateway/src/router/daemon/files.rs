@@ -77,6 +77,8 @@ struct Configuration<'a> {
     serve: Serve<'a>,
     metrics: Metrics,
     log: Log<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<Process>,
     sandbox: Sandbox,
     booking: Booking,
     snapshot: Snapshot,
@@ -100,6 +102,12 @@ struct Metrics {
 struct Log<'a> {
     level: &'a str,
     format: &'static str,
+}
+
+/// What the gateway's own budget leaves.
+#[derive(Serialize)]
+struct Process {
+    memory_bytes_max: u64,
 }
 
 #[derive(Serialize)]
@@ -146,6 +154,7 @@ fn configuration(folder: &Path, socket: &Path, plan: &FleetPlan, options: &Daemo
         serve: Serve { socket, socket_mode: "0600" },
         metrics: Metrics { port: options.metrics_port },
         log: Log { level: &options.log_level, format: "json" },
+        process: (options.memory_bytes_max > 0).then_some(Process { memory_bytes_max: options.memory_bytes_max }),
         sandbox: Sandbox { mode: options.sandbox.name() },
         booking: Booking { age_s_max: options.request_max.as_secs().clamp(1, 86_400), track_output_blocks: true },
         snapshot: Snapshot { dir: folder.join("snapshots") },

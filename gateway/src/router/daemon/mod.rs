@@ -78,6 +78,8 @@ pub struct DaemonOptions {
     pub program: Option<PathBuf>,
     /// The port of its Prometheus page on the loopback interface; 0 = none.
     pub metrics_port: u16,
+    /// Its memory budget, bytes; 0 = its own default.
+    pub memory_bytes_max: u64,
     /// How it chooses workers.
     pub mode: client::Mode,
     /// The least severe level that it logs.
@@ -96,6 +98,7 @@ impl Default for DaemonOptions {
         Self {
             program: None,
             metrics_port: 0,
+            memory_bytes_max: 0,
             mode: client::Mode::Latency,
             log_level: "info".to_owned(),
             request_max: Duration::from_secs(600),

@@ -14,9 +14,6 @@ pub(crate) const ROLES: &[(&str, Role)] = &[("flood", flood)];
 
 /// The most memory that a flood may bring a gateway to, MiB.
 const MEMORY_MIB_MAX: u64 = 256;
-/// The same of a picker whose streams are reset: each of 8 connections may have 4096 that were reset before they were
-/// looked at (`EPP_EARLY_RESETS_MAX`), of about 10 KiB each, and those that were looked at.
-const RESETS_MEMORY_MIB_MAX: u64 = 512;
 /// Connections of each attacker.
 const CONNECTIONS: usize = 4;
 
@@ -168,7 +165,7 @@ fn on_proxy(trial: &mut Trial, kind: &str) {
 fn on_picker(trial: &mut Trial, kind: &str) {
     let Some(scene) = Scene::picker(&[]) else { return };
     scene.attacked_with(trial, "flood", 2, &format!("{kind}#{PROCESS}")).end(trial);
-    scene.end(trial, if kind == "rapid_resets" { RESETS_MEMORY_MIB_MAX } else { MEMORY_MIB_MAX });
+    scene.end(trial, MEMORY_MIB_MAX);
 }
 
 macro_rules! floods {

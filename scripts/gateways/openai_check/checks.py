@@ -218,16 +218,14 @@ def explain(tapped, args, seen):
 
 
 def rounds(args, folder, engines, peer):
-    """Times to the first token of each contender, round by round."""
+    """Times of each contender, round by round: the gateway under each policy, and the peer."""
     contenders, children = {}, []
     try:
-        ours = Gateway(args, folder, [engine.url for engine in engines])
-        children.append(ours)
-        contenders["kvrouted-gateway"] = ours.url
-        turning = Daemon(args, folder, engines, "round-robin")
-        children.append(turning)
-        children.append(Gateway(args, folder, [f"{engine.worker}={engine.url}" for engine in engines], turning.socket))
-        contenders["round-robin"] = children[-1].url
+        for mode in args.modes.split():
+            daemon = Daemon(args, folder, engines, mode)
+            children.append(daemon)
+            children.append(Gateway(args, folder, [f"{engine.worker}={engine.url}" for engine in engines], daemon.socket))
+            contenders[mode] = children[-1].url
         if peer:
             children.append(Peer(peer, engines))
             contenders["sglang-router"] = children[-1].url
@@ -252,10 +250,10 @@ def measure(args, engines, contenders):
             one = one_round(args, contenders[name], args.seed + number)
             found[name].append(one)
             print(json.dumps({"round": number, "contender": name, **one}), flush=True)
-    means = {name: [one["first_token_ms_mean"] for one in of] for name, of in found.items()}
-    return {name: {"first_token_ms_mean": round(statistics.mean(means[name])), "by_round": means[name],
-                   "first_token_ms_p50": round(statistics.mean(one["first_token_ms_p50"] for one in of)),
-                   "cached_share": round(statistics.mean(one["cached_share"] for one in of), 3)} for name, of in found.items()}
+    figures = ("first_token_ms_mean", "first_token_ms_p50", "whole_answer_ms_mean", "cached_share")
+    median = lambda rounds, figure: round(statistics.median(one[figure] for one in rounds), 3)
+    return {name: {figure: median(rounds, figure) for figure in figures}
+                  | {"by_round": [one["first_token_ms_mean"] for one in rounds]} for name, rounds in found.items()}
 
 
 def one_round(args, url, seed):
@@ -263,14 +261,14 @@ def one_round(args, url, seed):
     openai_client, texts, lock = client(url, args.times_at_once), Texts(seed), threading.Lock()
     systems = [texts.piece(6000, 6001) for _ in range(4)]
     talks = [(texts.draw.choice(systems), [texts.piece(300, 1200) for _ in range(args.turns)]) for _ in range(args.conversations)]
-    times, cached, asked = [], [], []
+    times, wholes, cached, asked = [], [], [], []
 
     def talk(conversation):
         messages = [{"role": "system", "content": conversation[0]}]
         for text in conversation[1]:
             messages.append({"role": "user", "content": text})
             began, first, answer = time.perf_counter(), None, ""
-            for chunk in openai_client.chat.completions.create(model=args.model, messages=messages, max_tokens=16, temperature=0, stream=True,
+            for chunk in openai_client.chat.completions.create(model=args.model, messages=messages, max_tokens=args.answer_tokens, temperature=0, stream=True,
                                                                stream_options={"include_usage": True}):
                 if chunk.choices and chunk.choices[0].delta.content is not None:
                     if chunk.choices[0].delta.content and first is None:
@@ -281,13 +279,15 @@ def one_round(args, url, seed):
                         cached.append(chunk.usage.prompt_tokens_details.cached_tokens or 0)
                         asked.append(chunk.usage.prompt_tokens)
             with lock:
-                times.append(first if first is not None else time.perf_counter() - began)
+                wholes.append(time.perf_counter() - began)
+                times.append(first if first is not None else wholes[-1])
             messages.append({"role": "assistant", "content": answer})
 
     with concurrent.futures.ThreadPoolExecutor(args.times_at_once) as pool:
         list(pool.map(talk, talks))
     return {"requests": len(times), "first_token_ms_mean": round(statistics.mean(times) * 1e3),
-            "first_token_ms_p50": round(statistics.median(times) * 1e3), "cached_share": round(sum(cached) / sum(asked), 3)}
+            "first_token_ms_p50": round(statistics.median(times) * 1e3),
+            "whole_answer_ms_mean": round(statistics.mean(wholes) * 1e3), "cached_share": round(sum(cached) / sum(asked), 3)}
 
 
 def run(args, phases, folder, peer):

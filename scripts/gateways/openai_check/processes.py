@@ -144,6 +144,8 @@ class Daemon(Child):
         config = os.path.join(folder, f"{mode}.toml")
         tables = [f'serve.socket = "{self.socket}"', f'policy.mode = "{mode}"', f'[[space]]\nmodel = "{args.model}"',
                   f'block_size = {engines[0].block_size}\nfull_reports = "none"']
+        if args.journal:
+            tables.insert(0, f'journal.dir = "{os.path.join(args.journal, mode)}"')
         for engine in engines:
             tables.append(f'[[worker]]\nid = {engine.worker}\nendpoint = "{engine.endpoint}"\nreplay = "{engine.replay}"')
         with open(config, "w") as file:

@@ -1,8 +1,8 @@
 //! Files of workers. The daemon reads them when the system reports a change, and at intervals in case it does not.
 //!
 //! A folder of workers may hold anything, and be on a mount whose server is gone. The daemon opens only regular files,
-//! without blocking, and makes each call that a file system may hold up on a thread of its own. The control thread
-//! waits a bounded time for such a call, then names the file and goes on without it.
+//! without blocking, and makes the calls that a file system may hold up on a thread beside the control thread. That one
+//! waits a bounded time for each call, then names the file, and goes on without it on another thread.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use notify::event::{AccessKind, AccessMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use rustix::fs::{Mode, OFlags};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::desired_fleet::DesiredFleet;
@@ -71,13 +70,37 @@ pub(super) async fn run(
     }
 }
 
-/// A call that a file system may hold up.
-type SlowCall<T> = JoinHandle<std::io::Result<T>>;
+/// What a call that a file system may hold up will return.
+type SlowCall<T> = oneshot::Receiver<std::io::Result<T>>;
+
+/// A thread that makes such calls, one after the other. Always the same, so that what a file takes while it is read is
+/// there for the next file. It ends when this is dropped and its call has returned.
+struct CallThread {
+    calls: std::sync::mpsc::Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl CallThread {
+    fn start() -> std::io::Result<Self> {
+        let (calls, made) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let run = move || made.into_iter().for_each(|call| call());
+        std::thread::Builder::new().name("worker-files".to_owned()).spawn(run)?;
+        Ok(Self { calls })
+    }
+
+    fn call<T: Send + 'static>(&self, call: impl FnOnce() -> std::io::Result<T> + Send + 'static) -> SlowCall<T> {
+        let (result, returned) = oneshot::channel();
+        // If the thread has panicked, or the scanner no longer waits, the channels end, and the other side sees that.
+        let _ = self.calls.send(Box::new(move || drop(result.send(call()))));
+        returned
+    }
+}
 
 /// Reads the files, and remembers the calls of earlier scans that have not returned.
 #[derive(Default)]
 struct Scanner {
     hashes: Hashes,
+    /// The thread for the next call; none yet, or the last one's call is late.
+    thread: Option<CallThread>,
     /// The listing that has not returned.
     listing: Option<SlowCall<Vec<(PathBuf, FileFormat)>>>,
     /// Files whose reading has not returned. Each holds a thread.
@@ -94,8 +117,11 @@ impl Scanner {
     /// Reads every file, and parses those that have changed. An error is about all of them.
     async fn scan(&mut self, path: &Path, spaces: &[SpaceConfig]) -> Result<BTreeMap<PathBuf, Seen>, String> {
         let at = path.to_owned();
-        let listing = self.listing.take().unwrap_or_else(|| tokio::task::spawn_blocking(move || list(&at)));
-        let files = match in_time(listing).await {
+        let listing = match self.listing.take() {
+            Some(listing) => Ok(listing),
+            None => self.begin(move || list(&at)),
+        };
+        let files = match self.in_time(listing).await {
             Ok(listed) => listed.map_err(|error| error.to_string())?,
             Err(listing) => {
                 self.listing = Some(listing);
@@ -129,7 +155,7 @@ impl Scanner {
         spaces: &Arc<[SpaceConfig]>,
     ) -> Result<std::io::Result<Reading>, &'static str> {
         // A late result is dropped: the file is read again.
-        self.reading.retain(|_, reading| !reading.is_finished());
+        self.reading.retain(|_, reading| matches!(reading.try_recv(), Err(oneshot::error::TryRecvError::Empty)));
         if self.reading.contains_key(file) {
             return Err(LATE);
         }
@@ -137,11 +163,43 @@ impl Scanner {
             return Err(TOO_MANY_LATE);
         }
         let (at, spaces) = (file.to_owned(), Arc::clone(spaces));
-        match in_time(tokio::task::spawn_blocking(move || reading(&at, format, known, &spaces))).await {
+        let reading = self.begin(move || reading(&at, format, known, &spaces));
+        match self.in_time(reading).await {
             Ok(read) => Ok(read),
             Err(reading) => {
                 self.reading.insert(file.to_owned(), reading);
                 Err(LATE)
+            }
+        }
+    }
+
+    /// Begins a call.
+    fn begin<T: Send + 'static>(
+        &mut self,
+        call: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> std::io::Result<SlowCall<T>> {
+        let thread = match self.thread.take() {
+            Some(thread) => thread,
+            None => CallThread::start()?,
+        };
+        Ok(self.thread.insert(thread).call(call))
+    }
+
+    /// The result of a call, or the call itself if it takes too long. Later calls then have another thread.
+    async fn in_time<T>(&mut self, call: std::io::Result<SlowCall<T>>) -> Result<std::io::Result<T>, SlowCall<T>> {
+        let mut call = match call {
+            Ok(call) => call,
+            Err(error) => return Ok(Err(error)),
+        };
+        match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut call).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(_)) => {
+                self.thread = None;
+                Ok(Err(std::io::Error::other("reading it ended in a panic")))
+            }
+            Err(_) => {
+                self.thread = None;
+                Err(call)
             }
         }
     }
@@ -152,16 +210,6 @@ const TOO_MANY_ENTRIES: &str =
     "names more workers than all files together may: four times as many as one daemon has; run a second daemon";
 const TOO_MANY_LATE: &str =
     "is not read because reading other files takes too long; check whether their file system responds";
-
-/// The result of a call, or the call itself if it takes too long.
-async fn in_time<T>(mut call: SlowCall<T>) -> Result<std::io::Result<T>, SlowCall<T>> {
-    match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut call).await {
-        Ok(Ok(done)) => Ok(done),
-        // It panicked, presumably because of the file.
-        Ok(Err(error)) => Ok(Err(std::io::Error::other(error))),
-        Err(_) => Err(call),
-    }
-}
 
 fn reading(file: &Path, format: FileFormat, known: Option<u64>, spaces: &[SpaceConfig]) -> std::io::Result<Reading> {
     let bytes = read(file)?;
@@ -290,10 +338,11 @@ fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = std::fs::File::from(rustix::fs::open(file, flags, Mode::empty())?);
     let too_large = || std::io::Error::other(format!("it is larger than {DISCOVERY_FILE_BYTES_MAX} bytes"));
-    if regular(opened.metadata()?)? > DISCOVERY_FILE_BYTES_MAX {
+    let length = regular(opened.metadata()?)?;
+    if length > DISCOVERY_FILE_BYTES_MAX {
         return Err(too_large());
     }
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(length as usize + 1);
     opened.take(DISCOVERY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > DISCOVERY_FILE_BYTES_MAX {
         return Err(too_large());

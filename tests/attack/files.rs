@@ -189,7 +189,7 @@ pub(crate) fn worker_files(trial: &mut Trial) {
     replace(&path.join("good.json"), r#"{"id": 77}"#);
     until("a good file is read", || scene.daemon.status().workers.iter().any(|one| one.worker == Worker::new(77, 0)));
     // What a parser makes of 1 MiB, and a thousand workers that come and go.
-    scene.end(trial, 224);
+    scene.end(trial, 128);
 }
 
 /// Pipes, links to themselves and to devices, huge files, thousands of files, files that change while they are read.

@@ -18,13 +18,15 @@ pub struct BookingGuard {
     worker: Worker,
     booked_at: Instant,
     is_prefilled: bool,
+    /// Output tokens so far, and those that the daemon was told of.
+    tokens: u32,
     reported_tokens: u32,
 }
 
 impl BookingGuard {
     pub(super) fn new(reports: Arc<Reports>, booking: Booking, worker: Worker) -> Self {
         let booked_at = Instant::now();
-        Self { reports, booking, worker, booked_at, is_prefilled: false, reported_tokens: 0 }
+        Self { reports, booking, worker, booked_at, is_prefilled: false, tokens: 0, reported_tokens: 0 }
     }
 
     /// The worker that the daemon believes to run the request.
@@ -43,13 +45,18 @@ impl BookingGuard {
         self.reports.send(Report::PrefillComplete { booking: self.booking, prefill_us });
     }
 
-    /// Says how many tokens have been generated since the start. Most calls send nothing: the daemon counts blocks.
+    /// Says how many tokens have been generated since the start. Most calls send nothing, because the daemon counts blocks;
+    /// the last number is sent when the request ends.
     pub fn output_progress(&mut self, tokens: u32) {
-        if tokens.saturating_sub(self.reported_tokens) < OUTPUT_REPORT_TOKENS {
-            return;
+        self.tokens = self.tokens.max(tokens);
+        if self.tokens - self.reported_tokens >= OUTPUT_REPORT_TOKENS {
+            self.report_output();
         }
-        self.reported_tokens = tokens;
-        self.reports.send(Report::OutputProgress { booking: self.booking, tokens });
+    }
+
+    fn report_output(&mut self) {
+        self.reported_tokens = self.tokens;
+        self.reports.send(Report::OutputProgress { booking: self.booking, tokens: self.tokens });
     }
 
     /// Says which worker runs the request. If it is another than the booked one, the booking moves there.
@@ -64,6 +71,10 @@ impl BookingGuard {
 
 impl Drop for BookingGuard {
     fn drop(&mut self) {
+        // From this number the daemon learns how long outputs are and take.
+        if self.tokens > self.reported_tokens {
+            self.report_output();
+        }
         self.reports.send(Report::Free { booking: self.booking });
     }
 }

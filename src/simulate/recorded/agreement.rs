@@ -88,7 +88,7 @@ impl RecordedLoad {
             Some(end_ns.saturating_sub(request.arrived_ns) as f64 * 1e-9)
         };
         let tpot_s = |request: &RecordedRequest| {
-            let gaps = request.output_tokens()?.checked_sub(1).filter(|gaps| *gaps > 0)?;
+            let gaps = request.reported_output_tokens()?.checked_sub(1).filter(|gaps| *gaps > 0)?;
             Some((e2e_s(request)? - request.ttft_s()?) / f64::from(gaps))
         };
         let has_known_caches = self.present.iter().any(|place| self.workers[*place].believed);

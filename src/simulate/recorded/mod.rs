@@ -84,8 +84,12 @@ impl RecordedRequest {
         Some(self.booked_ns.saturating_add(self.end?.end_ns))
     }
 
-    /// Output tokens, if they were reported.
+    /// Output tokens as reported, or else as its gateway expected them.
     fn output_tokens(&self) -> Option<u32> {
+        self.reported_output_tokens().or(Some(self.expected_output_tokens).filter(|tokens| *tokens > 0))
+    }
+
+    fn reported_output_tokens(&self) -> Option<u32> {
         self.end.map(|end| end.output_tokens).filter(|tokens| *tokens > 0)
     }
 }

@@ -91,8 +91,7 @@ impl RecordedLoad {
         let known: Vec<u32> = self.requests.iter().filter_map(RecordedRequest::output_tokens).collect();
         let mut others = known.iter().copied().cycle();
         let of = |request: &RecordedRequest| {
-            let expected = Some(request.expected_output_tokens).filter(|tokens| *tokens > 0);
-            let tokens = request.output_tokens().or(expected).or_else(|| others.next());
+            let tokens = request.output_tokens().or_else(|| others.next());
             tokens.unwrap_or(OUTPUT_TOKENS_UNKNOWN).min(OUTPUT_TOKENS_MAX)
         };
         self.requests.iter().map(of).collect()

@@ -46,8 +46,8 @@ pub struct PrefillWork {
 }
 
 impl PrefillWork {
-    /// The work of two routers at one worker: the sum is queued, and of the two prefills that run by what each router
-    /// knows, the one that has been running for longer does.
+    /// The work of two routers at one worker. The sum is queued. Each router has a running prefill; the one with the
+    /// earlier start runs.
     pub(super) fn beside(&self, other: &Self) -> Self {
         let runs =
             if other.queued_ns == 0 || self.queued_ns > 0 && self.since_ns <= other.since_ns { self } else { other };

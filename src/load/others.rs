@@ -1,17 +1,17 @@
 //! What the bookings of other routers add to each worker: their gauges, and the sums that the load cells hold. Under the
 //! bookings' lock.
 //!
-//! A cell holds the sum of this router's own part and that of all others, so that a decision reads no more than without
-//! them. Where others have a part, the own one is kept here; elsewhere the cell is the own part. This is what it means:
+//! A cell holds the sum of this router's own part and the parts of all others, so a decision reads no more than with one
+//! router. Where others have a part, the own part is kept here; elsewhere the cell is the own part. The sum means:
 //!
 //! * **Requests, decode blocks and tokens to prefill** add up. Others' tokens count in full until their router says that
-//!   the prefill is done: how long those take by the model of the backlog is not in a gauge.
-//! * **Predicted work.** An engine prefills in the order of arrival, whichever router sent the prompt. So a newcomer waits
-//!   for the sum of what is queued. One prefill runs: of those that each router thinks to be the running one, the one
-//!   that is thought so for longest. It cannot have begun before a prefill of another router ended that was ahead of
-//!   it; the last such end is taken from the gauges. If that is wrong, the wait is wrong by less than one running prefill,
-//!   and it is never shorter than the wait by one router's bookings alone.
-//! * **Recent prefills** add up, and are forgotten as own ones are.
+//!   the prefill is done: a gauge does not say how long it takes by the model of the backlog.
+//! * **Predicted work.** An engine prefills prompts in the order of their arrival, from all routers together. So a newcomer
+//!   waits for the sum of all that is queued. Each router takes its first prefill for the running one. Of these, the one
+//!   with the earliest start runs. It cannot have begun before the prefill ahead of it ended; gauges show such ends.
+//!   A wrong guess makes the wait wrong by less than one running prefill. The wait is never shorter than that by one
+//!   router's bookings alone.
+//! * **Recent prefills** add up, and fade as own ones do.
 //! * **Decode times, laws, back-off and the engine's report** are this router's alone.
 
 use super::gauge::{Gauge, OriginPlace};
@@ -62,7 +62,7 @@ pub(super) struct OthersLoad {
     prefills: u64,
     prefill_tokens: u64,
     decode_parts: u64,
-    /// All that is queued; and the prefill that has been running for longest by what its router knows.
+    /// All that is queued; and of the routers' running prefills the one with the earliest start.
     work: PrefillWork,
     /// When a running prefill ended last; 0 = never.
     ended_ns: u64,

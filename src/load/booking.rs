@@ -102,7 +102,7 @@ pub(super) struct Booking {
     pub(super) first_token_at_ns: u64,
     /// Whether the journal records what becomes of it; the two fields below are for that.
     pub(super) is_recorded: bool,
-    /// Whether its worker had no other prefill when it was booked. Known with the first token.
+    /// Whether its worker had no other prefill, of any router, when it was booked. Known with the first token.
     pub(super) began_alone: bool,
     /// The worker's count of predicted prefill time at the first token, microseconds, modulo 2³².
     pub(super) prefilled_us: u32,

@@ -4,13 +4,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
+use super::gauge::{Gauge, OriginPlace};
+use super::load_cells::LoadCells;
 use super::loads_config::LoadsConfig;
+use super::others::Others;
 use super::prefill::{PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
-use crate::limits::BOOKINGS_PER_SESSION_MAX;
+use crate::limits::{BOOKING_BYTES, BOOKINGS_PER_SESSION_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef};
 use crate::shares::{share, share_rounded_down};
 
@@ -21,6 +24,8 @@ pub(super) struct Ledger {
     pub(super) bookings: Bookings,
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
+    /// What other routers add to the workers' loads.
+    pub(super) others: Others,
     pub(super) failures: Failures,
     /// The users whose failure reports are in force.
     pub(super) failure_reporters: Reporters,
@@ -48,6 +53,7 @@ impl Ledger {
             bookings: Bookings::default(),
             active: ActiveWriter::default(),
             prefills: Prefills::new(config.prefill),
+            others: Others::default(),
             failures: Failures::default(),
             failure_reporters: Reporters::default(),
             load_reporters: Reporters::default(),
@@ -60,7 +66,41 @@ impl Ledger {
 
     /// Adds a booking's prefill, computed and cached tokens, to its worker; `None` if there is nothing to compute.
     pub(super) fn begin_prefill(&mut self, worker: WorkerIndex, tokens: [u64; 2], now_ns: u64) -> Option<PrefillId> {
-        (tokens[0] > 0).then(|| self.prefills.begin(worker, tokens, now_ns))
+        (tokens[0] > 0).then(|| self.prefills.begin(worker, tokens, &self.others.of(worker), now_ns))
+    }
+
+    /// As [`Prefills::learn`].
+    pub(super) fn learn_prefill(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
+        let beside_others = self.others.of(worker).has_prefills();
+        self.prefills.learn((worker, beside_others), id, took_us, now_ns);
+    }
+
+    /// Sets what another router adds to an admitted worker, within the limits of a gauge.
+    pub(super) fn set_gauge(
+        &mut self,
+        cells: &LoadCells,
+        (origin, worker): (OriginPlace, WorkerIndex),
+        gauge: &Gauge,
+        now_ns: u64,
+    ) {
+        if gauge.prefills > 0 {
+            self.prefills.laws.end_stretch(worker);
+        }
+        if gauge.is_zero() {
+            self.others.take(cells, worker.place(), origin);
+            return;
+        }
+        let prefills = &self.prefills;
+        self.others.set(cells, (origin, worker), gauge, now_ns, || {
+            let mut own = cells.record(worker);
+            own.prefill.ended_ns = prefills.ended_ns(worker);
+            own
+        });
+    }
+
+    /// Memory of bookings and of other routers' gauges, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bookings.slots() as u64 * BOOKING_BYTES + self.others.bytes()
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.

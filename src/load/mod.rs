@@ -6,6 +6,9 @@
 //! every booking; a decision that finds it changed is made again. A change log lists the workers whose load changed
 //! (`changes`), so that a cache of thousands of loads reads only those again.
 //!
+//! Routers that serve the same fleet tell each other what their bookings add to each worker (`gauge`). The record holds
+//! the sum of own bookings and those of others (`others`). All else here is about own bookings.
+//!
 //! A decision makes a booking. The booking loses its prefill share when the gateway reports the prefill done. It ends
 //! when the gateway frees it, a later attempt takes over, it gets too old, or its session is gone. Time is an argument:
 //! nanoseconds of a monotonic clock.
@@ -14,11 +17,13 @@ mod active;
 mod booking;
 mod change_log;
 mod ended;
+mod gauge;
 mod law_estimate;
 mod ledger;
 mod load_cells;
 mod loads;
 mod loads_config;
+mod others;
 mod prefill;
 mod prefill_laws;
 mod recent_work;
@@ -32,6 +37,7 @@ pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};
+pub use gauge::{Gauge, OriginPlace};
 pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, Moved};

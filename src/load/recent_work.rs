@@ -13,9 +13,9 @@ const SURPRISE_MAX: f32 = 4.0;
 const DECODE_S_MAX: f32 = 600.0;
 /// The largest share. A worker with more booked is as overloaded, and prompts that were booked and given up are forgotten
 /// within minutes.
-const SHARE_MAX: f64 = 4.0;
+pub(super) const SHARE_MAX: f64 = 4.0;
 
-/// A worker's recent prefills and decodes. Only its own bookings change it.
+/// A worker's recent prefills and decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentWork {
     /// The share of its time that booked prefills took, at `at_ms`. Above 1, more was booked than it can do.
@@ -46,6 +46,20 @@ impl RecentWork {
         // be behind.
         let windows = f64::from((now_ms.wrapping_sub(self.at_ms) as i32).max(0)) / WINDOW_MS;
         f64::from(self.prefill_share) / (1.0 + windows + 0.5 * windows * windows)
+    }
+
+    /// The recent work of this router and another at one worker: the sum of the shares. The decodes are those of `self`.
+    pub(super) fn beside(&self, other: &Self) -> Self {
+        if other.prefill_share == 0.0 {
+            return *self;
+        }
+        if self.prefill_share == 0.0 {
+            return Self { prefill_share: other.prefill_share, at_ms: other.at_ms, ..*self };
+        }
+        let is_later = other.at_ms.wrapping_sub(self.at_ms) as i32 > 0;
+        let at_ms = if is_later { other.at_ms } else { self.at_ms };
+        let share = self.prefill_share_at(at_ms) + other.prefill_share_at(at_ms);
+        Self { prefill_share: share.min(SHARE_MAX) as f32, at_ms, ..*self }
     }
 
     /// Books a prefill of this predicted time.

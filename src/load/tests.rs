@@ -12,6 +12,7 @@ use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
 mod life;
+mod others;
 
 const W: WorkerIndex = WorkerIndex(0);
 const NOTHING: Demand<'static> = Demand {

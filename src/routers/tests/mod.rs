@@ -4,6 +4,7 @@ mod origin;
 mod origins;
 mod protocol;
 mod publisher;
+mod simulation;
 
 use super::protocol::{Batch, Content, Heartbeat, Message, SnapshotRequest, SnapshotSection};
 use super::{

@@ -1,6 +1,7 @@
 //! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
 mod journals;
+mod load_events;
 
 use std::path::{Path, PathBuf};
 
@@ -47,6 +48,7 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "config" => configurations(),
         "endpoint" => endpoints(),
         "load_stat" => load_stats(),
+        "load_events" => load_events::load_events(),
         "lane" => lane_steps(),
         "zmtp" => peers(),
         _ => Vec::new(),

@@ -9,6 +9,7 @@ mod events;
 mod gate;
 mod journal;
 pub(crate) mod lane;
+pub(crate) mod load_events;
 mod load_stat;
 mod recovery;
 mod routing;
@@ -33,6 +34,7 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("config", config::config),
     ("endpoint", endpoint::endpoint),
     ("load_stat", load_stat::load_stat),
+    ("load_events", load_events::load_events),
     ("lane", lane::lane),
     ("zmtp", zmtp::zmtp),
 ];

@@ -48,6 +48,12 @@ impl RecentWork {
         f64::from(self.prefill_share) / (1.0 + windows + 0.5 * windows * windows)
     }
 
+    /// Whether a worker can have been given this.
+    #[must_use]
+    pub fn is_plausible(&self) -> bool {
+        (0.0..=SHARE_MAX as f32).contains(&self.prefill_share) && (0.0..=DECODE_S_MAX).contains(&self.decode_s)
+    }
+
     /// Books a prefill of this predicted time.
     pub(super) fn add_prefill(&mut self, work_ns: u64, now_ns: u64) {
         let now_ms = recent_ms(now_ns);

@@ -4,12 +4,14 @@
 mod events;
 mod http;
 mod process;
+mod restart;
 mod routers;
 mod serving;
 
 pub use events::*;
 pub use http::*;
 pub use process::*;
+pub use restart::*;
 pub use routers::*;
 pub use serving::*;
 
@@ -352,8 +354,6 @@ pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 pub const BOOKINGS_MAX: usize = 1 << 20;
 /// Changes of loads remembered with their worker. A serving thread that has missed more reads every load again.
 pub const LOAD_CHANGES_KEPT: u64 = 1024;
-/// Other routers whose bookings one router adds to its own.
-pub const ORIGINS_MAX: usize = 64;
 /// Largest number of tokens, or of decode blocks, in a gauge of another router. More counts as this.
 pub const GAUGE_NUMBER_MAX: u64 = 1 << 33;
 /// Largest predicted prefill time in a gauge of another router, nanoseconds: 52 days. More counts as this.
@@ -594,7 +594,6 @@ const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u1
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
 const _: () = assert!(LOAD_CHANGES_KEPT.is_power_of_two());
-const _: () = assert!(ORIGINS_MAX <= 1 << u8::BITS, "the place of an origin is a u8");
 const _: () =
     assert!(GAUGE_NUMBER_MAX * ORIGINS_MAX as u64 <= JOURNAL_NUMBER_MAX / 2, "others leave room for own load");
 const _: () = assert!(

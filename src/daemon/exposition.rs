@@ -311,6 +311,10 @@ impl Gatherer {
         let help = "Time spent taking and writing snapshots.";
         let mut metric = encoder.encode_descriptor("kvrouted_snapshot_seconds", help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, f64, u64>(&stats.writing_seconds(), None)?;
+        let help = "Time spent taking and writing images of the bookings.";
+        let mut metric =
+            encoder.encode_descriptor("kvrouted_booking_image_seconds", help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, f64, u64>(&stats.bookings_seconds(), None)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let name = "kvrouted_snapshot_oldest_age_seconds";
         let help = "Age of the snapshot that is furthest behind its worker: the time since it was last confirmed to be complete.";

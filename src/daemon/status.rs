@@ -84,8 +84,8 @@ impl Administration {
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             metrics_port: self.metrics_port,
             fleet_version: table.version,
-            instance_id: self.tables.instance_id,
-            uptime_ms: self.tables.now_ms(),
+            instance_id: self.tables.instance_id(),
+            uptime_ms: self.tables.up_ms(),
             counters: self.counters(),
         }
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | ingest | its shard's index is rebuilt (`ingest::rebuild`); the daemon goes on |
 //! | control | the daemon drains as on SIGTERM, and exits with the code of an internal error (70) |
-//! | serving threads, the predictor, snapshots, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
+//! | serving threads, the predictor, snapshots, kept bookings, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
 //! | a task that reads a file of workers or asks an engine | the daemon repeats the reading or the request |
 //!
 //! A drain takes no new connections, answers what has been read, and writes the last snapshots. A panic must therefore
@@ -24,16 +24,17 @@ use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
 use crate::sandbox::RefusalLog;
 use crate::serve::{CoreHandle, MetricsThread, PortThread};
-use crate::snapshot::Keeper;
+use crate::snapshot::{BookingsKeeper, Keeper};
 
 /// The threads beside the serving threads and the ingest threads.
 pub(super) struct OtherThreads {
     pub(super) predictor: Option<PredictorThread>,
     pub(super) keeper: Option<Keeper>,
+    pub(super) bookings: Option<BookingsKeeper>,
     pub(super) journal: WriterThread,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
-    pub(super) http: Option<PortThread>,
+    pub(super) port: Option<PortThread>,
     pub(super) metrics: MetricsThread,
     pub(super) memory: MemoryThread,
     pub(super) watchdog: WatchdogThread,
@@ -48,10 +49,13 @@ impl OtherThreads {
         if !self.keeper.as_ref().is_none_or(Keeper::is_running) {
             return Some("the snapshot thread");
         }
+        if !self.bookings.as_ref().is_none_or(BookingsKeeper::is_running) {
+            return Some("the thread that keeps bookings");
+        }
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");
         }
-        if !self.http.as_ref().is_none_or(PortThread::is_running) {
+        if !self.port.as_ref().is_none_or(PortThread::is_running) {
             return Some("the HTTP port");
         }
         if !self.metrics.is_running() {

@@ -5,6 +5,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
 use super::gauge::{Gauge, OriginPlace};
+use super::kept::AbsentBookings;
 use super::load_cells::LoadCells;
 use super::loads_config::LoadsConfig;
 use super::others::Others;
@@ -31,6 +32,8 @@ pub(super) struct Ledger {
     pub(super) failure_reporters: Reporters,
     /// The users whose load reports are in force.
     pub(super) load_reporters: Reporters,
+    /// Bookings of an earlier run whose workers are not there.
+    pub(super) absent: AbsentBookings,
     /// The secret of name hashes.
     pub(super) secret: u64,
     /// The share of each limit that one user may take, percent.
@@ -57,6 +60,7 @@ impl Ledger {
             failures: Failures::default(),
             failure_reporters: Reporters::default(),
             load_reporters: Reporters::default(),
+            absent: AbsentBookings::default(),
             secret: config.secret,
             user_share_percent: config.user_share_percent,
             bookings_max: config.bookings_max,
@@ -166,6 +170,14 @@ impl Ledger {
         }
     }
 
+    /// Notes that the blocks of the booking in `slot`, which were not in the tree, are in it now.
+    pub(super) fn share(&mut self, slot: u32, blocks: usize) {
+        self.bookings.set_prompt_blocks(slot, blocks as u32);
+        if let (Some(user), _) = self.bookings.user_and_blocks_of(slot) {
+            self.sessions.users.get_mut(user).prompt_blocks += blocks as u64;
+        }
+    }
+
     /// The handle of a booking of `session`. Its upper half checks the session, even long after the booking has ended.
     /// To another session the handle names nothing, so it learns nothing of the booking.
     pub(super) fn handle(&self, session: SessionId, slot: u32, generation: u64) -> BookingHandle {
@@ -187,6 +199,7 @@ impl Ledger {
                 }
                 match self.bookings.get(slot) {
                     Some(live) if live.generation == handle.generation && live.name.session() == session => Ok(slot),
+                    _ if self.bookings.may_be_lost(handle.generation) => Err(BookingOutcome::Unknown),
                     // A generation that was handed out to this session and is gone has ended.
                     _ if handle.generation <= self.bookings.generations() => Err(BookingOutcome::AlreadyApplied),
                     _ => Err(BookingOutcome::Unknown),
@@ -223,6 +236,18 @@ impl Ledger {
             user.prompt_blocks += prompt_blocks as u64;
         }
         (slot, generation)
+    }
+
+    /// Stores a booking of an earlier run in its slot, also in its session's list. None of its blocks is in the tree.
+    pub(super) fn keep_at(&mut self, slot: u32, booking: Booking) {
+        let (id, is_prefill_half) = (booking.name.session(), booking.is_prefill_half);
+        let session = self.sessions.get_mut(id);
+        let (place, user) = session.map_or((0, None), |session| (session.bookings.len() as u32, Some(session.user)));
+        self.bookings.insert_at(slot, booking, place, user);
+        if let Some(user) = user {
+            self.sessions.add_booking(id, slot, is_prefill_half);
+            self.sessions.users.get_mut(user).bookings += 1;
+        }
     }
 
     /// Ends a booking and removes it from its session's list.

@@ -70,10 +70,10 @@ impl Expired {
 }
 
 /// How a prompt's blocks are counted.
-struct ChargedBlocks {
-    held: HeldBlocks,
+pub(super) struct ChargedBlocks {
+    pub(super) held: HeldBlocks,
     /// What they add to the worker, in parts of a block.
-    added_parts: u64,
+    pub(super) added_parts: u64,
     /// Whether they could not be shared.
     unshared: bool,
 }
@@ -388,6 +388,7 @@ impl Loads {
         let mut ledger = self.ledger.lock();
         self.ledger_bytes.store(ledger.bytes(), Ordering::Relaxed);
         let mut expired = Expired::default();
+        ledger.absent.expire(now_ns);
         for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
             self.end(&mut ledger, slot, EndReason::SessionGone, now_ns);
             expired.by_session += 1;
@@ -400,7 +401,7 @@ impl Loads {
         expired
     }
 
-    fn place(
+    pub(super) fn place(
         &self,
         ledger: &mut Ledger,
         (session, worker): (SessionId, WorkerIndex),

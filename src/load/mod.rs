@@ -12,12 +12,15 @@
 //! A decision makes a booking. The booking loses its prefill share when the gateway reports the prefill done. It ends
 //! when the gateway frees it, a later attempt takes over, it gets too old, or its session is gone. Time is an argument:
 //! nanoseconds of a monotonic clock.
+//!
+//! A restart of the daemon keeps bookings (`kept`): one run takes them out in slices, the next one restores them.
 
 mod active;
 mod booking;
 mod change_log;
 mod ended;
 mod gauge;
+mod kept;
 mod law_estimate;
 mod ledger;
 mod load_cells;
@@ -38,6 +41,9 @@ pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};
 pub use gauge::{Gauge, OriginPlace};
+pub use kept::{
+    KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker, Restored, RestoredAt,
+};
 pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, Moved};

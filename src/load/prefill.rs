@@ -116,6 +116,8 @@ struct PrefillSlot {
     predicted_ns: u64,
     booked_ns: u64,
     began_alone: bool,
+    /// Whether an earlier run booked it: how long it took is not known well enough to learn from it.
+    is_restored: bool,
     /// The neighbours in the worker's list; in a free slot, `after` is the next free one.
     before: Option<PrefillId>,
     after: Option<PrefillId>,
@@ -205,6 +207,7 @@ impl Prefills {
             predicted_ns: prefill.work_ns + (ahead_s * 1e9) as u64,
             booked_ns: now_ns,
             began_alone: queue.last.is_none() && !others.has_prefills(),
+            is_restored: false,
             before: queue.last,
             after: None,
         };
@@ -300,8 +303,8 @@ impl Prefills {
         took_us: u64,
         now_ns: u64,
     ) {
-        let Some(queue) = self.queue(worker) else { return };
         let slot = self.places[id.0 as usize];
+        let Some(queue) = self.queue(worker).filter(|_| !slot.is_restored) else { return };
         let done = DonePrefill {
             tokens: [slot.prefill.tokens, slot.prefill.cached_tokens],
             since_ns: queue.since_ns.max(slot.booked_ns),
@@ -315,6 +318,18 @@ impl Prefills {
             beside_others,
         };
         self.laws.learn(worker, &done);
+    }
+
+    /// Notes that an earlier run booked a prefill.
+    pub(super) fn note_restored(&mut self, id: PrefillId) {
+        self.places[id.0 as usize].is_restored = true;
+    }
+
+    /// Notes since when the first prefill of a worker has been running.
+    pub(super) fn run_since(&mut self, worker: WorkerIndex, since_ns: u64) {
+        if let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) {
+            queue.since_ns = since_ns;
+        }
     }
 
     /// Sets a worker's figures for later prefills.

@@ -62,6 +62,12 @@ impl RecentWork {
         Self { prefill_share: share.min(SHARE_MAX) as f32, at_ms, ..*self }
     }
 
+    /// Whether a worker can have been given this.
+    #[must_use]
+    pub fn is_plausible(&self) -> bool {
+        (0.0..=SHARE_MAX as f32).contains(&self.prefill_share) && (0.0..=DECODE_S_MAX).contains(&self.decode_s)
+    }
+
     /// Books a prefill of this predicted time.
     pub(super) fn add_prefill(&mut self, work_ns: u64, now_ns: u64) {
         let now_ms = recent_ms(now_ns);

@@ -11,6 +11,7 @@ use crate::error::Kind;
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
+mod kept;
 mod life;
 mod others;
 

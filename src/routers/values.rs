@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::ids::Worker;
 use crate::limits::{GAUGE_DECODE_PARTS_MAX, GAUGE_NS_MAX, GAUGE_SHARE_MAX, GAUGE_TOKENS_MAX};
+pub use crate::load::Gauge;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
@@ -52,34 +53,7 @@ pub struct Sender {
     pub fingerprint: Fingerprint,
 }
 
-/// What one router's own bookings add to one worker at one moment. All zeros = nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Gauge {
-    /// Requests in flight.
-    pub requests: u32,
-    /// Prefills in progress among them.
-    pub prefills: u32,
-    /// Tokens still to prefill, as booked.
-    pub prefill_tokens: u64,
-    /// Parts of decode blocks.
-    pub decode_parts: u64,
-    /// Predicted time of all prefills in progress, nanoseconds.
-    pub queued_ns: u64,
-    /// Predicted time of the first of them, which runs, nanoseconds.
-    pub running_ns: u64,
-    /// For how long it has been running, nanoseconds.
-    pub elapsed_ns: u64,
-    /// The share of the worker's time that prefills booked lately take; finite and not negative.
-    pub recent_share: f32,
-}
-
 impl Gauge {
-    /// Whether it adds nothing.
-    #[must_use]
-    pub fn is_zero(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Whether every number is one that a router may send. Sums of all origins' gauges then cannot overflow.
     #[must_use]
     pub fn is_in_range(&self) -> bool {

@@ -18,6 +18,8 @@ const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 const LAWS_NAME: &str = "prefill-laws";
 const LAWS_PARTIAL_NAME: &str = "prefill-laws.partial";
+const BOOKINGS_NAME: &str = "bookings";
+const BOOKINGS_PARTIAL_NAME: &str = "bookings.partial";
 
 /// The directory of snapshots. Only this daemon writes to it while this value lives.
 #[derive(Debug)]
@@ -163,6 +165,33 @@ impl Directory {
         match fs::remove_file(self.laws_file()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             removed => removed.and_then(|()| self.sync()).map(|()| true),
+        }
+    }
+
+    /// The path of the image of bookings.
+    pub(super) fn bookings_file(&self) -> PathBuf {
+        self.path().join(BOOKINGS_NAME)
+    }
+
+    /// Replaces the image of bookings. With `syncs` it outlives a crash of the machine, else one of the daemon.
+    pub(super) fn write_bookings<T>(&self, syncs: bool, write: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
+        let file = self.owned.create_or_empty(BOOKINGS_PARTIAL_NAME)?;
+        let written = write(&file)?;
+        if syncs {
+            file.sync_all()?;
+        }
+        fs::rename(self.path().join(BOOKINGS_PARTIAL_NAME), self.bookings_file())?;
+        if syncs {
+            self.sync()?;
+        }
+        Ok(written)
+    }
+
+    /// Removes the image of bookings, if there is one.
+    pub(super) fn remove_bookings(&self) -> io::Result<()> {
+        match fs::remove_file(self.bookings_file()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| self.sync()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
+mod bookings;
 mod journals;
 mod load_events;
 
@@ -44,6 +45,7 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "reply" => replies().iter().map(|frame| kind_and_body(frame)).collect(),
         "frames" => frame_streams(),
         "snapshot" => snapshots(),
+        "bookings" => bookings::images(),
         "journal" => journals::journals(),
         "config" => configurations(),
         "endpoint" => endpoints(),

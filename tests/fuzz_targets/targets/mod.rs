@@ -2,6 +2,7 @@
 //! in `fuzz/`, `cargo test` calls them with seeded mutations.
 
 pub(crate) mod apply;
+mod bookings;
 mod config;
 mod endpoint;
 mod engine;
@@ -30,6 +31,7 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("reply", routing::reply),
     ("frames", routing::frames),
     ("snapshot", snapshot::snapshot),
+    ("bookings", bookings::bookings),
     ("journal", journal::journal),
     ("config", config::config),
     ("endpoint", endpoint::endpoint),

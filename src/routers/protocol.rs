@@ -250,7 +250,7 @@ fn message_table(builder: &mut Builder, sender: &Sender, content: &Content) -> W
     fb::Message::create(builder, &args)
 }
 
-fn is_zero<T: Default + PartialEq>(value: T) -> bool {
+fn is_zero<T: Copy + Default + PartialEq>(value: T) -> bool {
     value == T::default()
 }
 

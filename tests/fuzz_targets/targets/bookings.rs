@@ -25,7 +25,7 @@ fn read(data: &[u8]) {
     let config = LoadsConfig { track_output_blocks: data.len().is_multiple_of(2), ..LoadsConfig::default() };
     let loads = Loads::new(2, config);
     let at = RestoredAt { since_ns: 5, now_ns: 1 << 50 };
-    let found = |worker: Worker| (worker.id.0 < 2).then(|| (WorkerIndex(worker.id.0 as u32), SpaceId(0)));
+    let found = |worker: Worker| (worker.id.0 < 2).then_some((WorkerIndex(worker.id.0 as u32), SpaceId(0)));
     let restored = loads.restore(&image.loads, at, 3, found);
     assert_eq!(restored.bookings, loads.live() as u64);
     let requests: u64 = (0..2).map(|place| loads.read(WorkerIndex(place)).requests).sum();

@@ -41,8 +41,31 @@ pub struct OriginStatus {
     /// Time since the last new message of the incarnation that counts, or since any message if none counts,
     /// milliseconds.
     pub age_ms: u64,
+    /// What its gauges that count add to all workers together, also to those that this router does not know.
+    pub load: OriginLoad,
     /// How often each notice was given.
     pub notices: BTreeMap<Notice, u64>,
+}
+
+/// What an origin adds to all workers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginLoad {
+    /// Requests in flight.
+    pub requests: u64,
+    /// Tokens to prefill.
+    pub prefill_tokens: u64,
+    /// Decode blocks.
+    pub decode_blocks: u64,
+}
+
+impl OriginLoad {
+    fn with(self, gauge: &Gauge) -> Self {
+        Self {
+            requests: self.requests + u64::from(gauge.requests),
+            prefill_tokens: self.prefill_tokens.saturating_add(gauge.prefill_tokens),
+            decode_blocks: self.decode_blocks.saturating_add(gauge.decode_blocks()),
+        }
+    }
 }
 
 /// The state machines of all other routers. An origin cannot change what another one added.
@@ -144,6 +167,9 @@ impl Origins {
                 sequence: gauges.map_or(0, |gauges| gauges.last()),
                 digest: gauges.map_or_else(Digest::default, |gauges| gauges.digest()),
                 age_ms: now_ms.saturating_sub(since_ms),
+                load: gauges.map_or_else(OriginLoad::default, |gauges| {
+                    gauges.iter().fold(OriginLoad::default(), |sum, (_, held)| sum.with(&held.gauge))
+                }),
                 notices: origin.notices().clone(),
             })
         })

@@ -10,6 +10,7 @@ pub(crate) mod endless;
 pub(crate) mod engine;
 pub(crate) mod http;
 mod proc;
+pub(crate) mod proxy;
 pub(crate) mod raw;
 pub(crate) mod replayer;
 

@@ -319,7 +319,7 @@ impl World {
 
     fn answer(&mut self, at: usize, asking: &Sender, request: &SnapshotRequest) {
         let now_ms = self.clock(at);
-        let router = &self.routers[at];
+        let router = &mut self.routers[at];
         let binding = |(session, (worker, used_ms)): (&SessionName, &(Worker, u64))| Binding {
             session: *session,
             worker: *worker,

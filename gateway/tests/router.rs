@@ -196,9 +196,10 @@ async fn busy_workers_are_429_with_a_time_to_come_back() {
 async fn a_request_that_waits_in_the_queue_until_its_deadline_is_429() {
     let tables = "policy.queue_threshold = 0.0\npolicy.queue_wait_ms_max = 60000";
     let Some(Fixture { router, figures, model, .. }) = &start(tables).await else { return };
-    let prompt = prompt(&[7; 100]);
     let mut running = Vec::new();
     let refused = loop {
+        // Another prompt each time: one whose blocks are being computed may go to the same worker.
+        let prompt = prompt(&[running.len() as u32; 100]);
         let deadline = Instant::now() + Duration::from_millis(200);
         match router.pick(&Ask { deadline, ..ask(model, &prompt) }).await {
             Ok(pick) => running.push(pick),

@@ -2,13 +2,12 @@
 //! short. `budget::shedding` decides what and when; this file reads the figures and carries it out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::endable_thread::EndableThread;
 use super::statistics::{MemoryFigures, WorkerViews};
 use crate::budget::{MemoryPart, Pressure, Shed, ShedChange, Shedding, next_to_hold_back};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::fleet::Fleet;
 use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::WorkerView;
@@ -19,62 +18,28 @@ use crate::metrics::{CounterSet, DaemonCounter};
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::{Activity, ThreadMark};
 
-/// The running memory thread.
-#[derive(Debug)]
-pub(super) struct MemoryThread {
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicBool>,
-}
-
-impl MemoryThread {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// `System` if the thread cannot be started.
-    pub(super) fn start(
-        (figures, resident): (MemoryFigures, Option<Arc<ResidentMemory>>),
-        (fleet, views): (Arc<Fleet>, Arc<WorkerViews>),
-        counters: Arc<CounterSet<DaemonCounter>>,
-        mark: Arc<ThreadMark>,
-    ) -> Result<Self> {
-        let ending = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ending);
-        let mut look = MemoryLook::new((figures, resident), (fleet, views), counters);
-        let run = move || {
-            sandbox::enter(ThreadKind::Memory);
-            let mut looks = 0;
-            // Acquire: pairs with the Release in `stop`.
-            while !ended.load(Ordering::Acquire) {
-                mark.begin_round(Activity::MeasuringMemory);
-                look.take(looks % (RESIDENT_READ_EVERY_MS / MEMORY_LOOK_EVERY_MS) == 0);
-                looks += 1;
-                mark.wait();
-                std::thread::park_timeout(Duration::from_millis(MEMORY_LOOK_EVERY_MS));
-            }
-        };
-        let thread = std::thread::Builder::new().name("kvrouted-memory".into()).spawn(run).map_err(|error| {
-            Error::new(Kind::System, "cannot start the memory thread", "raise the limit of threads").caused_by(error)
-        })?;
-        Ok(Self { thread, ending })
-    }
-
-    /// Whether it runs. It ends by itself only by a panic.
-    pub(super) fn is_running(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Ends it.
-    ///
-    /// # Errors
-    /// `Internal` if it panicked.
-    pub(super) fn stop(self) -> Result<()> {
-        // Release: pairs with the Acquire of its loop.
-        self.ending.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        self.thread
-            .join()
-            .map_err(|_| Error::new(Kind::Internal, "the memory thread panicked", "report it with the log around it"))
-    }
+/// Starts the thread.
+///
+/// # Errors
+/// `System` if it cannot be started.
+pub(super) fn start(
+    (figures, resident): (MemoryFigures, Option<Arc<ResidentMemory>>),
+    (fleet, views): (Arc<Fleet>, Arc<WorkerViews>),
+    counters: Arc<CounterSet<DaemonCounter>>,
+    mark: Arc<ThreadMark>,
+) -> Result<EndableThread> {
+    let mut look = MemoryLook::new((figures, resident), (fleet, views), counters);
+    EndableThread::start("kvrouted-memory", "the memory thread", move |ending| {
+        sandbox::enter(ThreadKind::Memory);
+        let mut looks = 0;
+        while !ending.is_asked_for() {
+            mark.begin_round(Activity::MeasuringMemory);
+            look.take(looks % (RESIDENT_READ_EVERY_MS / MEMORY_LOOK_EVERY_MS) == 0);
+            looks += 1;
+            mark.wait();
+            std::thread::park_timeout(Duration::from_millis(MEMORY_LOOK_EVERY_MS));
+        }
+    })
 }
 
 struct MemoryLook {

@@ -7,6 +7,7 @@
 
 mod desired_fleet;
 mod doctor;
+mod endable_thread;
 mod engine_http;
 mod exposition;
 mod fleet_reconciler;
@@ -62,12 +63,11 @@ use crate::trust::{Trust, TrustLevel, TrustReason};
 use crate::watchdog::{Activity, ThreadMark, phase, watched};
 use desired_fleet::DesiredFleet;
 use doctor::Doctor;
+use endable_thread::EndableThread;
 use fleet_reconciler::FleetReconciler;
 use http::Http;
 use ingest_threads::IngestThreads;
 use kept_bookings::KeptBookings;
-use memory_thread::MemoryThread;
-use predictor_thread::PredictorThread;
 pub use reload::ReadConfig;
 use resources::Resources;
 use snapshots::Snapshots;
@@ -75,7 +75,6 @@ use startup::Startup;
 use statistics::Statistics;
 use status::Administration;
 use threads::OtherThreads;
-use watchdog_thread::WatchdogThread;
 pub use worker_files::unusable_files;
 use worker_sources::WorkerSources;
 
@@ -258,21 +257,21 @@ fn start_watches(
     config: &Config,
     resources: &Resources,
     statistics: &Statistics,
-) -> Result<(MemoryThread, WatchdogThread)> {
+) -> Result<(EndableThread, EndableThread)> {
     let (watchlist, counters) = (&resources.watchlist, &statistics.daemon);
     if let Some(mark) = index::prefault_mark() {
         watchlist.add_mark(mark);
     }
     let of_fleet = (Arc::clone(&statistics.fleet), Arc::clone(&statistics.views));
     let mark = watchlist.add("memory", false);
-    let memory = MemoryThread::start(
+    let memory = memory_thread::start(
         (statistics.memory.clone(), resources.resident.clone()),
         of_fleet,
         Arc::clone(counters),
         mark,
     )?;
     let (fleet, stalled_ms_max) = (Arc::clone(&statistics.fleet), config.process.stalled_ms_max);
-    let watchdog = WatchdogThread::start(watchlist.clone(), fleet, Arc::clone(counters), stalled_ms_max)?;
+    let watchdog = watchdog_thread::start(watchlist.clone(), fleet, Arc::clone(counters), stalled_ms_max)?;
     Ok((memory, watchdog))
 }
 
@@ -577,7 +576,7 @@ fn end(
     // This is the last reference. If another were left, the threads would end with the process.
     let ingest_threads = Arc::into_inner(ingest_threads).unwrap_or_default();
     ended.extend(ingest_threads.threads.into_iter().map(|(_, thread)| thread.stop()));
-    ended.extend(predictor.map(PredictorThread::stop));
+    ended.extend(predictor.map(EndableThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the serving threads, so that it writes their last notes.
     ended.push(journal.stop());

@@ -1,16 +1,15 @@
 //! The predictor's thread. It runs if a space is approximate.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
 
+use super::endable_thread::EndableThread;
 use super::resources::Resources;
 use crate::budget::{Gauge, MemoryPart, Shed, ShedFlags};
 use crate::config::{Config, SpaceConfig};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::fleet::Fleet;
 use crate::limits::{CHOKED_PAUSE_MS, PREDICTED_BOOKINGS_PER_QUANTUM_MAX, PREDICTIONS_EXPIRY_EVERY_MS};
 use crate::metrics::PredictorCounter;
@@ -18,12 +17,6 @@ use crate::predict::{BookedQueue, PredictionLimits, Predictor};
 use crate::requests::PredictionAccess;
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::Activity;
-
-/// A running predictor.
-pub(super) struct PredictorThread {
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicBool>,
-}
 
 /// Starts the thread if a space of `config` is approximate. The clock of bookings begins at `started`.
 ///
@@ -33,7 +26,7 @@ pub(super) fn start(
     config: &Config,
     fleet: &Arc<Fleet>,
     (started, resources): (Instant, &Resources),
-) -> Result<(PredictionAccess, Option<PredictorThread>)> {
+) -> Result<(PredictionAccess, Option<EndableThread>)> {
     let secret = rand::rng().random();
     let memory_of = |space: &SpaceConfig| resources.predictions_of(space, config);
     let limits: Vec<_> = config.spaces.iter().map(|space| limits(space, memory_of(space), secret)).collect();
@@ -49,8 +42,7 @@ pub(super) fn start(
         booked_queue: Arc::clone(&booked_queue),
         counters: predictor.counters(),
     };
-    let ending = Arc::new(AtomicBool::new(false));
-    let (fleet, ended) = (Arc::clone(fleet), Arc::clone(&ending));
+    let fleet = Arc::clone(fleet);
     let mark = resources.watchlist.add("predictor", false);
     let mut memory = PredictorMemory {
         shed: resources.shed.clone(),
@@ -58,11 +50,10 @@ pub(super) fn start(
         gauge: resources.memory.gauge(MemoryPart::Predictions),
         shown_ms: 0,
     };
-    let spawned = std::thread::Builder::new().name("predictor".into()).spawn(move || {
+    let thread = EndableThread::start("predictor", "the predictor", move |ending| {
         sandbox::enter(ThreadKind::Predictor);
         let now_ms = || started.elapsed().as_millis() as u64;
-        // Acquire: pairs with the Release in `stop`.
-        while !ended.load(Ordering::Acquire) {
+        while !ending.is_asked_for() {
             mark.begin_round(Activity::Predicting);
             memory.follow(&mut predictor, now_ms());
             if let Some(pause) = step(&mut predictor, &booked_queue, (&fleet, memory.is_shed), now_ms()) {
@@ -71,12 +62,9 @@ pub(super) fn start(
             }
         }
         mark.wait();
-    });
-    let thread = spawned.map_err(|error| {
-        Error::new(Kind::System, "cannot start the predictor", "raise the limit of processes").caused_by(error)
     })?;
     predictions.booked_queue.set_consumer(thread.thread().clone());
-    Ok((predictions, Some(PredictorThread { thread, ending })))
+    Ok((predictions, Some(thread)))
 }
 
 /// What the predictor takes, and whether it gives up all predictions.
@@ -137,25 +125,5 @@ fn step(
         () if choked => Some(Duration::from_millis(CHOKED_PAUSE_MS)),
         () if more || !booked_queue.is_empty() => None,
         () => Some(Duration::from_millis(PREDICTIONS_EXPIRY_EVERY_MS)),
-    }
-}
-
-impl PredictorThread {
-    /// Whether it runs. It ends by itself only by a panic.
-    pub(super) fn is_running(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Ends it and waits for it. Its predictions are gone.
-    ///
-    /// # Errors
-    /// `Internal` if it panicked.
-    pub(super) fn stop(self) -> Result<()> {
-        // Release: pairs with the Acquire of its loop.
-        self.ending.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        self.thread
-            .join()
-            .map_err(|_| Error::new(Kind::Internal, "the predictor panicked", "report it with the log around it"))
     }
 }

@@ -15,10 +15,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::endable_thread::EndableThread;
 use super::ingest_threads::IngestThreads;
-use super::memory_thread::MemoryThread;
-use super::predictor_thread::PredictorThread;
-use super::watchdog_thread::WatchdogThread;
 use crate::ingest::LoadListener;
 use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
@@ -28,7 +26,7 @@ use crate::snapshot::{BookingsKeeper, Keeper};
 
 /// The threads beside the serving threads and the ingest threads.
 pub(super) struct OtherThreads {
-    pub(super) predictor: Option<PredictorThread>,
+    pub(super) predictor: Option<EndableThread>,
     pub(super) keeper: Option<Keeper>,
     pub(super) bookings: Option<BookingsKeeper>,
     pub(super) journal: WriterThread,
@@ -36,15 +34,16 @@ pub(super) struct OtherThreads {
     pub(super) listener: Arc<LoadListener>,
     pub(super) port: Option<PortThread>,
     pub(super) metrics: MetricsThread,
-    pub(super) memory: MemoryThread,
-    pub(super) watchdog: WatchdogThread,
+    pub(super) memory: EndableThread,
+    pub(super) watchdog: EndableThread,
 }
 
 impl OtherThreads {
     /// The name of a thread that has ended although nothing asked it to.
     fn ended(&self) -> Option<&'static str> {
-        if !self.predictor.as_ref().is_none_or(PredictorThread::is_running) {
-            return Some("the predictor");
+        let endable = [self.predictor.as_ref(), Some(&self.memory), Some(&self.watchdog)];
+        if let Some(ended) = endable.into_iter().flatten().find(|thread| !thread.is_running()) {
+            return Some(ended.subject());
         }
         if !self.keeper.as_ref().is_none_or(Keeper::is_running) {
             return Some("the snapshot thread");
@@ -60,12 +59,6 @@ impl OtherThreads {
         }
         if !self.metrics.is_running() {
             return Some("the metrics page");
-        }
-        if !self.memory.is_running() {
-            return Some("the memory thread");
-        }
-        if !self.watchdog.is_running() {
-            return Some("the watchdog");
         }
         (!self.journal.is_running()).then_some("the journal's writer")
     }

@@ -4,11 +4,10 @@
 //! waits for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crate::error::{Error, Kind, Result};
+use super::endable_thread::EndableThread;
+use crate::error::Result;
 use crate::fleet::{Fleet, FleetTable};
 use crate::ids::WorkerIndex;
 use crate::log_quota::LogQuota;
@@ -16,67 +15,33 @@ use crate::metrics::{CounterSet, DaemonCounter};
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::{Look, StallChange, Stalls, ThreadMark, Watchlist, look_every};
 
-/// The running watchdog.
-#[derive(Debug)]
-pub(super) struct WatchdogThread {
-    thread: JoinHandle<()>,
-    ending: Arc<AtomicBool>,
-}
-
-impl WatchdogThread {
-    /// Watches the threads of the list, also those that are added later. A thread that stays in a round for
-    /// `stalled_ms_max` is stalled.
-    ///
-    /// # Errors
-    /// `System` if the thread cannot be started.
-    pub(super) fn start(
-        watchlist: Watchlist,
-        fleet: Arc<Fleet>,
-        counters: Arc<CounterSet<DaemonCounter>>,
-        stalled_ms_max: u64,
-    ) -> Result<Self> {
-        let ending = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&ending);
-        let every = look_every(stalled_ms_max);
-        let mut watch = Watch {
-            watchlist,
-            fleet,
-            counters,
-            stalls: Stalls::new(stalled_ms_max, every.as_millis() as u64),
-            started: Instant::now(),
-            log_quota: LogQuota::default(),
-        };
-        let run = move || {
-            sandbox::enter(ThreadKind::Watchdog);
-            // Acquire: pairs with the Release in `stop`.
-            while !ended.load(Ordering::Acquire) {
-                watch.look();
-                std::thread::park_timeout(every);
-            }
-        };
-        let thread = std::thread::Builder::new().name("kvrouted-watch".into()).spawn(run).map_err(|error| {
-            Error::new(Kind::System, "cannot start the watchdog", "raise the limit of threads").caused_by(error)
-        })?;
-        Ok(Self { thread, ending })
-    }
-
-    /// Whether it runs. It ends by itself only by a panic.
-    pub(super) fn is_running(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Ends it.
-    ///
-    /// # Errors
-    /// `Internal` if it panicked.
-    pub(super) fn stop(self) -> Result<()> {
-        // Release: pairs with the Acquire of its loop.
-        self.ending.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        self.thread
-            .join()
-            .map_err(|_| Error::new(Kind::Internal, "the watchdog panicked", "report it with the log around it"))
-    }
+/// Watches the threads of the list, also those that are added later. A thread that stays in a round for
+/// `stalled_ms_max` is stalled.
+///
+/// # Errors
+/// `System` if the thread cannot be started.
+pub(super) fn start(
+    watchlist: Watchlist,
+    fleet: Arc<Fleet>,
+    counters: Arc<CounterSet<DaemonCounter>>,
+    stalled_ms_max: u64,
+) -> Result<EndableThread> {
+    let every = look_every(stalled_ms_max);
+    let mut watch = Watch {
+        watchlist,
+        fleet,
+        counters,
+        stalls: Stalls::new(stalled_ms_max, every.as_millis() as u64),
+        started: Instant::now(),
+        log_quota: LogQuota::default(),
+    };
+    EndableThread::start("kvrouted-watch", "the watchdog", move |ending| {
+        sandbox::enter(ThreadKind::Watchdog);
+        while !ending.is_asked_for() {
+            watch.look();
+            std::thread::park_timeout(every);
+        }
+    })
 }
 
 struct Watch {
@@ -156,8 +121,9 @@ mod tests {
         assert_eq!(describe(idle.look(), &table), "waiting");
         let counters = Arc::<CounterSet<DaemonCounter>>::default();
         let fleet = Arc::new(Fleet::new(table));
-        let watchdog = WatchdogThread::start(watchlist.clone(), fleet, Arc::clone(&counters), 20).expect("a thread");
-        while !watchlist.is_stalled() {
+        let watchdog = start(watchlist.clone(), fleet, Arc::clone(&counters), 20).expect("a thread");
+        // The watchdog notes the stall first, and counts it then.
+        while !watchlist.is_stalled() || counters.get(DaemonCounter::ThreadStalls) == 0 {
             std::thread::yield_now();
         }
         assert_eq!((counters.get(DaemonCounter::ThreadStalls), idle.stalls()), (1, 0));

@@ -11,7 +11,7 @@ pub struct LoadsConfig {
     pub age_ms_max: u64,
     /// How long a session without connections keeps its bookings.
     pub session_grace_ms: u64,
-    /// The secret of prompt and name hashes; unknown to those who choose prompts, so that they cannot force collisions.
+    /// The secret of prompt and name hashes. Who chooses prompts must not know it, or could force collisions.
     pub secret: u64,
     /// The model of the duration of a prefill.
     pub prefill: PrefillModel,

@@ -90,7 +90,7 @@ fn the_worker_with_the_most_blocks_is_held_back_and_the_others_stay_exact() {
     assert!(daemon.process.log().contains("there is memory again"));
 }
 
-/// A daemon that is told how much of its memory is resident.
+/// A daemon that reads its resident memory from a file of the test.
 struct Told {
     daemon: Daemon,
     statm: PathBuf,
@@ -188,7 +188,7 @@ fn a_budget_below_the_fixed_parts_is_refused_with_their_sum_and_what_to_do() {
     assert!(!folder.path().join("s").exists(), "no socket is left");
 }
 
-/// A cgroup with a limit of memory, for processes that it is told of. Dropping it removes it.
+/// A cgroup with a memory limit, which a drop removes.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

@@ -17,8 +17,8 @@ const STALLED_MS_MAX: u64 = 500;
 /// A stall that ends by itself, long after it was noticed.
 const STALL_MS: u64 = 6_000;
 
-/// A daemon one of whose threads stands still, once it is told to, when it begins an activity; its worker, and its two
-/// ports.
+/// A daemon with a worker and two ports. Once the file `order` exists, one of its threads stands still at the begin of an
+/// activity.
 struct Stalling {
     daemon: Daemon,
     publisher: Publisher,

@@ -111,8 +111,8 @@ role = "any"
 # What callers may hold. Beyond a bound they get 413, 431, or 503 with Retry-After.
 [bounds]
 # Memory of the process in bytes, divided among all that follows, the cache of rendered prompts and the replies that are
-# read whole. What does not fit lowers the bounds below. 0 = 75 % of the cgroup's memory, or 25 % of the machine's; 20 %
-# if the gateway runs the daemon, which then gets 55 %.
+# read whole. What does not fit lowers the bounds below. 0 = 75 % of the cgroup's limit; without a limit, 25 % of the
+# machine's memory. If the gateway runs the daemon, 0 = 20 %, and the daemon gets 55 %.
 memory_bytes_max = 0
 connections_max = 8192
 requests_max = 4096

@@ -54,7 +54,7 @@ pub(in crate::load) struct ActiveTree {
 }
 
 impl ActiveTree {
-    /// An empty tree that never has more than `words_max` words. `secret` must be unknown to those who choose prompts.
+    /// An empty tree that never has more than `words_max` words. Who chooses prompts must not know `secret`.
     pub(in crate::load) fn new(secret: u64, words_max: usize) -> Self {
         Self { words: Words::new(words_max), roots: (0..ROOTS).map(|_| Root::new()).collect(), secret }
     }

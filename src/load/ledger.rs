@@ -4,9 +4,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
-use super::gauge::{Gauge, OriginPlace};
+use super::gauge::{Gauge, GaugeEffect, OriginPlace};
 use super::kept::AbsentBookings;
-use super::load_cells::LoadCells;
+use super::load_cells::{LoadCells, Record};
 use super::loads_config::LoadsConfig;
 use super::others::Others;
 use super::prefill::{PrefillId, Prefills};
@@ -34,6 +34,8 @@ pub(super) struct Ledger {
     pub(super) load_reporters: Reporters,
     /// Bookings of an earlier run whose workers are not there.
     pub(super) absent: AbsentBookings,
+    /// The place where the next look for faded recent work begins.
+    pub(super) swept_to: usize,
     /// The secret of name hashes.
     pub(super) secret: u64,
     /// The share of each limit that one user may take, percent.
@@ -61,6 +63,7 @@ impl Ledger {
             failure_reporters: Reporters::default(),
             load_reporters: Reporters::default(),
             absent: AbsentBookings::default(),
+            swept_to: 0,
             secret: config.secret,
             user_share_percent: config.user_share_percent,
             bookings_max: config.bookings_max,
@@ -86,25 +89,29 @@ impl Ledger {
         (origin, worker): (OriginPlace, WorkerIndex),
         gauge: &Gauge,
         now_ns: u64,
-    ) {
+    ) -> GaugeEffect {
         if gauge.prefills > 0 {
             self.prefills.laws.end_stretch(worker);
         }
         if gauge.is_zero() {
-            self.others.take(cells, worker.place(), origin);
-            return;
+            return self.others.take(cells, worker.place(), origin);
         }
         let prefills = &self.prefills;
         self.others.set(cells, (origin, worker), gauge, now_ns, || {
             let mut own = cells.record(worker);
             own.prefill.ended_ns = prefills.ended_ns(worker);
             own
-        });
+        })
     }
 
-    /// Memory of bookings and of other routers' gauges, bytes.
+    /// What this router's own bookings, reports and laws make of a worker's load.
+    pub(super) fn own(&self, cells: &LoadCells, worker: WorkerIndex) -> Record {
+        self.others.own_of(worker).unwrap_or_else(|| cells.record(worker))
+    }
+
+    /// Memory of bookings, bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.bookings.slots() as u64 * BOOKING_BYTES + self.others.bytes()
+        self.bookings.slots() as u64 * BOOKING_BYTES
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.

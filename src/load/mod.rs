@@ -40,7 +40,7 @@ pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};
-pub use gauge::{Gauge, OriginPlace};
+pub use gauge::{Gauge, GaugeEffect, OriginPlace};
 pub use kept::{
     KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker, Restored, RestoredAt,
 };

@@ -91,7 +91,7 @@ impl Ledger {
         now_ns: u64,
     ) -> GaugeEffect {
         if gauge.prefills > 0 {
-            self.prefills.laws.end_stretch(worker);
+            self.prefills.laws.share_stretch(worker);
         }
         if gauge.is_zero() {
             return self.others.take(cells, worker.place(), origin);

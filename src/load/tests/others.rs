@@ -456,7 +456,7 @@ fn class_of_two() -> (Loads, SessionId) {
 }
 
 #[test]
-fn nothing_is_learnt_from_prefills_beside_those_of_others() {
+fn no_law_is_learnt_from_prefills_that_began_beside_those_of_others() {
     let other = Gauge { requests: 1, prefills: 1, prefill_tokens: 10, queued_ns: 5, running_ns: 5, ..Gauge::default() };
     let idle = Gauge { requests: 1, ..Gauge::default() };
     // Each prefill takes much longer than predicted, for the other router's runs before it.
@@ -480,8 +480,8 @@ fn nothing_is_learnt_from_prefills_beside_those_of_others() {
         (loads.prefill_classes()[0].samples, loads.read(W).law != loads.read(WorkerIndex(1)).law)
     };
     assert_eq!(learn(idle, idle), (20, true), "without others' prefills: the law and the slowness");
-    assert_eq!(learn(other, other), (0, false));
-    assert_eq!(learn(idle, other), (20, false), "it began alone, but its stretch is not its own");
+    assert_eq!(learn(other, other), (0, true), "the slowness, from the predictions of single prefills");
+    assert_eq!(learn(idle, other), (20, true), "it began alone");
     assert_eq!(learn(other, idle).0, 0, "it did not begin alone");
 }
 
@@ -546,6 +546,36 @@ fn a_gauge_of_no_place_or_no_worker_is_refused() {
     assert!(loads.gauges_of(W).is_empty() && loads.own_gauge(W, 0).is_zero());
     loads.admit(W);
     assert_eq!((loads.read(W).requests, loads.gauges_of(W)), (0, Vec::new()));
+}
+
+#[test]
+fn a_slow_worker_is_found_although_another_router_always_prefills_there() {
+    let routers = [class_of_two(), class_of_two()];
+    let tell = |from: usize, now_ns: u64| {
+        let gauge = routers[from].0.own_gauge(W, now_ns);
+        set(&routers[1 - from].0, OriginPlace(0), W, gauge, now_ns);
+    };
+    let name = |at: u32| format!("r{at}");
+    let prefill_s = |loads: &Loads, worker: u32| loads.read(WorkerIndex(worker)).law.prefill_s(4000.0, 0.0);
+    // The engine prefills in the order of the bookings, and takes twice as long as predicted at first. It always has
+    // three prompts, and never those of one router alone.
+    let (took_ns, mut now_ns) = ((2e9 * prefill_s(&routers[0].0, 0)) as u64, SECOND_NS);
+    for at in 0..1000_u32 {
+        if let Some(done) = at.checked_sub(3) {
+            now_ns += took_ns;
+            let (loads, session) = &routers[done as usize % 2];
+            assert_eq!(loads.prefill_complete(*session, by_id(&name(done), 0), 0, now_ns), BookingOutcome::Applied);
+            loads.free(*session, by_id(&name(done), 0), now_ns);
+            tell(done as usize % 2, now_ns);
+        }
+        let (loads, session) = &routers[at as usize % 2];
+        loads.book(*session, &name(at), 0, W, Demand { prefill_tokens: 4000, ..NOTHING }, now_ns).expect("room");
+        tell(at as usize % 2, now_ns);
+    }
+    for (loads, _) in &routers {
+        let slowness = prefill_s(loads, 0) / prefill_s(loads, 1);
+        assert!((1.8..2.2).contains(&slowness), "{slowness}");
+    }
 }
 
 #[test]

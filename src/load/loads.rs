@@ -15,6 +15,7 @@ use super::prefill::PrefillFigures;
 use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
 use super::recent_work::recent_ms;
 use super::reporters::{BeyondShare, Reporter};
+use super::restored::ABSENT;
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
@@ -537,6 +538,7 @@ impl Loads {
                 booking.first_token_at_ns = now_ns;
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 let (is_recorded, booked_at_ns) = (booking.is_recorded, booking.booked_at_ns);
+                ledger.changes += 1;
                 let mut began_alone = false;
                 if let Some(prefill) = prefill {
                     ledger.learn_prefill(worker, prefill, prefill_us, now_ns);
@@ -623,11 +625,13 @@ impl Loads {
         }
         if !self.config.track_output_blocks {
             booking.output.tokens = tokens;
+            ledger.changes += 1;
             return BookingOutcome::Applied;
         }
         let (worker, held, before_parts) = (booking.worker, booking.held, booking.own_parts());
         booking.output.grow(booking.tokens().iter().sum(), tokens);
         let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
+        ledger.changes += 1;
         let taken_parts = match held {
             HeldBlocks::Shared(node) => ledger.active.weigh(&self.tree, node, worker, weight),
             HeldBlocks::Alone(_) => 0,
@@ -671,6 +675,10 @@ impl Loads {
         let from = std::mem::replace(&mut booking.worker, to);
         let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.tokens(), booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
+        ledger.changes += 1;
+        if from == ABSENT {
+            ledger.absent.take(slot);
+        }
         if let Some(prefill) = prefill {
             ledger.prefills.end(from, prefill, now_ns);
         }

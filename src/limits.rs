@@ -354,6 +354,11 @@ pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 pub const BOOKINGS_MAX: usize = 1 << 20;
 /// Changes of loads remembered with their worker. A serving thread that has missed more reads every load again.
 pub const LOAD_CHANGES_KEPT: u64 = 1024;
+/// Workers whose recent prefills are checked each second, and forgotten if they are of long ago, before the bookings' lock
+/// is released for others.
+pub const RECENT_SWEPT_PER_LOCK_MAX: usize = 64;
+/// Workers of which a router's gauges are dropped before the bookings' lock is released for others.
+pub const GAUGES_DROPPED_PER_LOCK_MAX: usize = 64;
 /// Largest number of tokens, or of decode blocks, in a gauge of another router. More counts as this.
 pub const GAUGE_NUMBER_MAX: u64 = 1 << 33;
 /// Largest predicted prefill time in a gauge of another router, nanoseconds: 52 days. More counts as this.

@@ -24,6 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
+use crate::limits::ORIGINS_MAX;
 use crate::load::{PrefillFigures, PrefillModel};
 use crate::route::Policy;
 use crate::sandbox::Mode;
@@ -105,6 +106,14 @@ pub struct RoutersConfig {
     pub silent_ms_max: u64,
     /// How long the load of others may be missing before the daemon is ready all the same, milliseconds.
     pub join_ms_max: u64,
+}
+
+impl RoutersConfig {
+    /// The most other routers whose load is added: more than peers, as one that gets another name counts twice for a while.
+    #[must_use]
+    pub fn origins_max(&self) -> usize {
+        self.listen.as_ref().map_or(0, |_| (2 * self.peers.len()).min(ORIGINS_MAX))
+    }
 }
 
 /// `[relay]`: where a relay publishes its worker's events again.

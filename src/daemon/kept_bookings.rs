@@ -9,19 +9,22 @@ use rand::RngExt;
 use rustix::time::{ClockId, clock_gettime};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::endable_thread::{EndableThread, Ending};
 use super::service_manager;
 use super::snapshots::Snapshots;
 use crate::config::{Config, SpaceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::limits::{
-    AFFINITY_TTL_S_CEILING, BOOKINGS_LAST_IMAGE_MS_MAX, KEPT_FLEET_VERSIONS_GAP, KEPT_GENERATIONS_GAP,
+    AFFINITY_TTL_S_CEILING, BOOKINGS_FOLDER_IMAGE_MS, BOOKINGS_LAST_IMAGE_MS_MAX, KEPT_FLEET_VERSIONS_GAP,
+    KEPT_GENERATIONS_GAP, KEPT_SESSIONS_GAP,
 };
-use crate::load::{Restored, RestoredAt};
+use crate::load::{Restored, RestoredAt, Skipped};
 use crate::metrics::SnapshotCounter as C;
 use crate::requests::{Identity, RequestTables};
+use crate::sandbox::{self, ThreadKind};
 use crate::snapshot::{
-    BookingsImage, BookingsKeeper, BookingsPlan, BookingsStore, FoundBookings, ImageTime, SnapshotStats,
+    BookingsImage, BookingsPlan, BookingsStore, BookingsWriter, FoundBookings, ImageTime, SnapshotStats,
 };
 use crate::watchdog::Watchlist;
 
@@ -39,6 +42,9 @@ pub(super) struct KeptBookings {
     pub(super) identity: Identity,
     /// The time since the image was taken, nanoseconds.
     since_ns: u64,
+    skipped: Skipped,
+    /// Bookings of the image whose space is not configured any more, and which it has lost.
+    of_no_space: u64,
     boot: u128,
 }
 
@@ -63,13 +69,19 @@ impl KeptBookings {
             tracing::warn!(reason, offset, remedy, "an image of the bookings is not used");
         }
         let boot = boot_id();
-        let mut kept = Self { store, image: None, number: 1, identity: Identity::random(), since_ns: 0, boot };
+        let (skipped, of_no_space) = (Skipped::default(), 0);
+        let identity = Identity::random();
+        let mut kept = Self { store, image: None, number: 1, identity, since_ns: 0, skipped, of_no_space, boot };
         if let Some(mut image) = image {
             kept.since_ns = image.facts.taken.until_ns(now(boot)).min(AFFINITY_TTL_S_CEILING * SECOND_NS);
             kept.number = image.facts.number.saturating_add(1);
             kept.identity = image.facts.identity;
-            kept.identity.fleet_version = kept.identity.fleet_version.saturating_add(KEPT_FLEET_VERSIONS_GAP);
-            with_spaces_of(&mut image, &config.spaces);
+            let mut rng = rand::rng();
+            kept.skipped.generations = rng.random_range(0..KEPT_GENERATIONS_GAP);
+            kept.skipped.sessions = rng.random_range(0..KEPT_SESSIONS_GAP);
+            let versions = KEPT_FLEET_VERSIONS_GAP + rng.random_range(0..KEPT_FLEET_VERSIONS_GAP);
+            kept.identity.fleet_version = kept.identity.fleet_version.saturating_add(versions);
+            kept.of_no_space = with_spaces_of(&mut image, &config.spaces);
             kept.image = Some(image);
         }
         Ok(kept)
@@ -96,7 +108,7 @@ impl KeptBookings {
         tables: &RequestTables,
         stats: &Arc<SnapshotStats>,
         watchlist: &Watchlist,
-    ) -> Result<Option<BookingsKeeper>> {
+    ) -> Result<Option<EndableThread>> {
         if let Some(image) = self.image.take() {
             self.restore(&image, tables, stats);
         }
@@ -108,11 +120,10 @@ impl KeptBookings {
         let workers: HashMap<Worker, (WorkerIndex, SpaceId)> =
             table.workers.iter().map(|record| (record.worker, (record.index, record.space))).collect();
         let at = RestoredAt { since_ns: self.since_ns, now_ns: tables.now_ns() };
-        // At random, in case that no image of this run can be written.
-        let skipped = rand::rng().random_range(0..KEPT_GENERATIONS_GAP);
-        let restored = tables.loads.restore(&image.loads, at, skipped, |worker| workers.get(&worker).copied());
+        let restored = tables.loads.restore(&image.loads, at, self.skipped, |worker| workers.get(&worker).copied());
         let bindings = restore_bindings(image, tables, at);
-        let Restored { bookings, absent, sessions, too_old, other_space, refused } = restored;
+        let Restored { bookings, absent, sessions, too_old, mut other_space, refused } = restored;
+        other_space += self.of_no_space;
         let counters = &stats.counters;
         counters.add(C::BookingsRestored, bookings);
         counters.add(C::BookingsRestoredAbsent, absent);
@@ -139,13 +150,13 @@ impl KeptBookings {
         tables: &RequestTables,
         stats: &Arc<SnapshotStats>,
         watchlist: &Watchlist,
-    ) -> Result<Option<BookingsKeeper>> {
+    ) -> Result<Option<EndableThread>> {
         let Self { store, number, identity, boot, .. } = self;
         if !store.is_some() {
             return Ok(None);
         }
         let every_ms = config.snapshot.bookings_image_ms;
-        BookingsKeeper::start(BookingsPlan {
+        let writer = BookingsWriter::begin(BookingsPlan {
             store,
             number,
             identity,
@@ -157,23 +168,46 @@ impl KeptBookings {
             clock: Box::new(tables.clock()),
             time: Box::new(move || now(boot)),
             every: (every_ms > 0).then(|| Duration::from_millis(every_ms)),
+            directory_every: Duration::from_millis(BOOKINGS_FOLDER_IMAGE_MS),
             stats: Arc::clone(stats),
             mark: watchlist.add("bookings", false),
-        })
-        .map(Some)
+        });
+        EndableThread::start("bookings", "the thread that keeps bookings", |ending| write_images(writer, ending))
+            .map(Some)
     }
 }
 
-/// Waits for the last image.
-pub(super) fn finish(keeper: Option<BookingsKeeper>, stats: &SnapshotStats) {
-    let deadline = Instant::now() + Duration::from_millis(BOOKINGS_LAST_IMAGE_MS_MAX);
-    if keeper.is_some_and(|keeper| !keeper.finish(deadline)) {
+/// The work of the thread: one image after another, and the last one when it is asked to end.
+fn write_images(mut writer: BookingsWriter, ending: &Ending) {
+    sandbox::enter(ThreadKind::Snapshots);
+    loop {
+        match writer.pause() {
+            Some(pause) => std::thread::park_timeout(pause),
+            None => std::thread::park(),
+        }
+        if ending.is_asked_for() {
+            return writer.write_last();
+        }
+        if writer.pause().is_some() {
+            writer.write();
+        }
+    }
+}
+
+/// Has the last image written, and waits for it. Whether that went well.
+///
+/// # Errors
+/// [`Kind::Internal`] if the thread panicked.
+pub(super) fn finish(thread: Option<EndableThread>, stats: &SnapshotStats) -> Result<()> {
+    let Some(thread) = thread else { return Ok(()) };
+    if !thread.stop_by(Instant::now() + Duration::from_millis(BOOKINGS_LAST_IMAGE_MS_MAX))? {
         stats.counters.bump(C::BookingImagesFailed);
         tracing::warn!(
             remedy = "check the disk of snapshot.dir",
             "the last image of the bookings was not written in time"
         );
     }
+    Ok(())
 }
 
 /// Restores bindings that are as old as the bookings. Returns how many hold.
@@ -184,20 +218,22 @@ fn restore_bindings(image: &BookingsImage, tables: &RequestTables, at: RestoredA
     image.bindings.iter().filter(holds).count() as u64
 }
 
-/// Gives the bookings of an image this run's numbers of their spaces. Bindings name their space by a hash that contains its
-/// number, so they are valid only if all numbers are as before.
-fn with_spaces_of(image: &mut BookingsImage, spaces: &[SpaceConfig]) {
+/// Gives the bookings of an image this run's numbers of their spaces. Those of a space that is gone are removed; returns how
+/// many. Bindings name their space by a hash that contains its number, so they are valid only if all numbers are as before.
+fn with_spaces_of(image: &mut BookingsImage, spaces: &[SpaceConfig]) -> u64 {
     let ours: Vec<u128> = spaces.iter().map(space_hash).collect();
     if ours != image.facts.spaces {
         image.bindings.clear();
     }
     let number_of = |hash: &u128| ours.iter().position(|ours| ours == hash);
     let numbers: Vec<Option<usize>> = image.facts.spaces.iter().map(number_of).collect();
-    // A space that is gone gets a number that no worker has.
-    let number = |before: SpaceId| numbers.get(before.0 as usize).copied().flatten().map_or(u32::MAX, |at| at as u32);
-    for booking in image.loads.slices.iter_mut().flat_map(|slice| &mut slice.bookings) {
-        booking.space = SpaceId(number(booking.space));
+    let number = |before: SpaceId| numbers.get(before.0 as usize).copied().flatten().map(|at| SpaceId(at as u32));
+    let count = |image: &BookingsImage| image.loads.slices.iter().map(|slice| slice.bookings.len() as u64).sum::<u64>();
+    let before = count(image);
+    for slice in &mut image.loads.slices {
+        slice.bookings.retain_mut(|booking| number(booking.space).inspect(|space| booking.space = *space).is_some());
     }
+    before - count(image)
 }
 
 /// Names a space in an image.
@@ -218,4 +254,81 @@ fn now(boot: u128) -> ImageTime {
     let since_boot_ns = (since_boot.tv_sec as u64).saturating_mul(SECOND_NS).saturating_add(since_boot.tv_nsec as u64);
     let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     ImageTime { boot, since_boot_ns, unix_ms }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Flags;
+    use crate::load::{Demand, KeptLoads, KeptSlice, Loads, LoadsConfig, SessionToken, Skipped};
+    use crate::snapshot::{ImageFacts, decode_bookings, encode_bookings};
+
+    /// An image of one booking in each of these spaces, on worker 7 and so on.
+    fn image(spaces: &[SpaceConfig]) -> BookingsImage {
+        let loads = Loads::new(spaces.len(), LoadsConfig::default());
+        let session = loads.open_session(Some(SessionToken { hi: 1, lo: 2 }), 7).expect("room");
+        for at in 0..spaces.len() as u32 {
+            let demand = Demand { space: SpaceId(at), ..Demand::default() };
+            loads.book(session, &at.to_string(), 0, WorkerIndex(at), demand, 1).expect("room");
+        }
+        let identity = Identity::random();
+        let spaces = spaces.iter().map(space_hash).collect();
+        let facts = ImageFacts { number: 3, identity, taken: ImageTime::default(), spaces };
+        let (worker_of, mut slice) = (|index: WorkerIndex| Some(worker(index.0)), KeptSlice::default());
+        assert_eq!(loads.keep((0, true), 1, worker_of, &mut slice), None);
+        let loads = KeptLoads { numbers: loads.numbers(), slices: vec![slice], workers: Vec::new() };
+        BookingsImage { facts, loads, bindings: Vec::new() }
+    }
+
+    fn worker(at: u32) -> Worker {
+        Worker::new(7 + u64::from(at), 0)
+    }
+
+    fn config(spaces: &str) -> Config {
+        crate::config::parse("test", spaces, &Flags::default()).expect("valid")
+    }
+
+    #[test]
+    fn a_space_that_is_gone_costs_its_bookings_and_no_later_image() {
+        let before = config("[[space]]\nmodel = \"a\"\n[[space]]\nmodel = \"b\"\n").spaces;
+        let ours = config("[[space]]\nmodel = \"b\"\n").spaces;
+        let mut image = image(&before);
+        assert_eq!(with_spaces_of(&mut image, &ours), 1);
+        let loads = Loads::new(1, LoadsConfig::default());
+        let at = RestoredAt { since_ns: 0, now_ns: 1 << 40 };
+        // Neither worker is there yet.
+        let restored = loads.restore(&image.loads, at, Skipped::default(), |_| None);
+        assert_eq!((restored.bookings, restored.absent), (1, 1));
+        let mut slice = KeptSlice::default();
+        assert_eq!(loads.keep((0, true), at.now_ns, |_| None, &mut slice), None);
+        let loads = KeptLoads { numbers: loads.numbers(), slices: vec![slice], workers: Vec::new() };
+        let spaces = ours.iter().map(space_hash).collect();
+        let next = BookingsImage { facts: ImageFacts { spaces, ..image.facts }, loads, bindings: Vec::new() };
+        let read = decode_bookings(&encode_bookings(&next).expect("memory")).expect("the next start can use it");
+        assert_eq!(read.loads.slices[0].bookings[0].worker, worker(1));
+        assert_eq!(read.loads.slices[0].bookings[0].space, SpaceId(0));
+    }
+
+    #[test]
+    fn two_runs_after_one_image_give_out_different_numbers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = config("[[space]]\nmodel = \"a\"\n");
+        config.snapshot.dir = Some(folder.path().join("snapshots"));
+        let snapshots = Snapshots::open(&config).expect("it is free");
+        let image = image(&config.spaces);
+        let bytes = encode_bookings(&image).expect("memory");
+        let run = || {
+            std::fs::write(folder.path().join("snapshots/bookings"), &bytes).expect("written");
+            KeptBookings::open(&config, &snapshots).expect("readable")
+        };
+        let runs = [run(), run(), run()];
+        let differ = |of: fn(&KeptBookings) -> u64| runs.iter().any(|run| of(run) != of(&runs[0]));
+        assert!(differ(|run| run.identity.fleet_version));
+        assert!(differ(|run| run.skipped.generations));
+        assert!(differ(|run| run.skipped.sessions.into()));
+        for run in &runs {
+            assert_eq!((run.identity.instance_id, run.number), (image.facts.identity.instance_id, 4));
+            assert!(run.identity.fleet_version >= image.facts.identity.fleet_version + KEPT_FLEET_VERSIONS_GAP);
+        }
+    }
 }

@@ -581,7 +581,7 @@ fn end(
     // Until now it has answered requests with the error `draining`.
     ended.extend(port.map(PortThread::stop));
     // No thread books any more, and no connection is open.
-    kept_bookings::finish(bookings, &snapshots.stats);
+    ended.push(kept_bookings::finish(bookings, &snapshots.stats));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // This is the last reference. If another were left, the threads would end with the process.

@@ -15,7 +15,7 @@ use crate::config::{Config, RoutersConfig, SpaceConfig};
 use crate::endpoint::{BoundEndpoint, Endpoint};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
-use crate::requests::RequestTables;
+use crate::requests::{OthersLoads, RequestTables};
 use crate::routers::{
     Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings, PublisherSettings,
     RoutersView, Sender, SharedTables, ZeroMq, opening,
@@ -77,34 +77,30 @@ pub(super) fn start(
     let (routers, view, now_ns) = (&config.routers, Arc::new(RoutersView::joining()), tables.clock());
     let settings = ExchangeSettings {
         publisher: PublisherSettings { batch_ms: routers.batch_ms, heartbeat_ms: LOAD_HEARTBEAT_MS },
-        origins: OriginSettings { silent_ms_max: routers.silent_ms_max },
+        origins: OriginSettings { silent_ms_max: routers.silent_ms_max, origins_max: routers.origins_max() },
         join_ms_max: routers.join_ms_max,
     };
     let began_ns = now_ns();
     let carrier = ZeroMq::connect(server, &peers, &opening(&own, &keys), began_ns / 1_000_000)?;
     let shared = SharedTables {
         loads: &tables.loads,
+        others: &OthersLoads::new(Arc::clone(&tables.loads), Arc::clone(&tables.queue)),
         fleet: &tables.fleet,
         affinities: &tables.affinities,
         policies: &tables.policies,
     };
     let nonces = Box::new(|| Nonce(rand::rng().random()));
     let mut exchange = Exchange::new((carrier, keys), own, settings, shared, (&view, began_ns), nonces);
-    let (queue, mark) = (Arc::clone(&tables.queue), resources.watchlist.add("routers", false));
+    let mark = resources.watchlist.add("routers", false);
     tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = peers.len(), "this router shares its load");
     let thread = EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
         sandbox::enter(ThreadKind::Routers);
         while !ending.is_asked_for() {
             // It waits in a round for less than a stall takes.
             mark.begin_round(Activity::SharingLoad);
-            match exchange.round(&now_ns) {
-                // Requests wait for workers that others may have freed.
-                Ok(true) => queue.made_room(),
-                Ok(false) => {}
-                Err(error) => {
-                    tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
-                    std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
-                }
+            if let Err(error) = exchange.round(&now_ns) {
+                tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
+                std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
             }
         }
         mark.wait();

@@ -11,25 +11,29 @@ use sd_notify::NotifyState;
 
 /// The name of the files in the store, and in `/proc`.
 const NAME: &str = "kvrouted-bookings";
-/// The service manager's word for the number of descriptors that it stores for the daemon.
+/// The variable with the number of descriptors that the service manager stores for the daemon.
 const STORED_MAX: &str = "FDSTORE";
+/// The variable with the socket to tell it.
+const SOCKET: &str = "NOTIFY_SOCKET";
 const FILE_MODE: u32 = 0o600;
 
 /// Two memory files that the service manager stores: those that it has, or new ones. `None` = it stores none.
 ///
 /// Call it before another thread starts, and before the sandbox.
 pub(super) fn memory_files() -> Option<[File; 2]> {
-    let stored = stored_files().unwrap_or_else(|error| {
+    let stored = stored_files().inspect_err(|error| {
         tracing::warn!(%error, "the descriptors that the service manager passes cannot be read");
-        Vec::new()
     });
-    let stored: Result<[File; 2], Vec<File>> = stored.try_into();
+    let has_others = stored.as_ref().map_or(true, |files| !files.is_empty());
+    if let Ok(Ok(files)) = stored.map(<[File; 2]>::try_from) {
+        return Some(files);
+    }
     let stored_max = std::env::var(STORED_MAX).ok().and_then(|max| max.parse::<u32>().ok()).unwrap_or(0);
-    let files = match stored {
-        Ok(files) => return Some(files),
-        Err(_) if stored_max < 2 => return None,
-        Err(others) => new_files(!others.is_empty()),
-    };
+    // Without the socket, telling the service manager succeeds, and it stores nothing.
+    if stored_max < 2 || std::env::var_os(SOCKET).is_none() {
+        return None;
+    }
+    let files = new_files(has_others);
     let remedy = "check NotifyAccess= and FileDescriptorStoreMax= of the unit; a crash costs the bookings meanwhile";
     files.inspect_err(|error| tracing::warn!(%error, remedy, "the service manager stores no bookings")).ok()
 }

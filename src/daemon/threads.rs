@@ -22,13 +22,13 @@ use crate::journal::WriterThread;
 use crate::limits::THREADS_WATCH_EVERY_MS;
 use crate::sandbox::RefusalLog;
 use crate::serve::{CoreHandle, MetricsThread, PortThread};
-use crate::snapshot::{BookingsKeeper, Keeper};
+use crate::snapshot::Keeper;
 
 /// The threads beside the serving threads and the ingest threads.
 pub(super) struct OtherThreads {
     pub(super) predictor: Option<EndableThread>,
     pub(super) keeper: Option<Keeper>,
-    pub(super) bookings: Option<BookingsKeeper>,
+    pub(super) bookings: Option<EndableThread>,
     pub(super) journal: WriterThread,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
@@ -42,15 +42,13 @@ pub(super) struct OtherThreads {
 impl OtherThreads {
     /// The name of a thread that has ended although nothing asked it to.
     fn ended(&self) -> Option<&'static str> {
-        let endable = [self.predictor.as_ref(), self.routers.as_ref(), Some(&self.memory), Some(&self.watchdog)];
-        if let Some(ended) = endable.into_iter().flatten().find(|thread| !thread.is_running()) {
+        let optional = [self.predictor.as_ref(), self.bookings.as_ref(), self.routers.as_ref()];
+        let endable = optional.into_iter().chain([Some(&self.memory), Some(&self.watchdog)]);
+        if let Some(ended) = endable.flatten().find(|thread| !thread.is_running()) {
             return Some(ended.subject());
         }
         if !self.keeper.as_ref().is_none_or(Keeper::is_running) {
             return Some("the snapshot thread");
-        }
-        if !self.bookings.as_ref().is_none_or(BookingsKeeper::is_running) {
-            return Some("the thread that keeps bookings");
         }
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");

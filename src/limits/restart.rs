@@ -31,6 +31,9 @@ pub const BOOKINGS_IMAGE_BYTES_MAX: usize = 768 << 20;
 pub const KEPT_PLACED_BLOCKS_MAX: u64 = 1 << 27;
 /// Generations of bookings that a restart skips: an earlier run may have given them out after its last image.
 pub const KEPT_GENERATIONS_GAP: u64 = 1 << 40;
+/// Ranges of generations in an image that earlier runs may have given out to bookings that no image has: of the last
+/// restarts. Older ranges are joined.
+pub const KEPT_LOST_RANGES_MAX: usize = 64;
 /// Numbers of sessions that a restart skips.
 pub const KEPT_SESSIONS_GAP: u32 = 1 << 20;
 /// Versions of the fleet that a restart skips.
@@ -39,6 +42,9 @@ pub const KEPT_FLEET_VERSIONS_GAP: u64 = 1 << 32;
 pub const BOOKINGS_LAST_IMAGE_MS_MAX: u64 = 5_000;
 /// Longest configurable time between two images, milliseconds.
 pub const BOOKINGS_IMAGE_MS_CEILING: u64 = 3_600_000;
+/// While the service manager keeps images, the folder of snapshots gets one this long after the last one at the earliest,
+/// milliseconds: nothing tells the daemon whether the service manager has stored what it was given.
+pub const BOOKINGS_FOLDER_IMAGE_MS: u64 = 10_000;
 /// The pause between two images is at least this many times the time that the last one took, so that images take a
 /// bounded share of a processor.
 pub const BOOKINGS_IMAGE_PAUSE_TIMES: u32 = 20;

@@ -73,8 +73,6 @@ pub const ROUTER_WAITING_BYTES_MAX: usize = 16 << 20;
 pub const ROUTER_WAITING_MESSAGES_MAX: usize = 1 << 14;
 /// Parts of one message between routers.
 pub const ROUTER_PARTS_MAX: usize = 2;
-/// Places of workers from which the gauges of an origin are dropped in one hold of the bookings' lock.
-pub const GAUGES_DROPPED_PER_LOCK_MAX: usize = 256;
 /// Times in a row that an origin is taken anew because its digest differs, before it is quarantined.
 pub const LOAD_REPAIRS_MAX: u32 = 4;
 /// First quarantine of an origin, milliseconds. Doubles each time.

@@ -6,10 +6,11 @@ use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::active::BLOCK_PARTS;
+use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{KEPT_LOST_RANGES_MAX, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,8 +176,8 @@ pub(super) struct Bookings {
     oldest: u32,
     youngest: u32,
     generations: u64,
-    /// Generations that an earlier run may have given out, to bookings that this run does not know.
-    lost: RangeInclusive<u64>,
+    /// Generations that earlier runs may have given out to bookings that this run does not know, in ascending order.
+    lost: Vec<RangeInclusive<u64>>,
 }
 
 impl Default for Bookings {
@@ -190,7 +191,7 @@ impl Default for Bookings {
             oldest: NO_SLOT,
             youngest: NO_SLOT,
             generations: 0,
-            lost: RangeInclusive::new(1, 0),
+            lost: Vec::new(),
         }
     }
 }
@@ -263,11 +264,16 @@ impl Bookings {
         self.put(slot, booking, links);
     }
 
-    /// Continues after an earlier run, whose bookings up to the generation `complete_to` are known. New ones are above
-    /// `generations`.
-    pub(super) fn continue_from(&mut self, complete_to: u64, generations: u64) {
+    /// Continues after an earlier run, which has given out these numbers. New bookings are above `generations`.
+    pub(super) fn continue_from(&mut self, numbers: &KeptNumbers, generations: u64) {
         self.generations = self.generations.max(generations);
-        self.lost = complete_to.saturating_add(1)..=generations;
+        self.lost.clone_from(&numbers.lost);
+        self.lost.push(numbers.complete_to.saturating_add(1)..=generations);
+        if self.lost.len() > KEPT_LOST_RANGES_MAX {
+            // What lay between the two oldest has ended long ago. It is unknown from now on.
+            let first = self.lost.remove(0);
+            self.lost[0] = *first.start()..=*self.lost[0].end();
+        }
         let is_free = |slot: &u32| self.slots[*slot as usize].is_none();
         // From the end, so that the lowest is given out first.
         self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
@@ -275,7 +281,12 @@ impl Bookings {
 
     /// Whether an earlier run may have given out a generation to a booking that this run does not know.
     pub(super) fn may_be_lost(&self, generation: u64) -> bool {
-        self.lost.contains(&generation)
+        self.lost.iter().any(|range| range.contains(&generation))
+    }
+
+    /// All such generations.
+    pub(super) fn lost(&self) -> &[RangeInclusive<u64>] {
+        &self.lost
     }
 
     /// Stores a booking in a free slot, as the youngest.

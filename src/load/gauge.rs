@@ -13,7 +13,7 @@ use super::active::BLOCK_PARTS;
 use super::loads::Loads;
 use super::recent_work::{SHARE_MAX, recent_ms};
 use crate::ids::WorkerIndex;
-use crate::limits::{BOOKINGS_MAX, GAUGE_NUMBER_MAX, GAUGE_WORK_NS_MAX, ORIGINS_MAX};
+use crate::limits::{BOOKINGS_MAX, GAUGE_NUMBER_MAX, GAUGE_WORK_NS_MAX, GAUGES_DROPPED_PER_LOCK_MAX, ORIGINS_MAX};
 
 /// What one router's own bookings add to one worker, as of a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,6 +77,18 @@ impl Gauge {
     }
 }
 
+/// What a gauge has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "requests that wait must learn of freed capacity"]
+pub enum GaugeEffect {
+    /// Nothing: the worker has left, or the origin has no place.
+    Refused,
+    /// The worker has the same load as before, or more.
+    Counted,
+    /// Some part of a worker's load fell, so that a request that waits may find room.
+    MadeRoom,
+}
+
 /// The place of a router among those whose gauges this one hears: 0 to [`ORIGINS_MAX`] − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OriginPlace(pub u8);
@@ -90,7 +102,7 @@ impl Loads {
         if !self.cells.is_of(worker) {
             return Gauge::default();
         }
-        let own = ledger.others.own_of(worker).unwrap_or_else(|| self.cells.record(worker));
+        let own = ledger.own(&self.cells, worker);
         let share = own.recent.prefill_share_at(recent_ms(now_ns));
         Gauge {
             requests: u32::try_from(own.requests).unwrap_or(u32::MAX),
@@ -101,26 +113,33 @@ impl Loads {
     }
 
     /// Sets what another router's bookings add to a worker. A zero gauge takes it away. A gauge beyond its limits counts
-    /// as much as they allow. `false` = the worker has left, or the origin has no place.
-    pub fn set_gauge(&self, origin: OriginPlace, worker: WorkerIndex, gauge: Gauge, now_ns: u64) -> bool {
+    /// as much as they allow. The daemon calls it by [`OthersLoads`](crate::requests::OthersLoads).
+    pub(crate) fn set_gauge(&self, origin: OriginPlace, worker: WorkerIndex, gauge: Gauge, now_ns: u64) -> GaugeEffect {
         let mut ledger = self.ledger.lock();
-        let is_known = usize::from(origin.0) < ORIGINS_MAX && self.cells.is_of(worker);
-        if is_known {
-            ledger.set_gauge(&self.cells, (origin, worker), &gauge.bounded(), now_ns);
+        if usize::from(origin.0) >= ORIGINS_MAX || !self.cells.is_of(worker) {
+            return GaugeEffect::Refused;
         }
-        is_known
+        ledger.set_gauge(&self.cells, (origin, worker), &gauge.bounded(), now_ns)
     }
 
-    /// Takes away what a router said of the workers in `places_max` places from `from`, 0 at first. Returns where to
-    /// continue; `None` = done.
-    pub fn drop_gauges(&self, origin: OriginPlace, from: usize, places_max: usize) -> Option<usize> {
-        let mut ledger = self.ledger.lock();
-        let places = ledger.others.places();
-        let to = from.saturating_add(places_max).min(places);
-        for place in from..to {
-            ledger.others.take(&self.cells, place, origin);
+    /// Takes away all that a router said, and returns whether that was anything. Bookings are let in between slices of
+    /// workers. When it returns, the origin's place is free for another router.
+    pub(crate) fn drop_gauges(&self, origin: OriginPlace) -> GaugeEffect {
+        let (mut effect, mut from) = (GaugeEffect::Counted, 0_usize);
+        loop {
+            let mut ledger = self.ledger.lock();
+            let places = ledger.others.places();
+            let to = from.saturating_add(GAUGES_DROPPED_PER_LOCK_MAX).min(places);
+            for place in from..to {
+                if ledger.others.take(&self.cells, place, origin) == GaugeEffect::MadeRoom {
+                    effect = GaugeEffect::MadeRoom;
+                }
+            }
+            if to == places {
+                return effect;
+            }
+            from = to;
         }
-        (to < places).then_some(to)
     }
 
     /// What each of the other routers adds to a worker, by its last gauge, and when that came.

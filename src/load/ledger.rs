@@ -4,13 +4,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
-use super::gauge::{Gauge, OriginPlace};
-use super::kept::AbsentBookings;
-use super::load_cells::LoadCells;
+use super::gauge::{Gauge, GaugeEffect, OriginPlace};
+use super::load_cells::{LoadCells, Record};
 use super::loads_config::LoadsConfig;
 use super::others::Others;
 use super::prefill::{PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
+use super::restored::{ABSENT, AbsentBooking, AbsentWorkers};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
@@ -33,7 +33,11 @@ pub(super) struct Ledger {
     /// The users whose load reports are in force.
     pub(super) load_reporters: Reporters,
     /// Bookings of an earlier run whose workers are not there.
-    pub(super) absent: AbsentBookings,
+    pub(super) absent: AbsentWorkers,
+    /// The place where the next look for faded recent work begins.
+    pub(super) swept_to: usize,
+    /// Counts what changes in bookings.
+    pub(super) changes: u64,
     /// The secret of name hashes.
     pub(super) secret: u64,
     /// The share of each limit that one user may take, percent.
@@ -60,7 +64,9 @@ impl Ledger {
             failures: Failures::default(),
             failure_reporters: Reporters::default(),
             load_reporters: Reporters::default(),
-            absent: AbsentBookings::default(),
+            absent: AbsentWorkers::default(),
+            swept_to: 0,
+            changes: 0,
             secret: config.secret,
             user_share_percent: config.user_share_percent,
             bookings_max: config.bookings_max,
@@ -86,25 +92,39 @@ impl Ledger {
         (origin, worker): (OriginPlace, WorkerIndex),
         gauge: &Gauge,
         now_ns: u64,
-    ) {
+    ) -> GaugeEffect {
         if gauge.prefills > 0 {
-            self.prefills.laws.end_stretch(worker);
+            self.prefills.laws.share_stretch(worker);
         }
         if gauge.is_zero() {
-            self.others.take(cells, worker.place(), origin);
-            return;
+            return self.others.take(cells, worker.place(), origin);
         }
         let prefills = &self.prefills;
         self.others.set(cells, (origin, worker), gauge, now_ns, || {
             let mut own = cells.record(worker);
             own.prefill.ended_ns = prefills.ended_ns(worker);
             own
-        });
+        })
     }
 
-    /// Memory of bookings and of other routers' gauges, bytes.
+    /// What this router's own bookings, reports and laws make of a worker's load.
+    pub(super) fn own(&self, cells: &LoadCells, worker: WorkerIndex) -> Record {
+        self.others.own_of(worker).unwrap_or_else(|| cells.record(worker))
+    }
+
+    /// Memory of bookings, and of what waits for absent workers, bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.bookings.slots() as u64 * BOOKING_BYTES + self.others.bytes()
+        self.bookings.slots() as u64 * BOOKING_BYTES + self.absent.bytes()
+    }
+
+    /// Lets a booking of an earlier run wait for its worker. Its blocks wait with it while they leave room in the tree;
+    /// else they are counted, and shared with no other request.
+    pub(super) fn keep_absent(&mut self, slot: u32, mut absent: AbsentBooking) {
+        let words = self.active.words_used() as usize + self.absent.blocks();
+        if words + absent.locals.len() > self.active_words_max {
+            absent.locals = Vec::new();
+        }
+        self.absent.add(slot, absent);
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.
@@ -229,6 +249,7 @@ impl Ledger {
         let session = self.sessions.get_mut(id);
         let (place, user) = session.map_or((0, None), |session| (session.bookings.len() as u32, Some(session.user)));
         let (slot, generation) = self.bookings.insert(booking, (place, prompt_blocks as u32), user);
+        self.changes += 1;
         if let Some(user) = user {
             self.sessions.add_booking(id, slot, is_prefill_half);
             let user = self.sessions.users.get_mut(user);
@@ -254,6 +275,10 @@ impl Ledger {
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.bookings.end(slot)?;
+        self.changes += 1;
+        if booking.worker == ABSENT {
+            self.absent.take(slot);
+        }
         let (id, place) = (booking.name.session(), self.bookings.session_place(slot));
         if let Some(moved) = self.sessions.take_booking(id, place as usize, booking.is_prefill_half) {
             self.bookings.move_in_session(moved, place);

@@ -1,5 +1,7 @@
 //! A worker's load, as every serving thread reads it.
 
+use std::ops::Range;
+
 use super::active::BLOCK_PARTS;
 use super::change_log::{ChangeLog, ChangesSeen};
 use super::prefill::{Backlog, PrefillLoad};
@@ -400,6 +402,18 @@ impl LoadCells {
             spin();
         }
         true
+    }
+
+    /// Places for workers.
+    pub(super) fn places(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The workers that have these places. The caller holds the bookings' lock.
+    pub(super) fn owners(&self, places: Range<usize>) -> impl Iterator<Item = WorkerIndex> {
+        // Relaxed: owners change under the caller's lock.
+        let owners = self.cells[places].iter().map(|cell| cell.owner.load(Ordering::Relaxed));
+        owners.filter(|owner| *owner != NO_WORKER).map(WorkerIndex)
     }
 
     /// What a worker's cell holds; nothing for a worker without a place. The caller holds the bookings' lock.

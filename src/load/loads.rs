@@ -13,12 +13,14 @@ use super::load_cells::{Load, LoadCells, LoadStability};
 use super::loads_config::LoadsConfig;
 use super::prefill::PrefillFigures;
 use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
+use super::recent_work::recent_ms;
 use super::reporters::{BeyondShare, Reporter};
+use super::restored::ABSENT;
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
-use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX, RECENT_SWEPT_PER_LOCK_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 
 /// A booking that was made.
@@ -85,7 +87,7 @@ pub struct Loads {
     pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
     pub(super) ledger: Mutex<Ledger>,
-    /// Memory of bookings and of other routers' gauges, as of the last look for expired bookings. Relaxed: a figure.
+    /// Memory of bookings, as of the last look for expired bookings. Relaxed: a figure.
     ledger_bytes: AtomicU64,
     pub(super) config: LoadsConfig,
     /// Recorded bookings that have ended; `None` = there is no journal.
@@ -164,8 +166,8 @@ impl Loads {
         u64::from(self.ledger.lock().active.words_used()) * 8
     }
 
-    /// Memory of bookings, of their prompts' blocks and of other routers' gauges, bytes. It takes no lock; all but the
-    /// blocks is as old as the last call of [`Loads::expire`].
+    /// Memory of bookings and of their prompts' blocks, bytes. It takes no lock; all but the blocks is as old as the last
+    /// call of [`Loads::expire`]. Memory of other routers' gauges is reserved for each router, and not counted here.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.ledger_bytes.load(Ordering::Relaxed) + self.tree.bytes()
@@ -383,12 +385,13 @@ impl Loads {
     }
 
     /// Ends the bookings of abandoned sessions and those that are too old: at most `bookings_max`, so that a caller can
-    /// let others in between.
+    /// let others in between. Forgets recent prefills that no longer count. Call it every second.
     pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
         let mut ledger = self.ledger.lock();
         self.ledger_bytes.store(ledger.bytes(), Ordering::Relaxed);
         let mut expired = Expired::default();
         ledger.absent.expire(now_ns);
+        self.forget_faded(&mut ledger, now_ns);
         for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
             self.end(&mut ledger, slot, EndReason::SessionGone, now_ns);
             expired.by_session += 1;
@@ -399,6 +402,18 @@ impl Loads {
             expired.by_age += 1;
         }
         expired
+    }
+
+    /// Forgets recent prefills of long ago among a few workers at a time, before their times wrap.
+    fn forget_faded(&self, ledger: &mut Ledger, now_ns: u64) {
+        let (from, now_ms) = (ledger.swept_to, recent_ms(now_ns));
+        let to = from.saturating_add(RECENT_SWEPT_PER_LOCK_MAX).min(self.cells.places());
+        ledger.swept_to = if to == self.cells.places() { 0 } else { to };
+        for worker in self.cells.owners(from..to) {
+            if ledger.own(&self.cells, worker).recent.has_faded(now_ms) {
+                ledger.others.change(&self.cells, worker, |record| record.recent.prefill_share = 0.0);
+            }
+        }
     }
 
     pub(super) fn place(
@@ -523,6 +538,7 @@ impl Loads {
                 booking.first_token_at_ns = now_ns;
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 let (is_recorded, booked_at_ns) = (booking.is_recorded, booking.booked_at_ns);
+                ledger.changes += 1;
                 let mut began_alone = false;
                 if let Some(prefill) = prefill {
                     ledger.learn_prefill(worker, prefill, prefill_us, now_ns);
@@ -609,11 +625,13 @@ impl Loads {
         }
         if !self.config.track_output_blocks {
             booking.output.tokens = tokens;
+            ledger.changes += 1;
             return BookingOutcome::Applied;
         }
         let (worker, held, before_parts) = (booking.worker, booking.held, booking.own_parts());
         booking.output.grow(booking.tokens().iter().sum(), tokens);
         let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
+        ledger.changes += 1;
         let taken_parts = match held {
             HeldBlocks::Shared(node) => ledger.active.weigh(&self.tree, node, worker, weight),
             HeldBlocks::Alone(_) => 0,
@@ -657,6 +675,10 @@ impl Loads {
         let from = std::mem::replace(&mut booking.worker, to);
         let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.tokens(), booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
+        ledger.changes += 1;
+        if from == ABSENT {
+            ledger.absent.take(slot);
+        }
         if let Some(prefill) = prefill {
             ledger.prefills.end(from, prefill, now_ns);
         }

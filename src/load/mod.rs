@@ -13,7 +13,8 @@
 //! when the gateway frees it, a later attempt takes over, it gets too old, or its session is gone. Time is an argument:
 //! nanoseconds of a monotonic clock.
 //!
-//! A restart of the daemon keeps bookings (`kept`): one run takes them out in slices, the next one restores them.
+//! A restart of the daemon keeps bookings: one run takes them out in slices (`kept`), the next one restores them
+//! (`restored`).
 
 mod active;
 mod booking;
@@ -31,6 +32,7 @@ mod prefill;
 mod prefill_laws;
 mod recent_work;
 mod reporters;
+mod restored;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -40,10 +42,8 @@ pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};
-pub use gauge::{Gauge, OriginPlace};
-pub use kept::{
-    KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker, Restored, RestoredAt,
-};
+pub use gauge::{Gauge, GaugeEffect, OriginPlace};
+pub use kept::{KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker};
 pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, Moved};
@@ -52,4 +52,5 @@ pub use prefill::{PrefillFigures, PrefillModel};
 pub use prefill_laws::{LawRestored, LearntLaws, LearntWorker, PrefillClass};
 pub use recent_work::{RecentWork, recent_ms};
 pub use reporters::{BackOff, BeyondShare, Reporter};
+pub use restored::{Restored, RestoredAt, Skipped};
 pub use session::SessionId;

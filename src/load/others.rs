@@ -14,11 +14,12 @@
 //! * **Recent prefills** add up, and fade as own ones do.
 //! * **Decode times, laws, back-off and the engine's report** are this router's alone.
 
-use super::gauge::{Gauge, OriginPlace};
+use super::gauge::{Gauge, GaugeEffect, OriginPlace};
 use super::load_cells::{LoadCells, PrefillWork, Record};
 use super::prefill::PrefillLoad;
 use super::recent_work::{RecentWork, recent_ms};
 use crate::ids::WorkerIndex;
+use crate::limits::{ROUTER_BYTES, WORKERS_MAX};
 
 /// The running prefill of a router is another than before if it began later by this, nanoseconds. When a prefill began is
 /// known up to the time that a gauge takes from router to router, which varies by less.
@@ -125,24 +126,30 @@ struct SharedWorker {
 }
 
 impl SharedWorker {
-    fn sum_up(&mut self) {
+    /// Sums up what the others said, after a change of that.
+    fn sum_up(&mut self, cells: &LoadCells) -> GaugeEffect {
+        let before = self.sum.beside(&self.own);
         self.sum = OthersLoad::default();
         self.told.iter().for_each(|told| self.sum.add(told));
-    }
-
-    /// Memory, bytes.
-    const fn bytes(&self) -> u64 {
-        (size_of::<Self>() + self.told.capacity() * size_of::<Told>()) as u64
+        let load = self.sum.beside(&self.own);
+        if load != before {
+            cells.change(self.worker, |record| *record = load);
+        }
+        let numbers =
+            |of: &Record| [of.prefill.backlog.tokens, of.decode_parts, of.requests, of.prefill.work.queued_ns];
+        let has_fallen = numbers(&load).into_iter().zip(numbers(&before)).any(|(now, before)| now < before);
+        if has_fallen { GaugeEffect::MadeRoom } else { GaugeEffect::Counted }
     }
 }
+
+// What is reserved for each router holds a gauge for each worker, and those of its messages beside it.
+const _: () = assert!((size_of::<Told>() + size_of::<SharedWorker>()) * WORKERS_MAX <= ROUTER_BYTES as usize / 2);
 
 /// What other routers said of all workers.
 #[derive(Debug, Default)]
 pub(super) struct Others {
     /// By the worker's place; `None` = nothing.
     places: Vec<Option<Box<SharedWorker>>>,
-    /// Memory of the workers in it, bytes.
-    bytes: u64,
 }
 
 impl Others {
@@ -172,11 +179,6 @@ impl Others {
         self.places.len()
     }
 
-    /// Memory, bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes + (self.places.capacity() * size_of::<Option<Box<SharedWorker>>>()) as u64
-    }
-
     /// Changes the own part of a worker's load. The caller holds the bookings' lock.
     #[inline]
     pub(super) fn change(&mut self, cells: &LoadCells, worker: WorkerIndex, change: impl FnOnce(&mut Record)) {
@@ -199,46 +201,40 @@ impl Others {
         gauge: &Gauge,
         now_ns: u64,
         own: impl FnOnce() -> Record,
-    ) {
+    ) -> GaugeEffect {
         if self.places.len() <= worker.place() {
             self.places.resize_with(worker.place() + 1, || None);
         }
         let at = self.places[worker.place()].get_or_insert_with(|| {
-            self.bytes += size_of::<SharedWorker>() as u64;
             Box::new(SharedWorker { worker, own: own(), told: Vec::new(), sum: OthersLoad::default() })
         });
-        let (load_before, bytes_before) = (at.sum.beside(&at.own), at.bytes());
-        match at.told.iter_mut().find(|told| told.origin == origin) {
-            Some(told) => told.set(gauge, now_ns),
-            None => at.told.push(Told { origin, gauge: *gauge, set_at_ns: now_ns, ended_ns: 0 }),
+        if let Some(told) = at.told.iter_mut().find(|told| told.origin == origin) {
+            told.set(gauge, now_ns);
+        } else {
+            // There are few origins, and memory is reserved for each.
+            at.told.reserve_exact(1);
+            at.told.push(Told { origin, gauge: *gauge, set_at_ns: now_ns, ended_ns: 0 });
         }
-        at.sum_up();
-        self.bytes += at.bytes() - bytes_before;
-        let load = at.sum.beside(&at.own);
-        if load != load_before {
-            cells.change(worker, |record| *record = load);
-        }
+        at.sum_up(cells)
     }
 
     /// Takes away what an origin said of the worker at a place, if it said anything. The caller holds the bookings' lock.
-    pub(super) fn take(&mut self, cells: &LoadCells, place: usize, origin: OriginPlace) {
-        let Some(Some(at)) = self.places.get_mut(place) else { return };
-        let Some(told) = at.told.iter().position(|told| told.origin == origin) else { return };
+    pub(super) fn take(&mut self, cells: &LoadCells, place: usize, origin: OriginPlace) -> GaugeEffect {
+        let Some(Some(at)) = self.places.get_mut(place) else { return GaugeEffect::Counted };
+        let Some(told) = at.told.iter().position(|told| told.origin == origin) else { return GaugeEffect::Counted };
         at.told.swap_remove(told);
-        at.sum_up();
-        let load = at.sum.beside(&at.own);
-        cells.change(at.worker, |record| *record = load);
+        let effect = at.sum_up(cells);
         if at.told.is_empty() {
             let worker = at.worker;
             self.forget(worker);
         }
+        effect
     }
 
     /// Forgets what others said of a worker, and its own part.
     pub(super) fn forget(&mut self, worker: WorkerIndex) {
-        let place = self.places.get_mut(worker.place());
-        if let Some(forgotten) = place.and_then(|place| place.take_if(|at| at.worker == worker)) {
-            self.bytes -= forgotten.bytes();
+        if let Some(place) = self.places.get_mut(worker.place()) {
+            drop(place.take_if(|at| at.worker == worker));
         }
     }
 }

@@ -325,9 +325,11 @@ impl Prefills {
         self.places[id.0 as usize].is_restored = true;
     }
 
-    /// Notes since when the first prefill of a worker has been running.
+    /// Notes since when the first prefill of a worker has been running, if an earlier run booked it.
     pub(super) fn run_since(&mut self, worker: WorkerIndex, since_ns: u64) {
-        if let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker) {
+        if let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker)
+            && queue.anchor.is_some_and(|anchor| self.places[anchor.0 as usize].is_restored)
+        {
             queue.since_ns = since_ns;
         }
     }

@@ -8,8 +8,10 @@
 //! * **The slowness** from busy stretches: the time from the first prefill's start until the worker has none left, over
 //!   the sum of the predictions. How an engine batches the prompts in between does not matter.
 //!
-//! Prefills that other routers have on a worker spoil both: a prefill beside them did not begin alone, and a stretch with
-//! them teaches nothing, because what they took of its time is not known.
+//! Prefills that other routers have on a worker spoil both: a prefill beside them did not begin alone, and what they took
+//! of a stretch is not known. So while others have prefills there, a single prefill takes the place of a stretch: the
+//! time from its booking to its first token, over its prediction. That counts what all routers had queued before it; what
+//! they book later runs behind it. Of prefills that overlap, one counts.
 //!
 //! A report may be late, early or forged. Each sample is cut off at a few times the usual error, and each constant stays
 //! within a bound of its prior, so that one report moves a law by a bounded step.
@@ -132,8 +134,18 @@ struct Member {
     /// The logarithm of its slowness.
     log_slowness: f64,
     learnt: Learnt,
-    /// The busy stretch so far; `None` = it is not to be learnt from.
-    stretch: Option<Stretch>,
+    busy: Busy,
+}
+
+/// What the slowness of a busy worker is learnt from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Busy {
+    /// Nothing: it is not known since when the worker is busy.
+    Unknown,
+    /// The busy stretch so far, of this router's prefills alone.
+    Own(Stretch),
+    /// Single prefills that were booked at this time or later: other routers have prefills there too.
+    Shared(u64),
 }
 
 /// A busy stretch: since when, and the predictions of its prefills that are done.
@@ -284,7 +296,7 @@ impl PrefillLaws {
             let learnt = Learnt { saved_unix_ms: self.saved.read_unix_ms, here_ns: None };
             (libm::log(saved.slowness) * libm::exp2(-age_s / SLOWNESS_HALF_LIFE_S), learnt)
         });
-        let member = Member { index, worker, class, log_slowness, learnt, stretch: None };
+        let member = Member { index, worker, class, log_slowness, learnt, busy: Busy::Unknown };
         self.members[index.place()] = Some(member);
         restored
     }
@@ -363,7 +375,7 @@ impl PrefillLaws {
         class.told.note(seconds(done.predicted_ns), seconds(done.now_ns.saturating_sub(done.booked_ns)));
         let slowness = libm::exp(member.log_slowness);
         if done.began_alone {
-            member.stretch = Some(Stretch::at(done.since_ns));
+            member.busy = Busy::Own(Stretch::at(done.since_ns));
             // A report may have been under way for long.
             let took_ns = done.now_ns.saturating_sub(done.since_ns);
             let took_s = seconds(done.said_ns.map_or(took_ns, |said_ns| said_ns.min(took_ns)));
@@ -375,30 +387,36 @@ impl PrefillLaws {
             }
         }
         if done.beside_others {
-            member.stretch = None;
-            return;
+            member.share();
         }
-        let Some(mut stretch) = member.stretch.take() else {
-            // The next one begins here.
-            member.stretch = Some(Stretch::at(done.now_ns));
-            return;
-        };
-        stretch.predicted_s += seconds(done.work_ns);
-        if done.ended_alone || stretch.predicted_s > STRETCH_S {
-            // A class of one worker has no slowness beside its law.
-            if class.members > 1 {
-                member.take_stretch(&stretch, done.now_ns);
-                member.learnt.here_ns = Some(done.now_ns);
+        // The next stretch begins here, unless this one goes on.
+        let next = Busy::Own(Stretch::at(done.now_ns));
+        let (ended, next) = match member.busy {
+            Busy::Unknown => (None, next),
+            Busy::Own(mut stretch) => {
+                stretch.predicted_s += seconds(done.work_ns);
+                let has_ended = done.ended_alone || stretch.predicted_s > STRETCH_S;
+                if has_ended { (Some(stretch), next) } else { (None, Busy::Own(stretch)) }
             }
-            stretch = Stretch::at(done.now_ns);
+            Busy::Shared(from_ns) => {
+                let of_one = Stretch { since_ns: done.booked_ns, predicted_s: seconds(done.predicted_ns) };
+                let ended = (done.booked_ns >= from_ns).then_some(of_one);
+                let from_ns = if ended.is_some() { done.now_ns } else { from_ns };
+                (ended, if done.beside_others { Busy::Shared(from_ns) } else { next })
+            }
+        };
+        member.busy = next;
+        // A class of one worker has no slowness beside its law.
+        if let Some(stretch) = ended.filter(|_| class.members > 1) {
+            member.take_stretch(&stretch, done.now_ns);
+            member.learnt.here_ns = Some(done.now_ns);
         }
-        member.stretch = Some(stretch);
     }
 
-    /// Nothing is to be learnt from a worker's busy stretch so far: another router has prefills there.
-    pub(super) fn end_stretch(&mut self, index: WorkerIndex) {
+    /// Notes that another router has prefills on a worker.
+    pub(super) fn share_stretch(&mut self, index: WorkerIndex) {
         if let Some((member, _)) = self.find(index) {
-            member.stretch = None;
+            member.share();
         }
     }
 
@@ -429,6 +447,15 @@ impl PrefillLaws {
 }
 
 impl Member {
+    /// Other routers have prefills there from now on.
+    const fn share(&mut self) {
+        match self.busy {
+            Busy::Unknown => self.busy = Busy::Shared(0),
+            Busy::Own(stretch) => self.busy = Busy::Shared(stretch.since_ns),
+            Busy::Shared(_) => {}
+        }
+    }
+
     /// Learns from a busy stretch that has ended.
     fn take_stretch(&mut self, stretch: &Stretch, now_ns: u64) {
         let (took_s, predicted_s) = (seconds(now_ns.saturating_sub(stretch.since_ns)), stretch.predicted_s);

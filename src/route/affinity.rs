@@ -422,6 +422,12 @@ impl AffinityTable {
         (to < self.buckets.len()).then_some(to)
     }
 
+    /// Counts what changes in the bindings: while it is the same, so are they. Reads the whole table.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.sequence.load()).fold(0, u64::wrapping_add)
+    }
+
     /// Restores a binding that was kept `since_s` seconds ago. `false` = its last use was more than `ttl_s` seconds ago.
     pub fn restore(&self, kept: &KeptBinding, since_s: u32, (now_s, ttl_s): (u32, u32)) -> bool {
         let now = now_s.saturating_add(1);
@@ -689,6 +695,20 @@ mod table_tests {
             all.bind(SPACE, &n.to_string(), (worker, 7), n, 10_000);
         }
         assert!(!held(&all, "a"), "where one may have everything");
+    }
+
+    #[test]
+    fn each_bind_is_a_change_and_no_read_is() {
+        let table = AffinityTable::new(64, 9);
+        let mut seen = vec![table.changes()];
+        for (session, now_s) in [("a", 1), ("b", 1), ("a", 2)] {
+            table.bind(SPACE, session, (Worker::new(1, 0), 0), now_s, TTL_S);
+            assert!(table.worker_of(SPACE, "a", now_s, TTL_S).is_some());
+            table.keep((0, 64), (now_s, TTL_S), &mut Vec::new());
+            assert!(!seen.contains(&table.changes()));
+            seen.push(table.changes());
+        }
+        assert_eq!(seen.last(), Some(&table.changes()));
     }
 
     #[test]

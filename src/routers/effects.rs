@@ -19,9 +19,11 @@ pub enum Effect {
         /// The gauge's age, milliseconds.
         age_ms: u64,
     },
-    /// Take away all that the origin at this place adds to any worker.
+    /// Take away all that the origin at this place adds to any worker, before the next effect: its gauges may come anew, and
+    /// another origin may get the place. [`OthersLoads::drop_all`](crate::requests::OthersLoads::drop_all) is over when it
+    /// returns.
     DropGauges {
-        /// The origin's place. Another origin may get it later.
+        /// The origin's place.
         place: u8,
     },
     /// Bind or unbind a session, unless it was used later elsewhere.

@@ -27,6 +27,7 @@ use crate::fleet::Fleet;
 use crate::limits::{LOAD_SHOWN_EVERY_MS, LOAD_TICK_MS, ORIGINS_MAX, ROUTER_NOTICED_MS};
 use crate::load::Loads;
 use crate::metrics::RouterCounter;
+use crate::requests::OthersLoads;
 use crate::route::{AffinityTable, PolicyTable};
 
 /// Things noticed of routers that are remembered.
@@ -48,6 +49,8 @@ pub struct ExchangeSettings {
 pub struct SharedTables<'a> {
     /// The loads.
     pub loads: &'a Arc<Loads>,
+    /// The way into them.
+    pub others: &'a OthersLoads,
     /// The workers.
     pub fleet: &'a Arc<Fleet>,
     /// The bindings of affinity sessions, by hashes with [`Keys::affinity_secret`].
@@ -111,7 +114,7 @@ impl<C: Carrier> Exchange<C> {
             settings,
             publisher: Publisher::new(own, settings.publisher, now_ms),
             origins: Origins::new(own, settings.origins),
-            table: SharedLoads::new(shared.loads, shared.fleet),
+            table: SharedLoads::new(shared.loads, shared.others, shared.fleet),
             bindings: SharedBindings::new(shared.affinities, shared.policies, now_ns),
             view: Arc::clone(view),
             nonces,
@@ -130,16 +133,15 @@ impl<C: Carrier> Exchange<C> {
         exchange
     }
 
-    /// Waits for messages, handles them, and says what is due. `now_ns` is the clock of bookings. `true` = the load that
-    /// others add changed.
+    /// Waits for messages, handles them, and says what is due. `now_ns` is the clock of bookings.
     ///
     /// # Errors
     /// The carrier has failed for good.
-    pub fn round(&mut self, now_ns: impl Fn() -> u64) -> io::Result<bool> {
+    pub fn round(&mut self, now_ns: impl Fn() -> u64) -> io::Result<()> {
         let wait = Duration::from_millis(self.settings.publisher.batch_ms);
         let mut arrived = std::mem::take(&mut self.arrived);
         self.carrier.receive(wait, now_ns() / 1_000_000, &mut arrived)?;
-        let (now_ns, mut is_changed) = (now_ns(), false);
+        let now_ns = now_ns();
         let now_ms = now_ns / 1_000_000;
         for Arrived { from, bytes } in arrived.drain(..) {
             self.count(RouterCounter::MessagesReceived, 1);
@@ -148,21 +150,21 @@ impl<C: Carrier> Exchange<C> {
                 (Source::Asker(asker), Ok(message)) => self.attend(asker, &message, now_ns),
                 (source, Err(refusal)) => self.refuse(source, refusal, now_ms),
             }
-            is_changed |= self.apply(now_ns);
+            self.apply(now_ns);
         }
         self.arrived = arrived;
-        is_changed |= self.follow_fleet(now_ns);
+        self.follow_fleet(now_ns);
         self.speak(now_ns);
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + LOAD_TICK_MS;
             self.origins.tick(now_ms, &mut self.nonces, &mut self.effects);
-            is_changed |= self.apply(now_ns);
+            self.apply(now_ns);
             self.join(now_ms);
         }
         if now_ms >= self.next_shown_ms {
             self.show(now_ms);
         }
-        Ok(is_changed)
+        Ok(())
     }
 
     // ---- what others say ----
@@ -239,22 +241,18 @@ impl<C: Carrier> Exchange<C> {
         self.origins.refuse(&refusal, now_ms, &mut self.nonces, &mut self.effects);
     }
 
-    /// Carries out what the origins want. `true` = the load of some worker changed.
-    fn apply(&mut self, now_ns: u64) -> bool {
-        let (mut effects, mut is_changed) = (std::mem::take(&mut self.effects), false);
+    /// Carries out what the origins want.
+    fn apply(&mut self, now_ns: u64) {
+        let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
                 Effect::SetGauge { place, worker, gauge, age_ms } => {
                     let at_ns = now_ns.saturating_sub(age_ms.saturating_mul(1_000_000));
                     let is_known = self.table.set(place, worker, gauge, at_ns);
-                    is_changed |= is_known;
                     let counter = if is_known { RouterCounter::GaugesSet } else { RouterCounter::GaugesUnknownWorker };
                     self.count(counter, 1);
                 }
-                Effect::DropGauges { place } => {
-                    self.table.drop_all(place);
-                    is_changed = true;
-                }
+                Effect::DropGauges { place } => self.table.drop_all(place),
                 Effect::Bind(binding) => {
                     self.count(RouterCounter::BindingsHeard, 1);
                     if !binding.ended {
@@ -284,23 +282,21 @@ impl<C: Carrier> Exchange<C> {
             }
         }
         self.effects = effects;
-        is_changed
     }
 
     /// Gives workers that joined what others add to them, and notes those whose own part changed.
-    fn follow_fleet(&mut self, now_ns: u64) -> bool {
-        let (change, mut is_changed) = (self.table.follow(), false);
+    fn follow_fleet(&mut self, now_ns: u64) {
+        let change = self.table.follow();
         for worker in &change.joined {
             for (place, gauge, age_ms) in self.origins.gauges_of(*worker, now_ns / 1_000_000) {
                 let at_ns = now_ns.saturating_sub(age_ms.saturating_mul(1_000_000));
-                is_changed |= self.table.set(place, *worker, gauge, at_ns);
+                self.table.set(place, *worker, gauge, at_ns);
             }
         }
         change.joined.into_iter().chain(change.left).for_each(|worker| self.publisher.note_changed(worker));
         let publisher = &mut self.publisher;
         self.table.changed(|worker| publisher.note_changed(worker));
         self.bindings.changed(now_ns, |binding| publisher.note_binding(binding, now_ns / 1_000_000));
-        is_changed
     }
 
     // ---- what this router says ----

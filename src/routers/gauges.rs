@@ -7,10 +7,16 @@ use super::digest::Digest;
 use super::protocol::{Batch, Heartbeat};
 use super::values::{Gauge, Incarnation, WorkerGauge};
 use crate::ids::Worker;
-use crate::limits::ORIGIN_WORKERS_MAX;
+use crate::limits::{ORIGIN_WORKERS_MAX, ROUTER_BYTES};
 
 /// Gauges held, with those of zeros.
 const HELD_MAX: usize = 2 * ORIGIN_WORKERS_MAX;
+
+// A node of the map is half full at least; a snapshot that arrives has as many gauges as workers.
+const _: () = assert!(
+    (2 * HELD_MAX + ORIGIN_WORKERS_MAX) * size_of::<(Worker, HeldGauge)>() <= ROUTER_BYTES as usize / 2,
+    "of what is reserved for a router, the load has the other half"
+);
 
 /// A gauge, and what it is as of.
 #[derive(Clone, Copy, Debug)]

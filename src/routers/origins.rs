@@ -10,16 +10,18 @@ use super::values::{Gauge, Incarnation, Nonce, OriginId, Sender};
 use crate::ids::Worker;
 use crate::limits::{LOAD_SILENT_MS_MAX_DEFAULT, ORIGINS_MAX};
 
-/// How long origins may be silent.
+/// How long origins may be silent, and how many are heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OriginSettings {
     /// Silence after which an origin's load is dropped, milliseconds.
     pub silent_ms_max: u64,
+    /// Origins that are heard, at most [`ORIGINS_MAX`].
+    pub origins_max: usize,
 }
 
 impl Default for OriginSettings {
     fn default() -> Self {
-        Self { silent_ms_max: LOAD_SILENT_MS_MAX_DEFAULT }
+        Self { silent_ms_max: LOAD_SILENT_MS_MAX_DEFAULT, origins_max: ORIGINS_MAX }
     }
 }
 
@@ -82,7 +84,7 @@ impl Origins {
     /// None yet. `own` is this router.
     #[must_use]
     pub fn new(own: Sender, settings: OriginSettings) -> Self {
-        Self { own, settings, places: vec![None; ORIGINS_MAX], notices: BTreeMap::new() }
+        Self { own, settings, places: vec![None; settings.origins_max.min(ORIGINS_MAX)], notices: BTreeMap::new() }
     }
 
     /// Handles a message other than a request, which [`Publisher::answer`](super::Publisher::answer) answers.

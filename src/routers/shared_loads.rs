@@ -8,13 +8,14 @@ use rustc_hash::FxHashMap;
 use super::values::Gauge;
 use crate::fleet::Fleet;
 use crate::ids::{Worker, WorkerIndex};
-use crate::limits::GAUGES_DROPPED_PER_LOCK_MAX;
 use crate::load::{ChangesSeen, Loads, OriginPlace};
+use crate::requests::OthersLoads;
 
 /// The loads, and the workers that this router knows.
 #[derive(Debug)]
 pub(super) struct SharedLoads {
     loads: Arc<Loads>,
+    others: OthersLoads,
     fleet: Arc<Fleet>,
     /// The version of the fleet's table that `indexes` and `by_place` are of; `None` = of none yet.
     version: Option<u64>,
@@ -35,9 +36,10 @@ pub(super) struct FleetChange {
 }
 
 impl SharedLoads {
-    pub(super) fn new(loads: &Arc<Loads>, fleet: &Arc<Fleet>) -> Self {
+    pub(super) fn new(loads: &Arc<Loads>, others: &OthersLoads, fleet: &Arc<Fleet>) -> Self {
         Self {
             loads: Arc::clone(loads),
+            others: others.clone(),
             fleet: Arc::clone(fleet),
             version: None,
             indexes: FxHashMap::default(),
@@ -89,14 +91,11 @@ impl SharedLoads {
     /// Sets what an origin adds to a worker, as of a time. `false` = this router does not know the worker.
     pub(super) fn set(&self, place: u8, worker: Worker, gauge: Gauge, at_ns: u64) -> bool {
         let index = self.indexes.get(&worker);
-        index.is_some_and(|index| self.loads.set_gauge(OriginPlace(place), *index, gauge, at_ns))
+        index.is_some_and(|index| self.others.set(OriginPlace(place), *index, gauge, at_ns))
     }
 
     /// Takes away all that an origin adds.
     pub(super) fn drop_all(&self, place: u8) {
-        let mut from = Some(0);
-        while let Some(at) = from {
-            from = self.loads.drop_gauges(OriginPlace(place), at, GAUGES_DROPPED_PER_LOCK_MAX);
-        }
+        self.others.drop_all(OriginPlace(place));
     }
 }

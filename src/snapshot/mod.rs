@@ -35,7 +35,7 @@ mod stats;
 mod tests;
 
 pub use bookings::{
-    BookingsImage, BookingsKeeper, BookingsPlan, BookingsStore, Encoder as BookingsEncoder, Found as FoundBookings,
+    BookingsImage, BookingsPlan, BookingsStore, BookingsWriter, Encoder as BookingsEncoder, Found as FoundBookings,
     ImageFacts, ImageTime, decode_bookings, encode_bookings,
 };
 pub use directory::Directory;

@@ -254,6 +254,23 @@ fn bookings_wait_for_a_worker_that_is_added_later() {
 }
 
 #[test]
+fn what_ends_while_its_worker_is_away_stays_ended_after_a_kill() {
+    let site = Site::new(10, true);
+    let mut daemon = site.start(&[]);
+    daemon.worker_ok(&["add", "id=3,model=m"]);
+    until("there are three workers", || daemon.status().workers.len() == 3);
+    let booking = book_on(&mut gateway(&daemon), "a", 1, Some(Worker::new(3, 0)));
+    assert_eq!(daemon.process.end("-TERM"), Some(0));
+    let mut daemon = site.start(&[]);
+    assert_eq!(daemon.counter("bookings_restored_absent"), 1);
+    let before = daemon.counter("booking_images_written");
+    assert_eq!(free(&mut gateway(&daemon), booking), BookingOutcome::Applied);
+    until("an image is written", || daemon.counter("booking_images_written") > before);
+    assert_eq!(daemon.process.end("-KILL"), None);
+    assert_eq!(site.start(&[]).counter("bookings_live"), 0);
+}
+
+#[test]
 fn an_image_that_is_broken_or_of_another_kind_costs_only_its_bookings() {
     let site = Site::new(0, true);
     let mut daemon = site.start(&[]);
@@ -294,6 +311,32 @@ fn stored(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
         _ => None,
     });
     (String::from_utf8_lossy(&bytes[..received.bytes]).into_owned(), files.flatten().collect())
+}
+
+#[test]
+fn without_a_socket_to_the_service_manager_images_go_to_the_folder() {
+    let site = Site::new(10, true);
+    let mut daemon = site.start_by(&format!("export FDSTORE=2; unset NOTIFY_SOCKET; {EXEC}"));
+    let mut client = gateway(&daemon);
+    let kept = book(&mut client, "kept", 1);
+    wait_for_image(&daemon, &mut client);
+    assert_eq!(daemon.process.end("-KILL"), None);
+    let daemon = site.start(&[]);
+    assert_eq!(free(&mut gateway(&daemon), kept), BookingOutcome::Applied);
+}
+
+#[test]
+fn a_store_whose_files_cannot_be_read_is_filled_anew() {
+    let site = Site::new(10, false);
+    let path = site.folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path).expect("bound");
+    manager.set_read_timeout(Some(WAIT_MAX)).expect("set");
+    let listen = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=kvrouted-bookings";
+    let line = format!("exec 3<>/dev/null; export FDSTORE=2 NOTIFY_SOCKET={} {listen}; {EXEC}", path.display());
+    let _daemon = site.start_by(&line);
+    assert_eq!(stored(&manager).0, "FDSTOREREMOVE=1\nFDNAME=kvrouted-bookings\n");
+    let (said, files) = stored(&manager);
+    assert!(said.starts_with("FDSTORE=1\n") && files.len() == 2, "{said}");
 }
 
 #[test]

@@ -242,7 +242,7 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
             Integer { min: 0, max: limits::BOOKINGS_IMAGE_MS_CEILING, set: |c, v| c.bookings_image_ms = v },
             "How often the daemon writes down bookings, sessions and affinity bindings while they change, so that a crash costs only\n\
              what came after. They go to the service manager's descriptor store if it has one (FileDescriptorStoreMax=2), else to\n\
-             `dir`. 0: only when the daemon stops.",
+             `dir`, which gets one every 10 s at most beside the store. 0: only when the daemon stops.",
         ),
     ],
 };

@@ -3,7 +3,7 @@
 use super::super::*;
 use super::{MS, NOTHING, by_id};
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
-use crate::limits::{KEPT_BOOKINGS_PER_LOCK_MAX, KEPT_GENERATIONS_GAP};
+use crate::limits::{KEPT_BOOKINGS_PER_LOCK_MAX, KEPT_GENERATIONS_GAP, KEPT_LOST_RANGES_MAX, KEPT_SESSIONS_GAP};
 
 const SECOND: u64 = 1000 * MS;
 const SPACE: SpaceId = SpaceId(0);
@@ -25,7 +25,8 @@ pub(super) fn keep_all(
     }
     let places = (0..4).map(|place| WorkerIndex::at(place, 0));
     let workers: Vec<_> = places.filter_map(|index| Some((worker_of(index)?, index))).collect();
-    KeptLoads { numbers, slices, workers: loads.keep_workers(&workers, now_ns) }
+    let absent = loads.keep_absent_workers(None, now_ns);
+    KeptLoads { numbers, slices, workers: [loads.keep_workers(&workers, now_ns), absent].concat() }
 }
 
 fn name(index: WorkerIndex) -> Option<Worker> {
@@ -77,7 +78,7 @@ fn busy() -> (Loads, SessionId, Vec<BookingHandle>) {
 fn restore(kept: &KeptLoads, since_s: u64, now_s: u64) -> (Loads, Restored) {
     let loads = Loads::new(2, config());
     let at = RestoredAt { since_ns: since_s * SECOND, now_ns: now_s * SECOND };
-    let restored = loads.restore(kept, at, 0, found);
+    let restored = loads.restore(kept, at, Skipped::default(), found);
     (loads, restored)
 }
 
@@ -156,7 +157,7 @@ fn bookings_wait_for_a_worker_that_comes_late() {
     let after = Loads::new(2, config());
     let at = RestoredAt { since_ns: 0, now_ns: 40 * SECOND };
     let (late, other) = (Worker::new(100, 0), Worker::new(101, 0));
-    let restored = after.restore(&kept, at, 0, |worker| found(worker).filter(|_| worker != late));
+    let restored = after.restore(&kept, at, Skipped::default(), |worker| found(worker).filter(|_| worker != late));
     assert_eq!((restored.bookings, restored.absent), (3, 2));
     assert_eq!(after.read(WorkerIndex(0)).requests, 0);
     // They are kept once more before the worker comes.
@@ -165,8 +166,8 @@ fn bookings_wait_for_a_worker_that_comes_late() {
     assert_eq!((workers(&again), workers(&kept)), (vec![late, late, other], vec![late, late, other]));
     assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
     assert_eq!(after.free(session, BookingRef::Handle(handles[0]), 40 * SECOND), BookingOutcome::Applied);
-    // The ended one, the other one, and no more.
-    for waited in [1, 1, 0] {
+    // The other one, and no more.
+    for waited in [1, 0] {
         assert_eq!(after.place_absent(late, (WorkerIndex(0), SPACE), 1), waited);
     }
     assert_eq!(after.place_absent(other, (WorkerIndex(1), SPACE), 1), 0);
@@ -174,11 +175,11 @@ fn bookings_wait_for_a_worker_that_comes_late() {
     assert_eq!((load.requests, load.prefill_tokens, load.decode_blocks), (1, 200, 4));
     // Of the second time, none waits: the worker serves another space now.
     let third = Loads::new(2, config());
-    third.restore(&again, at, 0, |_| None);
+    third.restore(&again, at, Skipped::default(), |_| None);
     assert_eq!(third.place_absent(late, (WorkerIndex(0), SpaceId(5)), 9), 2);
     assert_eq!((third.live(), third.read(WorkerIndex(0)).requests), (1, 0));
     let elsewhere = |worker| found(worker).map(|(index, _)| (index, SpaceId(5)));
-    let restored = Loads::new(2, config()).restore(&again, at, 0, elsewhere);
+    let restored = Loads::new(2, config()).restore(&again, at, Skipped::default(), elsewhere);
     assert_eq!((restored.bookings, restored.other_space), (0, 3));
 }
 
@@ -241,6 +242,204 @@ fn a_share_of_bookings_beyond_the_limit_is_refused() {
     let (before, ..) = busy();
     let kept = keep_all(&before, 10 * SECOND, name);
     let after = Loads::new(2, LoadsConfig { bookings_max: 2, ..config() });
-    let restored = after.restore(&kept, RestoredAt { since_ns: 0, now_ns: 40 * SECOND }, 0, found);
+    let restored = after.restore(&kept, RestoredAt { since_ns: 0, now_ns: 40 * SECOND }, Skipped::default(), found);
     assert_eq!((restored.bookings, restored.refused, after.live()), (2, 1, 2));
+}
+
+const LATE: Worker = Worker::new(100, 0);
+
+/// What these loads keep at a second, restored in a run without worker 100.
+fn without_late(kept: &KeptLoads, (since_s, now_s): (u64, u64), config: LoadsConfig) -> (Loads, Restored) {
+    let loads = Loads::new(2, config);
+    let at = RestoredAt { since_ns: since_s * SECOND, now_ns: now_s * SECOND };
+    let restored = loads.restore(kept, at, Skipped::default(), |worker| found(worker).filter(|_| worker != LATE));
+    (loads, restored)
+}
+
+#[test]
+fn bookings_of_a_late_worker_stay_apart_from_what_other_routers_said_of_it() {
+    let config = LoadsConfig { track_output_blocks: true, ..config() };
+    let before = Loads::new(2, config);
+    let session = before.open_session(TOKEN, 7).expect("room");
+    let (blocks, w) = (locals(&[1, 2, 3]), WorkerIndex(0));
+    let demand = Demand {
+        prefill_tokens: 50_000,
+        blocks: PromptBlocks::Shared(&blocks),
+        expected_output_tokens: 100,
+        ..NOTHING
+    };
+    let handle = before.book(session, "a", 0, w, demand, SECOND).expect("booked").handle;
+    assert_eq!(before.output_progress(session, BookingRef::Handle(handle), 50), BookingOutcome::Applied);
+    let own = before.own_gauge(w, SECOND);
+    let (after, _) = without_late(&keep_all(&before, SECOND, name), (0, 40), config);
+    let said = Gauge { requests: 5, decode_parts: 1000, recent_share: 0.1, ..Gauge::default() };
+    assert_ne!(after.set_gauge(OriginPlace(0), w, said, 40 * SECOND), GaugeEffect::Refused);
+    assert_eq!(after.place_absent(LATE, (w, SPACE), 9), 1);
+    let (placed, load) = (after.own_gauge(w, 40 * SECOND), after.read(w));
+    assert_eq!((placed.requests, placed.decode_parts, placed.prefill_tokens), (1, own.decode_parts, 50_000));
+    assert_eq!((load.requests, after.decode_parts(w)), (6, own.decode_parts + 1000));
+    assert!(placed.recent_share > 0.0 && load.recent.prefill_share > placed.recent_share);
+    assert_eq!(after.free(session, BookingRef::Handle(handle), 41 * SECOND), BookingOutcome::Applied);
+    let left = after.own_gauge(w, 41 * SECOND);
+    assert_eq!((left.requests, left.decode_parts, after.read(w).requests), (0, 0, 5));
+}
+
+#[test]
+fn what_other_routers_said_is_not_kept() {
+    let (before, ..) = busy();
+    let kept = keep_all(&before, 10 * SECOND, name);
+    let said = Gauge {
+        requests: 5,
+        prefills: 2,
+        prefill_tokens: 900,
+        queued_ns: 9 * SECOND,
+        running_ns: 5 * SECOND,
+        elapsed_ns: 4 * SECOND,
+        recent_share: 0.9,
+        ..Gauge::default()
+    };
+    for worker in [WorkerIndex(0), WorkerIndex(1)] {
+        assert_ne!(before.set_gauge(OriginPlace(1), worker, said, 10 * SECOND), GaugeEffect::Refused);
+    }
+    assert_eq!(keep_all(&before, 10 * SECOND, name), kept);
+}
+
+#[test]
+fn what_is_known_of_a_late_worker_waits_for_it() {
+    let (before, session, _) = busy();
+    let kept = keep_all(&before, 10 * SECOND, name);
+    let (in_time, _) = restore(&kept, 1, 40);
+    let expected = in_time.read(WorkerIndex(0));
+    assert!(expected.recent.prefill_share > 0.0 && expected.work.queued_ns > 0);
+    // A run ends before the worker comes.
+    let (between, _) = without_late(&kept, (1, 40), config());
+    assert_eq!(between.read(WorkerIndex(0)).recent, RecentWork::default());
+    let again = keep_all(&between, 40 * SECOND, |index| name(index).filter(|worker| *worker != LATE));
+    assert_eq!(again.workers.iter().filter(|kept| kept.worker == LATE).count(), 1);
+    let (after, _) = without_late(&again, (0, 40), config());
+    assert_eq!(after.place_absent(LATE, (WorkerIndex(0), SPACE), 9), 2);
+    let load = after.read(WorkerIndex(0));
+    assert_eq!((load.recent, load.work), (expected.recent, expected.work));
+    assert!(after.keep_absent_workers(None, 40 * SECOND).is_empty());
+    // What is booked between its coming and the call comes on top, and runs first.
+    let (after, _) = without_late(&again, (0, 40), config());
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    book(&after, session, "new", 0, 5000, &[9], 40 * SECOND);
+    after.place_absent(LATE, (WorkerIndex(0), SPACE), 9);
+    let load = after.read(WorkerIndex(0));
+    assert!(load.recent.prefill_share > expected.recent.prefill_share);
+    assert_eq!(load.work.since_ns, 40 * SECOND);
+    // It never comes.
+    let (after, _) = without_late(&again, (0, 40), config());
+    after.expire(100 * SECOND, 9);
+    assert!(after.keep_absent_workers(None, 100 * SECOND).is_empty());
+}
+
+#[test]
+fn prompts_that_wait_for_a_worker_are_bounded_and_counted() {
+    let before = Loads::new(2, config());
+    let session = before.open_session(TOKEN, 7).expect("room");
+    let prompt = |of: u64| (0..40).map(|block| 1000 * of + block).collect::<Vec<u64>>();
+    for of in 0..3 {
+        book(&before, session, &of.to_string(), 0, 10, &prompt(of), SECOND);
+    }
+    let config = LoadsConfig { active_words_max: 100, ..config() };
+    let (after, restored) = without_late(&keep_all(&before, SECOND, name), (0, 40), config);
+    assert_eq!(restored.absent, 3);
+    let kept = keep_all(&after, 40 * SECOND, |_| None);
+    let blocks: Vec<usize> = kept.slices.iter().map(|slice| slice.hashes.len()).collect();
+    assert_eq!(blocks, [80], "two prompts; the third is a number");
+    assert!(kept.slices[0].bookings.iter().any(|booking| booking.blocks == KeptBlocks::Alone(40)));
+    let bytes = || {
+        after.expire(40 * SECOND, 1);
+        after.bytes()
+    };
+    let held = bytes();
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    for name in ["0", "1"] {
+        assert_eq!(after.free(session, by_id(name, 0), 40 * SECOND), BookingOutcome::Applied);
+    }
+    assert_eq!(held - bytes(), 80 * 8);
+    assert_eq!(after.place_absent(LATE, (WorkerIndex(0), SPACE), 9), 1);
+    assert_eq!(after.read(WorkerIndex(0)).decode_blocks, 40);
+}
+
+#[test]
+fn a_slot_that_waits_for_another_worker_by_now_goes_on_waiting() {
+    let (before, ..) = busy();
+    let mut kept = keep_all(&before, 10 * SECOND, name);
+    let other = Worker::new(101, 0);
+    let [first, second, third] = &mut kept.slices[0].bookings[..] else { panic!("three") };
+    // The second attempt of the first one's request frees its slot, and the third one has got that.
+    (second.name, second.attempt, second.slot, second.worker) = (first.name, 1, 7, other);
+    (third.slot, third.worker) = (first.slot, other);
+    let after = Loads::new(2, config());
+    let at = RestoredAt { since_ns: 0, now_ns: 40 * SECOND };
+    let restored = after.restore(&kept, at, Skipped::default(), |_| None);
+    assert_eq!((restored.bookings, restored.absent, restored.refused), (2, 2, 1));
+    assert_eq!(after.place_absent(LATE, (WorkerIndex(0), SPACE), 9), 0);
+    assert_eq!(after.place_absent(other, (WorkerIndex(1), SPACE), 9), 2);
+    assert_eq!(after.read(WorkerIndex(1)).requests, 2);
+}
+
+#[test]
+fn each_change_of_a_booking_counts_also_where_no_load_changes() {
+    let (before, session, handles) = busy();
+    let kept = keep_all(&before, 10 * SECOND, name);
+    let (after, _) = without_late(&kept, (0, 40), config());
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    let (mut seen, now_ns) = (after.booking_changes(), 40 * SECOND);
+    let mut has_changed = || std::mem::replace(&mut seen, after.booking_changes()) != after.booking_changes();
+    let loads = after.changes_seen();
+    let of = BookingRef::Handle(handles[1]);
+    assert_eq!(after.prefill_complete(session, of, 0, now_ns), BookingOutcome::Applied);
+    assert!(has_changed());
+    assert_eq!(after.output_progress(session, of, 10), BookingOutcome::Applied);
+    assert!(has_changed());
+    assert_eq!(after.free(session, of, now_ns), BookingOutcome::Applied);
+    assert!(has_changed());
+    assert_eq!(after.free(session, of, now_ns), BookingOutcome::AlreadyApplied);
+    assert!(!has_changed());
+    assert_eq!(after.changes_seen(), loads, "their worker is not there");
+    book(&after, session, "n", 1, 1, &[1], now_ns);
+    assert!(has_changed());
+    assert_eq!(after.place_absent(LATE, (WorkerIndex(0), SPACE), 9), 1);
+    assert!(has_changed());
+}
+
+#[test]
+fn a_booking_that_was_lost_stays_unknown_after_more_restarts() {
+    let (before, session, _) = busy();
+    let kept = keep_all(&before, 10 * SECOND, name);
+    let lost = BookingRef::Handle(book(&before, session, "lost", 1, 5, &[7], 10 * SECOND));
+    let (after, _) = restore(&kept, 1, 40);
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    let ended = book(&after, session, "ended", 1, 5, &[7], 40 * SECOND);
+    assert_eq!(after.free(session, BookingRef::Handle(ended), 40 * SECOND), BookingOutcome::Applied);
+    let mut kept = keep_all(&after, 40 * SECOND, name);
+    let (after, _) = restore(&kept, 0, 40);
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    assert_eq!(after.free(session, lost, 40 * SECOND), BookingOutcome::Unknown);
+    assert_eq!(after.free(session, BookingRef::Handle(ended), 40 * SECOND), BookingOutcome::AlreadyApplied);
+    for _ in 0..2 * KEPT_LOST_RANGES_MAX {
+        let (next, _) = restore(&kept, 0, 40);
+        kept = keep_all(&next, 40 * SECOND, name);
+    }
+    assert_eq!(kept.numbers.lost.len(), KEPT_LOST_RANGES_MAX);
+    assert!(kept.numbers.lost.windows(2).all(|ranges| ranges[0].end() < ranges[1].start()));
+    let (after, _) = restore(&kept, 0, 40);
+    assert_eq!(after.open_session(TOKEN, 7).expect("room"), session);
+    assert_eq!(after.free(session, lost, 40 * SECOND), BookingOutcome::Unknown);
+}
+
+#[test]
+fn a_restart_skips_the_numbers_that_the_caller_drew() {
+    let (before, ..) = busy();
+    let kept = keep_all(&before, 10 * SECOND, name);
+    let after = Loads::new(2, config());
+    let at = RestoredAt { since_ns: 0, now_ns: 40 * SECOND };
+    after.restore(&kept, at, Skipped { generations: 11, sessions: 13 }, found);
+    let numbers = after.numbers();
+    assert_eq!(numbers.generations, kept.numbers.generations + KEPT_GENERATIONS_GAP + 11);
+    assert_eq!(numbers.next_session, kept.numbers.next_session + KEPT_SESSIONS_GAP + 13);
 }

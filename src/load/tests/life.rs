@@ -204,7 +204,7 @@ impl Model {
         let at = RestoredAt { since_ns: ms * MS, now_ns: self.now_ns() };
         let is_there = |worker: Worker| worker.id.0 != u64::from(late);
         let found = |worker: Worker| is_there(worker).then(|| (index(worker), SPACE));
-        let restored = self.loads.restore(&kept, at, 0, found);
+        let restored = self.loads.restore(&kept, at, Skipped::default(), found);
         let now_ms = self.now_ms;
         self.live.retain(|_, live| now_ms - live.booked_ms < AGE_MS);
         assert_eq!(restored.bookings as usize, self.live.len(), "{restored:?}");

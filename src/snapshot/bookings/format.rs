@@ -12,13 +12,14 @@
 //! Change the version whenever this framing, a record or the hashing of blocks or names changes.
 
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 
 use super::{BookingsImage, ImageFacts, ImageTime};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::ids::{LocalHash, SpaceId, Worker};
 use crate::limits::{
     BLOCK_SIZE_TOKENS_MAX, BOOKINGS_MAX, KEPT_BINDINGS_MAX, KEPT_BLOCKS_MAX, KEPT_BOOKINGS_PER_LOCK_MAX,
-    KEPT_SECTION_BYTES_MAX, KEPT_WORKERS_MAX, PROMPT_BLOCKS_MAX, SPACES_MAX,
+    KEPT_LOST_RANGES_MAX, KEPT_SECTION_BYTES_MAX, KEPT_WORKERS_MAX, PROMPT_BLOCKS_MAX, SPACES_MAX,
 };
 use crate::load::{
     KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker, RecentWork, SessionId,
@@ -81,11 +82,14 @@ impl<W: Write> Encoder<W> {
         Ok(Self { out, body: Vec::new(), sections: 0, written: PREAMBLE_BYTES as u64 })
     }
 
-    /// Writes bookings.
+    /// Writes bookings; nothing if there are none.
     ///
     /// # Errors
     /// The writer's.
     pub fn slice(&mut self, slice: &KeptSlice) -> io::Result<()> {
+        if slice.bookings.is_empty() {
+            return Ok(());
+        }
         let lens = [slice.sessions.len(), slice.runs.len(), slice.hashes.len(), slice.bookings.len()];
         lens.into_iter().for_each(|len| self.u32(len as u32));
         slice.sessions.iter().for_each(|session| self.session(session));
@@ -142,6 +146,8 @@ impl<W: Write> Encoder<W> {
         self.u32(numbers.next_session);
         self.u32(spaces.len() as u32);
         spaces.iter().for_each(|space| self.body.extend_from_slice(&space.to_le_bytes()));
+        self.u32(numbers.lost.len() as u32);
+        numbers.lost.iter().flat_map(|range| [*range.start(), *range.end()]).for_each(|value| self.u64(value));
         self.section(SectionKind::End)?;
         self.out.flush()?;
         Ok((self.out, self.written))
@@ -348,13 +354,19 @@ impl ReadSections {
         let (unix_ms, since_boot_ns) = (fields.u64()?, fields.u64()?);
         let (complete_to, generations) = (fields.u64()?, fields.u64()?);
         let taken = ImageTime { boot: fields.u128()?, since_boot_ns, unix_ms };
-        self.loads.numbers = KeptNumbers { complete_to, generations, next_session: fields.u32()? };
+        let next_session = fields.u32()?;
         let len = fields.u32().filter(|len| *len as usize <= SPACES_MAX)?;
         let spaces = fields.list(len, Fields::u128)?;
+        let len = fields.u32().filter(|len| *len as usize <= KEPT_LOST_RANGES_MAX)?;
+        let lost = fields.list(len, |fields| Some(fields.u64()?..=fields.u64()?))?;
+        let ascend = |ranges: &[RangeInclusive<u64>]| ranges[0].end() < ranges[1].start();
         let is_sound = fields.0.is_empty()
+            && lost.iter().all(|range| !range.is_empty() && *range.end() <= complete_to)
+            && lost.windows(2).all(ascend)
             && number.max(identity.fleet_version).max(generations) <= GROWING_MAX
             && complete_to.max(self.generation_max) <= generations
             && self.space_max.is_none_or(|space| (space as usize) < spaces.len());
+        self.loads.numbers = KeptNumbers { complete_to, generations, next_session, lost };
         let facts = ImageFacts { number, identity, taken, spaces };
         is_sound.then_some(BookingsImage { facts, loads: self.loads, bindings: self.bindings })
     }
@@ -362,7 +374,8 @@ impl ReadSections {
 
 fn slice_of(mut fields: Fields<'_>) -> Option<KeptSlice> {
     let [sessions, runs, hashes, bookings] = [fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?];
-    if sessions.max(bookings) as usize > KEPT_BOOKINGS_PER_LOCK_MAX {
+    // Without bookings, there would be no limit to the number of slices.
+    if bookings == 0 || sessions.max(bookings) as usize > KEPT_BOOKINGS_PER_LOCK_MAX {
         return None;
     }
     let slice = KeptSlice {

@@ -1,27 +1,27 @@
 //! The image of the bookings: what a restart keeps of them, and of the sessions and bindings beside them.
 //!
 //! ```text
-//! write   load::Loads::keep, route::AffinityTable::keep → keeper → format::Encoder → store
+//! write   load::Loads::keep, route::AffinityTable::keep → writer → format::Encoder → store
 //! read    store → format::decode_bookings → load::Loads::restore, route::AffinityTable::restore
 //! ```
 //!
-//! [`BookingsKeeper`] writes an image every `snapshot.bookings_image_ms`, and one more when the daemon has answered its
-//! last request. An image goes to one of two places ([`BookingsStore`]): memory files that the service manager keeps while
-//! no daemon runs, or a file beside the snapshots. The last whole image outlives a crash at any moment: of two memory
-//! files the other one is written, and the file is renamed.
+//! [`BookingsWriter`] writes an image every `snapshot.bookings_image_ms` while bookings or bindings change, and one more
+//! when the daemon has answered its last request. An image goes to one of two places ([`BookingsStore`]): memory files that
+//! the service manager keeps while no daemon runs, or a file beside the snapshots, which also gets some of the others. The
+//! last whole image outlives a crash at any moment: of two memory files the other one is written, and the file is renamed.
 //!
 //! Images are numbered. A start reads all it finds and takes the one with the highest number. An image that cannot be used
-//! costs the bookings in it, and nothing else: the daemon then starts as one that has never run.
+//! costs the bookings in it, and nothing else: it is removed, and the daemon starts as one that has never run.
 
 mod format;
-mod keeper;
 mod store;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use format::{Encoder, decode_bookings, encode_bookings};
-pub use keeper::{BookingsKeeper, BookingsPlan};
 pub use store::{BookingsStore, Found};
+pub use writer::{BookingsPlan, BookingsWriter};
 
 use crate::load::KeptLoads;
 use crate::requests::Identity;
@@ -41,7 +41,7 @@ pub struct BookingsImage {
 /// The facts about an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFacts {
-    /// One more than that of the image before, also if an earlier run wrote that.
+    /// Higher than that of the image before, also if an earlier run wrote that.
     pub number: u64,
     /// The identity of the daemon.
     pub identity: Identity,

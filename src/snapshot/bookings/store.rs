@@ -3,8 +3,11 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+
+use rustix::fs::OFlags;
 
 use super::{BookingsImage, decode_bookings};
 use crate::limits::{BOOKINGS_IMAGE_BYTES_MAX, SNAPSHOT_BUFFER_BYTES};
@@ -17,6 +20,17 @@ struct MemoryFiles {
     files: [File; 2],
     /// The one to write next.
     next: usize,
+}
+
+/// Where an image goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteTo {
+    /// To the memory files, if there are some.
+    Memory,
+    /// To the directory too.
+    Directory,
+    /// To the directory too, until it has reached the disk.
+    Disk,
 }
 
 /// The places of images.
@@ -35,6 +49,28 @@ pub struct Found {
     pub faults: Vec<Fault>,
 }
 
+impl Found {
+    /// Takes what was read of a place, which `discard` empties. Whether it is the newest image so far.
+    fn take(&mut self, read: Result<Option<BookingsImage>, Fault>, discard: impl FnOnce() -> io::Result<()>) -> bool {
+        let number = |image: &Option<BookingsImage>| image.as_ref().map(|image| image.facts.number);
+        match read {
+            Ok(image) if number(&image) > number(&self.image) => {
+                self.image = image;
+                true
+            }
+            Ok(_) => false,
+            Err(fault) => {
+                self.faults.push(fault);
+                if let Err(error) = discard() {
+                    let remedy = "remove it by hand; a later start could use it";
+                    tracing::warn!(%error, remedy, "an image of the bookings that is not used cannot be removed");
+                }
+                false
+            }
+        }
+    }
+}
+
 impl BookingsStore {
     /// The places: a directory, and memory files that the service manager keeps.
     #[must_use]
@@ -48,38 +84,33 @@ impl BookingsStore {
         self.directory.is_some() || self.memory.is_some()
     }
 
+    /// Whether a directory keeps images.
+    #[must_use]
+    pub const fn has_directory(&self) -> bool {
+        self.directory.is_some()
+    }
+
     /// Whether the service manager keeps images.
     #[must_use]
     pub const fn has_memory(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// Reads all images to their ends.
+    /// Reads all images to their ends. Those that cannot be used are removed, or renamed in the directory: a later run could
+    /// use them, and their bookings have ended by then.
     pub fn read(&mut self) -> Found {
         let mut found = Found::default();
-        let mut take = |read: Result<Option<BookingsImage>, Fault>| match read {
-            Ok(image) => {
-                let number = |image: &Option<BookingsImage>| image.as_ref().map(|image| image.facts.number);
-                let is_newer = number(&image) > number(&found.image);
-                if is_newer {
-                    found.image = image;
-                }
-                is_newer
-            }
-            Err(fault) => {
-                found.faults.push(fault);
-                false
-            }
-        };
-        if let Some(directory) = &self.directory {
-            take(read_path(&directory.bookings_file()));
-        }
+        // First, so that the better one of two is known.
         if let Some(memory) = &mut self.memory {
             for at in 0..memory.files.len() {
-                if take(read_file(&mut memory.files[at])) {
+                let read = read_file(&mut memory.files[at]);
+                if found.take(read, || memory.files[at].set_len(0)) {
                     memory.next = 1 - at;
                 }
             }
+        }
+        if let Some(directory) = &self.directory {
+            found.take(read_path(&directory.bookings_file()), || directory.set_bookings_aside());
         }
         found
     }
@@ -95,14 +126,14 @@ impl BookingsStore {
         self.directory.as_ref().map_or(Ok(()), |directory| directory.remove_bookings())
     }
 
-    /// Writes an image: to the memory files if there are some, else to the directory; the last one to both. `write` writes
-    /// it to the end, and returns its bytes.
+    /// Writes an image: to the memory files if there are some, and to the directory if there are none, or if `to` has it.
+    /// `write` writes it to the end, and returns its bytes.
     ///
     /// # Errors
     /// The first of the file system. The image before is still there.
     pub(super) fn write(
         &mut self,
-        is_last: bool,
+        to: WriteTo,
         mut write: impl FnMut(&mut dyn Write) -> io::Result<u64>,
     ) -> io::Result<u64> {
         let mut bytes = 0;
@@ -116,8 +147,8 @@ impl BookingsStore {
             memory.files[memory.next].set_len(bytes)?;
             memory.next = 1 - memory.next;
         }
-        if let Some(directory) = self.directory.as_ref().filter(|_| is_last || self.memory.is_none()) {
-            bytes = directory.write_bookings(is_last, |file| {
+        if let Some(directory) = self.directory.as_ref().filter(|_| to != WriteTo::Memory || self.memory.is_none()) {
+            bytes = directory.write_bookings(to == WriteTo::Disk, |file| {
                 let mut out = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, file);
                 let bytes = write(&mut out)?;
                 out.flush().map(|()| bytes)
@@ -128,7 +159,9 @@ impl BookingsStore {
 }
 
 fn read_path(path: &Path) -> Result<Option<BookingsImage>, Fault> {
-    match File::open(path) {
+    // Opening a pipe would wait for its writer.
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    match File::options().read(true).custom_flags(nonblocking).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         opened => read_file(&mut opened.map_err(unreadable)?),
     }
@@ -136,7 +169,7 @@ fn read_path(path: &Path) -> Result<Option<BookingsImage>, Fault> {
 
 /// The image in a file; `None` = the file is empty.
 fn read_file(file: &mut File) -> Result<Option<BookingsImage>, Fault> {
-    // Anything else could make a read wait.
+    // Reading anything else could wait.
     if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(Fault { refusal: Refusal::Unreadable, offset: 0 });
     }

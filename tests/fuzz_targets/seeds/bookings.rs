@@ -36,7 +36,7 @@ fn image(count: u32) -> BookingsImage {
             spaces: vec![9],
         },
         loads: KeptLoads {
-            numbers: KeptNumbers { complete_to: 20, generations: 21, next_session: 2 },
+            numbers: KeptNumbers { complete_to: 20, generations: 21, next_session: 2, lost: vec![3..=4, 9..=12] },
             slices: vec![slice],
             workers: (0..count).map(worker).collect(),
         },

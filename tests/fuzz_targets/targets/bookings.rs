@@ -2,9 +2,9 @@
 //! Checksums are also corrected, to reach the code behind them.
 
 use kvrouted::ids::{SpaceId, Worker, WorkerIndex};
-use kvrouted::load::{KeptSlice, Loads, LoadsConfig, RestoredAt};
+use kvrouted::load::{KeptLoads, KeptSlice, Loads, LoadsConfig, RestoredAt, Skipped};
 use kvrouted::route::AffinityTable;
-use kvrouted::snapshot::{decode_bookings, encode_bookings};
+use kvrouted::snapshot::{BookingsImage, decode_bookings, encode_bookings};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const PREAMBLE_BYTES: usize = 16;
@@ -26,14 +26,23 @@ fn read(data: &[u8]) {
     let loads = Loads::new(2, config);
     let at = RestoredAt { since_ns: 5, now_ns: 1 << 50 };
     let found = |worker: Worker| (worker.id.0 < 2).then_some((WorkerIndex(worker.id.0 as u32), SpaceId(0)));
-    let restored = loads.restore(&image.loads, at, 3, found);
+    let restored = loads.restore(&image.loads, at, Skipped { generations: 3, sessions: 3 }, found);
     assert_eq!(restored.bookings, loads.live() as u64);
     let requests: u64 = (0..2).map(|place| loads.read(WorkerIndex(place)).requests).sum();
     assert_eq!(requests + restored.absent, restored.bookings, "each is on its worker, or waits for it");
-    let mut slice = KeptSlice::default();
+    let mut slices = Vec::new();
     let mut next = Some(0);
     while let Some(from) = next {
+        let mut slice = KeptSlice::default();
         next = loads.keep((from, true), at.now_ns, |index| Some(Worker::new(u64::from(index.0), 0)), &mut slice);
+        slices.push(slice);
+    }
+    let kept = KeptLoads { numbers: loads.numbers(), slices, workers: loads.keep_absent_workers(None, at.now_ns) };
+    // A daemon adds this much to its numbers at each start.
+    if image.loads.numbers.generations < 1 << 61 {
+        let next = BookingsImage { loads: kept, ..image.clone() };
+        let read = decode_bookings(&encode_bookings(&next).expect("memory"));
+        assert!(read.is_ok(), "the next start can use what this one keeps: {read:?}");
     }
     let affinities = AffinityTable::new(64, image.facts.identity.affinity_secret);
     for binding in &image.bindings {

@@ -1,30 +1,27 @@
-//! The thread that writes images of the bookings, and a last one when the daemon stops.
+//! The images of a run: one after another while bookings or bindings change, and a last one when the daemon stops.
 
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 
+use super::store::WriteTo;
 use super::{BookingsStore, Encoder, ImageFacts, ImageTime};
-use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::{Worker, WorkerIndex};
 use crate::limits::{
     BOOKINGS_IMAGE_PAUSE_TIMES, KEPT_BINDINGS_MAX, KEPT_BLOCKS_MAX, KEPT_BLOCKS_PER_LOCK_MAX, KEPT_BUCKETS_AT_ONCE,
     KEPT_WORKERS_PER_LOCK_MAX, PROMPT_BLOCKS_MAX,
 };
-use crate::load::{ChangesSeen, KeptNumbers, KeptSlice, Loads};
+use crate::load::{KeptNumbers, KeptSlice, Loads};
 use crate::metrics::SnapshotCounter as C;
 use crate::requests::Identity;
 use crate::route::{AffinityTable, PolicyTable};
-use crate::sandbox::{self, ThreadKind};
 use crate::snapshot::SnapshotStats;
 use crate::watchdog::{Activity, ThreadMark};
 
-/// What the thread needs.
+/// What images are made of, and where they go.
 pub struct BookingsPlan {
     /// Where images go.
     pub store: BookingsStore,
@@ -48,105 +45,78 @@ pub struct BookingsPlan {
     pub time: Box<dyn Fn() -> ImageTime + Send>,
     /// The pause between two images; `None` = one at the start, and one at the stop.
     pub every: Option<Duration>,
+    /// The pause between two of them that go to a directory beside memory files.
+    pub directory_every: Duration,
     /// Counters.
     pub stats: Arc<SnapshotStats>,
     /// The thread's mark.
     pub mark: Arc<ThreadMark>,
 }
 
-/// The running thread. If this value is dropped, the thread ends without a last image.
-#[derive(Debug)]
-pub struct BookingsKeeper {
-    stop: Sender<()>,
-    ended: Receiver<()>,
-    thread: JoinHandle<()>,
-}
+/// What an image depends on: changes of bookings and of bindings, counted.
+type Changes = (u64, u64);
 
-impl BookingsKeeper {
-    /// Writes the first image, so that no later run gives out the numbers of this one, and starts the thread.
-    ///
-    /// # Errors
-    /// [`Kind::System`] if it cannot be started.
-    pub fn start(plan: BookingsPlan) -> Result<Self> {
-        let (stop, stopped) = channel::bounded(1);
-        let (done, ended) = channel::bounded(1);
-        let mut images = Images { plan, stopped, written: None, took: Duration::ZERO, fails: false };
-        images.write(false);
-        let run = move || {
-            sandbox::enter(ThreadKind::Snapshots);
-            images.run();
-            // Fails if no thread waits any more.
-            let _ = done.send(());
-        };
-        let thread = std::thread::Builder::new().name("bookings".into()).spawn(run).map_err(|error| {
-            Error::new(Kind::System, "cannot start the thread that keeps bookings", "raise the limit of threads")
-                .caused_by(error)
-        })?;
-        Ok(Self { stop, ended, thread })
-    }
-
-    /// Whether the thread still runs.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Asks for a last image and waits for it, until `deadline`. Whether it was written in time.
-    #[must_use]
-    pub fn finish(self, deadline: Instant) -> bool {
-        // Fails if the thread has ended.
-        let _ = self.stop.try_send(());
-        let has_ended = self.ended.recv_deadline(deadline).is_ok();
-        if has_ended && self.thread.join().is_err() {
-            tracing::error!("the thread that keeps bookings panicked");
-        }
-        has_ended
-    }
-}
-
-/// The thread's work.
-struct Images {
+/// Writes images for the thread that keeps bookings.
+pub struct BookingsWriter {
     plan: BookingsPlan,
-    stopped: Receiver<()>,
-    /// The changes of loads that the last image has.
-    written: Option<ChangesSeen>,
+    /// The changes that the last image has, and those that the last one in the directory has.
+    written: Option<Changes>,
+    written_to_directory: Option<Changes>,
+    /// When the last image went to the directory.
+    directory_at: Option<Instant>,
     /// How long the last image took.
     took: Duration,
     /// Whether the last image could not be written.
     fails: bool,
 }
 
-impl Images {
-    fn run(mut self) {
-        loop {
-            self.plan.mark.wait();
-            let stopped = match self.plan.every {
-                Some(every) => self.stopped.recv_timeout(every.max(self.took * BOOKINGS_IMAGE_PAUSE_TIMES)),
-                None => self.stopped.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match stopped {
-                Ok(()) => {
-                    self.write(true);
-                    return self.plan.mark.wait();
-                }
-                Err(RecvTimeoutError::Timeout) => self.write(false),
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+impl BookingsWriter {
+    /// Writes the first image, so that no later run gives out the numbers of this one.
+    #[must_use]
+    pub fn begin(plan: BookingsPlan) -> Self {
+        let (written, written_to_directory, directory_at) = (None, None, None);
+        let mut this = Self { plan, written, written_to_directory, directory_at, took: Duration::ZERO, fails: false };
+        this.write();
+        this
+    }
+
+    /// The pause before the next image; `None` = only the last one is to come.
+    #[must_use]
+    pub fn pause(&self) -> Option<Duration> {
+        self.plan.every.map(|every| every.max(self.took * BOOKINGS_IMAGE_PAUSE_TIMES))
+    }
+
+    /// Writes an image where the last one is older than the last change.
+    pub fn write(&mut self) {
+        let seen = self.changes();
+        let (is_new, is_new_there) = (self.written != Some(seen), self.written_to_directory != Some(seen));
+        let is_due = self.directory_at.is_none_or(|at| at.elapsed() >= self.plan.directory_every);
+        let to_directory = self.plan.store.has_directory() && is_new_there && (!self.plan.store.has_memory() || is_due);
+        match (to_directory, is_new) {
+            (true, _) => self.write_to(WriteTo::Directory, seen),
+            (false, true) => self.write_to(WriteTo::Memory, seen),
+            (false, false) => {}
         }
     }
 
-    /// Writes an image, unless no load has changed since the last one.
-    fn write(&mut self, is_last: bool) {
-        let seen = self.plan.loads.changes_seen();
-        if self.written == Some(seen) && !is_last {
-            return;
-        }
+    /// Writes the last image, to all places.
+    pub fn write_last(&mut self) {
+        self.write_to(WriteTo::Disk, self.changes());
+    }
+
+    fn changes(&self) -> Changes {
+        (self.plan.loads.booking_changes(), self.plan.affinities.changes())
+    }
+
+    fn write_to(&mut self, to: WriteTo, seen: Changes) {
         let Self { plan, .. } = self;
         plan.mark.begin_round(Activity::WritingSnapshot);
         let (began, number) = (Instant::now(), plan.number);
         let mut store = std::mem::take(&mut plan.store);
-        let written = store.write(is_last, |out| plan.write(number, out));
+        let written = store.write(to, |out| plan.write(number, out));
         plan.store = store;
+        // Also after a fault: the image may be in one of two places.
+        plan.number += 1;
         self.took = began.elapsed();
         let counters = &plan.stats.counters;
         plan.stats.add_bookings_ns(self.took.as_nanos() as u64);
@@ -154,8 +124,10 @@ impl Images {
             Ok(bytes) => {
                 counters.bump(C::BookingImagesWritten);
                 counters.add(C::BookingImageBytes, bytes);
-                plan.number += 1;
                 (self.written, self.fails) = (Some(seen), false);
+                if to != WriteTo::Memory {
+                    (self.written_to_directory, self.directory_at) = (Some(seen), Some(began));
+                }
             }
             Err(error) => {
                 counters.bump(C::BookingImagesFailed);
@@ -165,6 +137,7 @@ impl Images {
                 }
             }
         }
+        plan.mark.wait();
     }
 }
 
@@ -179,6 +152,11 @@ impl BookingsPlan {
         drop(table);
         for workers in workers.chunks(KEPT_WORKERS_PER_LOCK_MAX) {
             encoder.workers(&self.loads.keep_workers(workers, now_ns))?;
+        }
+        let mut absent = self.loads.keep_absent_workers(None, now_ns);
+        while let Some(last) = absent.last().map(|kept| kept.worker) {
+            encoder.workers(&absent)?;
+            absent = self.loads.keep_absent_workers(Some(last), now_ns);
         }
         self.write_bindings(&mut encoder, (now_ns / 1_000_000_000) as u32)?;
         let identity = Identity { fleet_version: self.fleet.load().version, ..self.identity };
@@ -196,9 +174,7 @@ impl BookingsPlan {
             let worker_of = |index: WorkerIndex| -> Option<Worker> { table.worker(index).map(name) };
             next = self.loads.keep((from, with_blocks), now_ns, worker_of, &mut slice);
             blocks += slice.hashes.len();
-            if !slice.bookings.is_empty() {
-                encoder.slice(&slice)?;
-            }
+            encoder.slice(&slice)?;
         }
         Ok(())
     }

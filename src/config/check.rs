@@ -124,7 +124,8 @@ fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> Ro
     if routers.listen.is_some() && routers.secret_file.is_none() && !entry.is_refused("secret_file") {
         problems.push(entry.problem("listen", "needs secret_file, so that no other process can pass for a router"));
     }
-    if routers.listen.is_none() && !routers.peers.is_empty() && !entry.is_refused("listen") {
+    let has_peers = !routers.peers.is_empty() || routers.peers_dns.is_some();
+    if routers.listen.is_none() && has_peers && !entry.is_refused("listen") {
         problems.push(entry.problem("peers", "needs listen: a router hears others only if they can hear it"));
     }
     if let Some(fault) = peer_fault(&routers.peers) {

@@ -24,7 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
-use crate::limits::ORIGINS_MAX;
+use crate::limits::{ORIGINS_MAX, ORIGINS_MIN};
 use crate::load::{PrefillFigures, PrefillModel};
 use crate::route::Policy;
 use crate::sandbox::Mode;
@@ -94,6 +94,8 @@ pub struct RoutersConfig {
     pub listen: Option<String>,
     /// The endpoints of the other routers.
     pub peers: Vec<String>,
+    /// A host name of which every address is another router, and its port.
+    pub peers_dns: Option<(String, u16)>,
     /// This router's name; `None` = the host's name and `listen`.
     pub name: Option<String>,
     /// The file of the secret.
@@ -109,10 +111,17 @@ pub struct RoutersConfig {
 }
 
 impl RoutersConfig {
-    /// The most other routers whose load is added: more than peers, as one that gets another name counts twice for a while.
+    /// The most other routers whose load is added until the next start: more than peers, as peers may be added, and as one
+    /// that gets another name counts twice for a while.
     #[must_use]
     pub fn origins_max(&self) -> usize {
-        self.listen.as_ref().map_or(0, |_| (2 * self.peers.len()).min(ORIGINS_MAX))
+        self.listen.as_ref().map_or(0, |_| (2 * self.peers.len()).clamp(ORIGINS_MIN, ORIGINS_MAX))
+    }
+
+    /// The addresses of the peers; those that are none are left out, which the configuration has refused.
+    #[must_use]
+    pub fn peer_endpoints(&self) -> Vec<Endpoint> {
+        self.peers.iter().filter_map(|peer| Endpoint::parse(peer).ok()).collect()
     }
 }
 

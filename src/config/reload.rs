@@ -89,11 +89,11 @@ mod tests {
             Kind::Number { min, max, .. } => if preset.parse() == Ok(*max) { min } else { max }.to_string(),
             Kind::Flag { .. } => (preset != "true").to_string(),
             Kind::Choice { names, .. } => names.iter().find(|name| **name != preset).unwrap().to_string(),
-            Kind::List { .. } if field.name == "peers" => "ipc:///other".to_owned(),
             Kind::Text { .. } | Kind::List { .. } => "other".to_owned(),
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
+                "peers_dns" => "other:1",
                 "listen" if preset.is_empty() => "tcp://*:1",
                 "listen" => "::1",
                 other => panic!("the test needs another value of {other}"),
@@ -156,6 +156,7 @@ mod tests {
         assert_eq!(live(&fields::SHADOW).len(), fields::SHADOW.fields.len());
         assert_eq!(live(&fields::POLICY).len(), fields::POLICY.fields.len() - 3);
         assert_eq!(live(&fields::DISCOVERY), ["grace_ms"]);
+        assert_eq!(live(&fields::ROUTERS), ["peers"]);
         assert_eq!(live(&fields::SERVE), ["allow_uids", "allow_gids"]);
         assert_eq!(live(&fields::ADMIN), ["allow_uids", "allow_gids"]);
         assert!(live(&fields::SPACE).is_empty());

@@ -72,7 +72,7 @@ use ingest_threads::IngestThreads;
 use kept_bookings::KeptBookings;
 pub use reload::ReadConfig;
 use resources::Resources;
-use routers_thread::RoutersPort;
+use routers_thread::{ReloadedPeers, RoutersPort};
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
@@ -123,6 +123,7 @@ struct Daemon {
     http: Http,
     ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
+    reloaded_peers: Arc<ReloadedPeers>,
     others: OtherThreads,
 }
 
@@ -133,11 +134,8 @@ impl Daemon {
         let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, snapshots, mut kept) = open(config).await?;
+        let (signals, listeners, snapshots, kept) = open(config).await?;
         let Listeners { routing, admin, admissions, scrapes, http, routers } = listeners;
-        // Routers that share bindings have one hash for each session's name.
-        kept.identity.affinity_secret =
-            routers.as_ref().map_or(kept.identity.affinity_secret, RoutersPort::affinity_secret);
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
@@ -155,7 +153,7 @@ impl Daemon {
         let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
         let listener = start_listener(resources, &tables, &load_reports)?;
-        let (routers_view, routers) = routers_thread::start(config, routers, &tables, resources)?;
+        let (routers, routers_view, reloaded_peers) = routers_thread::start(config, routers, &tables, resources)?;
         let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
         let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -194,13 +192,14 @@ impl Daemon {
             http,
             ingest_threads,
             snapshots,
+            reloaded_peers,
             others,
         })
     }
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, ingest_threads, snapshots, others, .. } = self;
+        let Self { mut acceptor, cores, mut http, ingest_threads, snapshots, reloaded_peers, others, .. } = self;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         let sources = WorkerSources {
             config,
@@ -212,6 +211,7 @@ impl Daemon {
             ingest_threads: &ingest_threads,
             tables: &tables,
             admissions: &admissions,
+            peers: &reloaded_peers,
             mark: &mark,
         };
         let version = || tables.fleet.load().version;
@@ -315,7 +315,11 @@ async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots, KeptBoo
     // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
     let signals = Signals::listen()?;
     let (listeners, snapshots) = (Listeners::bind(config).await?, Snapshots::open(config)?);
-    let kept = KeptBookings::open(config, &snapshots)?;
+    let mut kept = KeptBookings::open(config, &snapshots)?;
+    if let Some(routers) = &listeners.routers {
+        // Routers that share bindings have one hash for each session's name.
+        kept.identity.affinity_secret = routers.affinity_secret();
+    }
     sandboxed::start(config)?;
     Ok((signals, listeners, snapshots, kept))
 }

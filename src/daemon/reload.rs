@@ -14,7 +14,8 @@ use tokio::signal::unix::Signal;
 use tokio::task::JoinHandle;
 
 use super::desired_fleet::DesiredFleet;
-use crate::config::{Config, NamedWorkers, Problems, ShadowConfig};
+use super::routers_thread::ReloadedPeers;
+use crate::config::{Config, NamedWorkers, Problems, RoutersConfig, ShadowConfig};
 use crate::discovery::Source;
 use crate::limits::{CONFIG_READS_HELD_MAX, DISCOVERY_READ_MS_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -58,6 +59,7 @@ pub(super) struct Reloaded<'a> {
     pub(super) desired: &'a DesiredFleet,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
+    pub(super) peers: &'a ReloadedPeers,
     pub(super) recording: &'a DecisionRecording,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
@@ -164,6 +166,8 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config,
                 reloaded.replace_admissions(&admissions);
                 reloaded.replace_policies(&next);
                 reloaded.replace_shadow(&next, &mut shadow);
+                let peers_dns = running.routers.peers_dns.clone();
+                reloaded.peers.set(&RoutersConfig { peers_dns, ..next.routers.clone() });
                 desired.set_source(Source::Config, named(&next));
                 tracing::info!(
                     workers = next.workers.len(),

@@ -6,19 +6,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rand::RngExt;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::endable_thread::EndableThread;
 use super::resources::Resources;
 use crate::config::{Config, RoutersConfig, SpaceConfig};
-use crate::endpoint::{BoundEndpoint, Endpoint};
+use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
 use crate::requests::{OthersLoads, RequestTables};
 use crate::routers::{
     Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings, PublisherSettings,
-    RoutersView, Sender, SharedTables, ZeroMq, opening,
+    RoutersView, Sender, SharedTables, WantedPeers, ZeroMq, opening,
 };
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::Activity;
@@ -29,7 +30,7 @@ use crate::zmtp::Server;
 pub(super) struct RoutersPort {
     server: Server,
     keys: Keys,
-    peers: Vec<Endpoint>,
+    peers: WantedPeers,
     own: Sender,
 }
 
@@ -44,8 +45,7 @@ impl RoutersPort {
         let remedy = "correct it in [routers]";
         let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
         let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
-        let peers =
-            routers.peers.iter().map(|peer| Endpoint::parse(peer)).collect::<Result<_, _>>().map_err(invalid)?;
+        let peers = wanted(routers);
         let keys = keys(routers)?;
         let own = Sender {
             origin: origin(routers, listen),
@@ -54,12 +54,28 @@ impl RoutersPort {
         };
         Ok(Some(Self { server: ZeroMq::bind(&bound)?, keys, peers, own }))
     }
-}
 
-impl RoutersPort {
     /// The secret of the hashes of affinity sessions, the same at all routers.
     pub(super) const fn affinity_secret(&self) -> u64 {
         self.keys.affinity_secret()
+    }
+}
+
+fn wanted(routers: &RoutersConfig) -> WantedPeers {
+    WantedPeers { listed: routers.peer_endpoints(), named: routers.peers_dns.clone() }
+}
+
+/// The peers of a configuration that was read again, on their way to the thread: only the newest list counts.
+#[derive(Debug, Default)]
+pub(super) struct ReloadedPeers(Mutex<Option<WantedPeers>>);
+
+impl ReloadedPeers {
+    pub(super) fn set(&self, routers: &RoutersConfig) {
+        *self.0.lock() = Some(wanted(routers));
+    }
+
+    fn take(&self) -> Option<WantedPeers> {
+        self.0.lock().take()
     }
 }
 
@@ -72,8 +88,10 @@ pub(super) fn start(
     port: Option<RoutersPort>,
     tables: &RequestTables,
     resources: &Resources,
-) -> Result<(Arc<RoutersView>, Option<EndableThread>)> {
-    let Some(RoutersPort { server, keys, peers, own }) = port else { return Ok((Arc::default(), None)) };
+) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<ReloadedPeers>)> {
+    let Some(RoutersPort { server, keys, peers, own }) = port else {
+        return Ok((None, Arc::default(), Arc::default()));
+    };
     let (routers, view, now_ns) = (&config.routers, Arc::new(RoutersView::joining()), tables.clock());
     let settings = ExchangeSettings {
         publisher: PublisherSettings { batch_ms: routers.batch_ms, heartbeat_ms: LOAD_HEARTBEAT_MS },
@@ -81,7 +99,7 @@ pub(super) fn start(
         join_ms_max: routers.join_ms_max,
     };
     let began_ns = now_ns();
-    let carrier = ZeroMq::connect(server, &peers, &opening(&own, &keys), began_ns / 1_000_000)?;
+    let carrier = ZeroMq::connect(server, peers, &opening(&own, &keys), began_ns / 1_000_000)?;
     let shared = SharedTables {
         loads: &tables.loads,
         others: &OthersLoads::new(Arc::clone(&tables.loads), Arc::clone(&tables.queue)),
@@ -91,13 +109,18 @@ pub(super) fn start(
     };
     let nonces = Box::new(|| Nonce(rand::rng().random()));
     let mut exchange = Exchange::new((carrier, keys), own, settings, shared, (&view, began_ns), nonces);
+    let reloaded = Arc::<ReloadedPeers>::default();
+    let newest_peers = Arc::clone(&reloaded);
     let mark = resources.watchlist.add("routers", false);
-    tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = peers.len(), "this router shares its load");
+    tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = routers.peers.len(), "this router shares its load");
     let thread = EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
         sandbox::enter(ThreadKind::Routers);
         while !ending.is_asked_for() {
             // It waits in a round for less than a stall takes.
             mark.begin_round(Activity::SharingLoad);
+            if let Some(peers) = newest_peers.take() {
+                exchange.carrier_mut().follow(peers, now_ns() / 1_000_000);
+            }
             if let Err(error) = exchange.round(&now_ns) {
                 tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
                 std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
@@ -105,7 +128,7 @@ pub(super) fn start(
         }
         mark.wait();
     })?;
-    Ok((view, Some(thread)))
+    Ok((Some(thread), view, reloaded))
 }
 
 fn keys(routers: &RoutersConfig) -> Result<Keys> {

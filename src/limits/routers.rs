@@ -10,6 +10,8 @@ pub const ROUTER_SECRET_BYTES_CEILING: u64 = 64 << 10;
 pub const ROUTER_PEERS_MAX: usize = ORIGINS_MAX;
 /// Other routers whose load one router adds to its own.
 pub const ORIGINS_MAX: usize = 64;
+/// Other routers for which any router that shares its load has places.
+pub const ORIGINS_MIN: usize = 8;
 /// Workers with a gauge of one origin, also those that this router does not know.
 pub const ORIGIN_WORKERS_MAX: usize = WORKERS_MAX;
 /// Bindings accepted from one origin within [`ORIGIN_BINDINGS_WINDOW_MS`]: those of two snapshots.
@@ -71,6 +73,8 @@ pub const ROUTER_QUANTUM_MESSAGES_MAX: usize = 64;
 pub const ROUTER_WAITING_BYTES_MAX: usize = 16 << 20;
 /// Messages that wait for one such router.
 pub const ROUTER_WAITING_MESSAGES_MAX: usize = 1 << 14;
+/// Time between two lookups of the host name of other routers, milliseconds.
+pub const ROUTER_NAME_EVERY_MS: u64 = 5_000;
 /// Parts of one message between routers.
 pub const ROUTER_PARTS_MAX: usize = 2;
 /// Times in a row that an origin is taken anew because its digest differs, before it is quarantined.

@@ -34,8 +34,8 @@ pub trait Carrier {
     /// Says that the messages that come by a link are those of `origin`. Messages prove it.
     fn identify(&mut self, link: usize, origin: OriginId);
 
-    /// The links to the configured peers.
-    fn links(&self) -> Vec<Link>;
+    /// The links to the configured peers, with their numbers.
+    fn links(&self) -> Vec<(usize, Link)>;
 
     /// Where other routers hear this one.
     fn address(&self) -> &str;

@@ -167,6 +167,11 @@ impl<C: Carrier> Exchange<C> {
         Ok(())
     }
 
+    /// The carrier, to change its peers.
+    pub const fn carrier_mut(&mut self) -> &mut C {
+        &mut self.carrier
+    }
+
     // ---- what others say ----
 
     /// Handles a message of a router that this one listens to.
@@ -232,8 +237,8 @@ impl<C: Carrier> Exchange<C> {
             && refusal.fault != Fault::Unknown
             && self.refused.insert(link, refusal.fault) != Some(refusal.fault)
         {
-            let address = self.carrier.links().swap_remove(link).address;
-            tracing::warn!(address, %refusal, remedy = refusal.fault.remedy(), "messages of another router are refused");
+            let address = self.carrier.links().into_iter().find(|(at, _)| *at == link).map(|(_, link)| link.address);
+            tracing::warn!(?address, %refusal, remedy = refusal.fault.remedy(), "messages of another router are refused");
         }
         if let (Source::Asker(asker), Some(_)) = (source, refusal.origin) {
             self.greet(asker);
@@ -332,7 +337,7 @@ impl<C: Carrier> Exchange<C> {
         let statuses: Vec<_> = self.origins.statuses(now_ms).collect();
         let is_live = |phase| matches!(phase, OriginPhase::Live | OriginPhase::Repairing);
         let is_known = |origin| origin == own || statuses.iter().any(|of| of.origin == origin && is_live(of.phase));
-        let missing = self.carrier.links().iter().filter(|link| !link.origin.is_some_and(is_known)).count();
+        let missing = self.carrier.links().iter().filter(|(_, link)| !link.origin.is_some_and(is_known)).count();
         self.joining = match missing {
             0 => Joining::Joined,
             _ if now_ms >= self.join_until_ms => Joining::Overdue { missing },
@@ -355,7 +360,7 @@ impl<C: Carrier> Exchange<C> {
         self.count(RouterCounter::ConnectionsCut, counts.connections_cut);
         self.count(RouterCounter::LinksLost, counts.links_lost);
         self.noticed.retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < ROUTER_NOTICED_MS);
-        let links = self.carrier.links().into_iter().enumerate();
+        let links = self.carrier.links().into_iter();
         let own = OwnShown {
             sender: *self.publisher.sender(),
             address: self.carrier.address().to_owned(),

@@ -58,7 +58,7 @@ pub use origins::{OriginLoad, OriginSettings, OriginStatus, Origins};
 pub use publisher::{AnswerRefusal, Publisher, PublisherSettings};
 pub use values::{Binding, Fingerprint, Gauge, Incarnation, Nonce, OriginId, Sender, SessionName, WorkerGauge};
 pub use view::{Joining, LinkShown, OwnShown, RoutersShown, RoutersView};
-pub use zeromq::ZeroMq;
+pub use zeromq::{WantedPeers, ZeroMq};
 
 #[cfg(test)]
 mod tests;

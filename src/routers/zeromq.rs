@@ -20,10 +20,12 @@ use super::values::OriginId;
 use crate::endpoint::{BoundEndpoint, Endpoint};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    LOAD_MESSAGE_BYTES_MAX, LOAD_TICK_MS, ROUTER_PARTS_MAX, ROUTER_PEERS_MAX, ROUTER_QUANTUM_MESSAGES_MAX,
-    ROUTER_WAITING_BYTES_MAX, ROUTER_WAITING_MESSAGES_MAX, ZMQ_COMMAND_BYTES_MAX,
+    LOAD_MESSAGE_BYTES_MAX, LOAD_TICK_MS, ROUTER_NAME_EVERY_MS, ROUTER_PARTS_MAX, ROUTER_PEERS_MAX,
+    ROUTER_QUANTUM_MESSAGES_MAX, ROUTER_WAITING_BYTES_MAX, ROUTER_WAITING_MESSAGES_MAX, ZMQ_COMMAND_BYTES_MAX,
 };
-use crate::zmtp::{self, Bounds, LinkEvent, Next, Opening, Peer, PeerId, Role, Sent, Server, ServerCounts, ServerPlan};
+use crate::zmtp::{
+    self, Bounds, LinkEvent, Looked, Lookup, Next, Opening, Peer, PeerId, Role, Sent, Server, ServerCounts, ServerPlan,
+};
 
 const BOUNDS: Bounds = Bounds {
     message_bytes_max: LOAD_MESSAGE_BYTES_MAX,
@@ -40,12 +42,32 @@ const PLAN: ServerPlan = ServerPlan {
 };
 const POLL_EVENTS: usize = 128;
 
+/// The token of a lookup. It signals only that the lookup has ended, which is looked for anyway.
+const LOOKUP: Token = Token(usize::MAX);
+
+/// The peers that are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WantedPeers {
+    /// By their addresses.
+    pub listed: Vec<Endpoint>,
+    /// And those at all addresses of this host name, with this port.
+    pub named: Option<(String, u16)>,
+}
+
 /// The bound socket, and the connections to the peers.
 pub struct ZeroMq {
     server: Server,
     server_counted: ServerCounts,
     poll: Poll,
-    peers: Vec<ConnectedPeer>,
+    registry: Arc<Registry>,
+    opening: Opening,
+    wanted: WantedPeers,
+    /// The addresses of the host name, as last found.
+    found: Vec<Endpoint>,
+    lookup: Option<Lookup>,
+    next_lookup_ms: u64,
+    /// By token. A place is used again once its peer is no longer wanted.
+    peers: Vec<Option<ConnectedPeer>>,
     /// Peers that may have more messages, which the event loop does not signal again.
     unread: Vec<usize>,
     next_tick_ms: u64,
@@ -63,7 +85,7 @@ struct ConnectedPeer {
 
 impl std::fmt::Debug for ZeroMq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ZeroMq").field("server", &self.server).field("peers", &self.peers.len()).finish_non_exhaustive()
+        f.debug_struct("ZeroMq").field("server", &self.server).field("wanted", &self.wanted).finish_non_exhaustive()
     }
 }
 
@@ -79,37 +101,107 @@ impl ZeroMq {
     /// Starts to connect to the peers. The first message on each connection is `opening`.
     ///
     /// # Errors
-    /// [`Kind::System`] if there is no event loop, [`Kind::Config`] if an endpoint cannot be used.
-    pub fn connect(server: Server, peers: &[Endpoint], opening: &[u8], now_ms: u64) -> Result<Self> {
+    /// [`Kind::System`] if there is no event loop.
+    pub fn connect(server: Server, wanted: WantedPeers, opening: &[u8], now_ms: u64) -> Result<Self> {
         let system = |cause: io::Error| {
             Error::new(Kind::System, "cannot make an event loop for other routers", "raise the limit of open files")
                 .caused_by(cause)
         };
         let poll = Poll::new().map_err(system)?;
-        let registry: Arc<Registry> = Arc::new(poll.registry().try_clone().map_err(system)?);
-        let opening = Opening::Send(zmtp::message(&[], opening));
-        let connect = |(at, endpoint): (usize, &Endpoint)| {
-            let plan = (Role::Dealer, BOUNDS, opening.clone());
-            let peer = Peer::open(endpoint, plan, (Arc::clone(&registry), Token(at)), now_ms)?;
-            Ok(ConnectedPeer { endpoint: endpoint.clone(), peer, is_up: false, origin: None })
-        };
-        let peers: Vec<_> = peers.iter().enumerate().map(connect).collect::<Result<_>>()?;
-        Ok(Self {
-            unread: (0..peers.len()).collect(),
+        let registry = Arc::new(poll.registry().try_clone().map_err(system)?);
+        let mut carrier = Self {
             server,
             server_counted: ServerCounts::default(),
             poll,
-            peers,
+            registry,
+            opening: Opening::Send(zmtp::message(&[], opening)),
+            wanted,
+            found: Vec::new(),
+            lookup: None,
+            next_lookup_ms: now_ms,
+            peers: Vec::new(),
+            unread: Vec::new(),
             next_tick_ms: now_ms,
             routes: BTreeMap::new(),
             asked: Vec::new(),
             counts: CarrierCounts::default(),
-        })
+        };
+        carrier.open_wanted(now_ms);
+        Ok(carrier)
+    }
+
+    /// Listens to these peers from now on. Connections to peers that are wanted again stay.
+    pub fn follow(&mut self, wanted: WantedPeers, now_ms: u64) {
+        if wanted.named != self.wanted.named {
+            self.found.clear();
+            (self.lookup, self.next_lookup_ms) = (None, now_ms);
+        }
+        self.wanted = wanted;
+        self.open_wanted(now_ms);
+    }
+
+    /// Closes connections to peers that are no longer wanted, and opens those that are missing.
+    fn open_wanted(&mut self, now_ms: u64) {
+        let mut missing: Vec<Endpoint> = self.wanted.listed.iter().chain(&self.found).cloned().collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing.truncate(ROUTER_PEERS_MAX);
+        for (at, place) in self.peers.iter_mut().enumerate() {
+            let is_of = |of: &ConnectedPeer| missing.iter().position(|endpoint| *endpoint == of.endpoint);
+            match place.as_ref().map(is_of) {
+                Some(Some(found)) => drop(missing.swap_remove(found)),
+                Some(None) => {
+                    *place = None;
+                    self.routes.retain(|_, link| *link != at);
+                }
+                None => {}
+            }
+        }
+        for endpoint in missing {
+            let at = self.peers.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.peers.push(None);
+                self.peers.len() - 1
+            });
+            let plan = (Role::Dealer, BOUNDS, self.opening.clone());
+            match Peer::open(&endpoint, plan, (Arc::clone(&self.registry), Token(at)), now_ms) {
+                Ok(peer) => {
+                    self.peers[at] = Some(ConnectedPeer { endpoint, peer, is_up: false, origin: None });
+                    self.unread.push(at);
+                }
+                Err(error) => tracing::error!(%endpoint, %error, "the address of another router cannot be used"),
+            }
+        }
+    }
+
+    /// Looks the host name up, from time to time. While it has no addresses, the last ones stay.
+    fn look_up(&mut self, now_ms: u64) {
+        let Some((host, port)) = &self.wanted.named else { return };
+        match self.lookup.as_ref().map(Lookup::look) {
+            None if now_ms >= self.next_lookup_ms => {
+                self.next_lookup_ms = now_ms + ROUTER_NAME_EVERY_MS;
+                self.lookup = Lookup::start((host, *port), ROUTER_PEERS_MAX, &self.registry, LOOKUP);
+            }
+            None | Some(Looked::Pending) => {}
+            Some(Looked::Failed) => {
+                self.lookup = None;
+                tracing::debug!(host, "the name of other routers has no address now");
+            }
+            Some(Looked::Found(addresses)) => {
+                self.lookup = None;
+                let endpoints = addresses.iter().filter_map(|of| Endpoint::parse(&format!("tcp://{of}")).ok());
+                let found: Vec<Endpoint> = endpoints.collect();
+                if found != self.found {
+                    tracing::info!(host, addresses = found.len(), "the name of other routers has other addresses");
+                    self.found = found;
+                    self.open_wanted(now_ms);
+                }
+            }
+        }
     }
 
     /// Takes a quantum of messages of one peer. `true` = there may be more.
     fn read(&mut self, at: usize, now_ms: u64, arrived: &mut Vec<Arrived>) -> bool {
-        let Some(of) = self.peers.get_mut(at) else { return false };
+        let Some(of) = self.peers.get_mut(at).and_then(Option::as_mut) else { return false };
         for _ in 0..ROUTER_QUANTUM_MESSAGES_MAX {
             while let Some(event) = of.peer.link_event() {
                 let address = &of.endpoint;
@@ -142,7 +234,9 @@ impl ZeroMq {
             return;
         }
         self.next_tick_ms = now_ms + LOAD_TICK_MS;
+        self.look_up(now_ms);
         for (at, of) in self.peers.iter_mut().enumerate() {
+            let Some(of) = of else { continue };
             if of.peer.tick(now_ms) && !self.unread.contains(&at) {
                 self.unread.push(at);
             }
@@ -185,7 +279,7 @@ impl Carrier for ZeroMq {
 
     fn ask(&mut self, origin: OriginId, message: &[u8]) -> bool {
         let at = self.routes.get(&origin).copied();
-        let Some(of) = at.and_then(|at| self.peers.get_mut(at)) else { return false };
+        let Some(of) = at.and_then(|at| self.peers.get_mut(at)?.as_mut()) else { return false };
         of.peer.send(zmtp::message(&[], message), ROUTER_WAITING_BYTES_MAX)
     }
 
@@ -198,15 +292,21 @@ impl Carrier for ZeroMq {
     }
 
     fn identify(&mut self, link: usize, origin: OriginId) {
-        let Some(of) = self.peers.get_mut(link) else { return };
+        let Some(of) = self.peers.get_mut(link).and_then(Option::as_mut) else { return };
         of.origin = Some(origin);
         // If several links lead to the router, the one that brought the latest message counts.
         self.routes.insert(origin, link);
     }
 
-    fn links(&self) -> Vec<Link> {
+    fn links(&self) -> Vec<(usize, Link)> {
         let link = |of: &ConnectedPeer| Link { address: of.endpoint.to_string(), is_up: of.is_up, origin: of.origin };
-        self.peers.iter().map(link).collect()
+        let mut links: Vec<_> =
+            self.peers.iter().enumerate().filter_map(|(at, of)| Some((at, link(of.as_ref()?)))).collect();
+        if let Some((host, port)) = self.wanted.named.as_ref().filter(|_| self.found.is_empty()) {
+            // Until it is known which peers there are, none of them is known.
+            links.push((LOOKUP.0, Link { address: format!("{host}:{port}"), is_up: false, origin: None }));
+        }
+        links
     }
 
     fn address(&self) -> &str {

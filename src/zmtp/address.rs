@@ -15,7 +15,7 @@ use mio::{Interest, Registry, Token};
 
 use crate::endpoint::{Parts, split};
 use crate::error::{Error, Kind, Result};
-use crate::limits::{NAME_ADDRESSES_MAX, NAME_LOOKUPS_MAX};
+use crate::limits::NAME_LOOKUPS_MAX;
 use crate::sandbox::{self, ThreadKind};
 
 /// Where a peer is, or where a server listens.
@@ -124,7 +124,7 @@ fn lookups() -> Option<&'static Sender<Look>> {
 
 /// The state of a lookup.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Looked {
+pub(crate) enum Looked {
     /// It runs.
     Pending,
     /// The name's addresses, at least one.
@@ -134,15 +134,20 @@ pub(super) enum Looked {
 }
 
 /// One lookup. If it is dropped, its thread ends by itself.
-pub(super) struct Lookup {
+pub(crate) struct Lookup {
     found: Receiver<Vec<SocketAddr>>,
     /// The thread closes the other end when it ends, which wakes the caller's event loop.
     bell: pipe::Receiver,
 }
 
 impl Lookup {
-    /// Starts a lookup; `None` = too many run, or no thread or descriptor is left.
-    pub(super) fn start(host: &str, port: u16, registry: &Registry, token: Token) -> Option<Self> {
+    /// Starts a lookup of at most `addresses_max` addresses; `None` = too many run, or no thread or descriptor is left.
+    pub(crate) fn start(
+        (host, port): (&str, u16),
+        addresses_max: usize,
+        registry: &Registry,
+        token: Token,
+    ) -> Option<Self> {
         let place = Place::take()?;
         let (rings, mut bell) = pipe::new().ok()?;
         registry.register(&mut bell, token, Interest::READABLE).ok()?;
@@ -151,7 +156,7 @@ impl Lookup {
         let look = move || {
             sandbox::count_as(ThreadKind::Names);
             let addresses = (host.as_str(), port).to_socket_addrs();
-            let addresses = addresses.map(|found| found.take(NAME_ADDRESSES_MAX).collect()).unwrap_or_default();
+            let addresses = addresses.map(|found| found.take(addresses_max).collect()).unwrap_or_default();
             // The caller may have dropped the lookup.
             drop(tell.send(addresses));
             drop(place);
@@ -161,7 +166,7 @@ impl Lookup {
         Some(Self { found, bell })
     }
 
-    pub(super) fn look(&self) -> Looked {
+    pub(crate) fn look(&self) -> Looked {
         match self.found.try_recv() {
             Ok(addresses) if !addresses.is_empty() => Looked::Found(addresses),
             Ok(_) | Err(TryRecvError::Disconnected) => Looked::Failed,

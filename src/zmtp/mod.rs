@@ -25,7 +25,7 @@ mod server;
 mod tests;
 mod wire;
 
-pub(crate) use address::prepare_lookups;
+pub(crate) use address::{Looked, Lookup, prepare_lookups};
 pub use codec::{
     Bounds, Decoder, GREETING_BYTES, Item, Message, Refusal, Role, SEQ_BYTES, greeting, head, message, ping, pong,
     ready,

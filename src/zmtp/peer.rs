@@ -29,8 +29,8 @@ use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::limits::{
-    ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_QUANTUM_BYTES_MAX, ZMQ_RECONNECT_MS_MAX,
-    ZMQ_RECONNECT_MS_MIN,
+    NAME_ADDRESSES_MAX, ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_QUANTUM_BYTES_MAX,
+    ZMQ_RECONNECT_MS_MAX, ZMQ_RECONNECT_MS_MIN,
 };
 
 /// An event of the connection.
@@ -318,7 +318,7 @@ impl Peer {
         match &self.address {
             Address::Ip(address) => self.try_addresses(VecDeque::from([*address]), now_ms),
             Address::Name { host, port } => {
-                match Lookup::start(host, *port, &self.registry, self.token) {
+                match Lookup::start((host, *port), NAME_ADDRESSES_MAX, &self.registry, self.token) {
                     // It may have ended before its end was registered.
                     Some(lookup) => self.state = State::Resolving(lookup),
                     None => self.state = State::BackingOff { until_ms: now_ms + ZMQ_RECONNECT_MS_MIN },

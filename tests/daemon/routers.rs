@@ -29,6 +29,7 @@ struct Site {
     /// Where it listens; `None` = at a socket in its folder.
     listen: Option<String>,
     peers: Vec<String>,
+    named: Option<String>,
     secret: &'static str,
     join_ms_max: u64,
     silent_ms_max: u64,
@@ -43,6 +44,7 @@ impl Site {
             name,
             listen: None,
             peers: Vec::new(),
+            named: None,
             secret: SECRET,
             join_ms_max: 0,
             silent_ms_max: 3000,
@@ -59,9 +61,10 @@ impl Site {
         let secret = self.folder.path().join("secret");
         std::fs::write(&secret, self.secret).expect("written");
         let Self { name, peers, join_ms_max, silent_ms_max, .. } = self;
+        let dns = self.named.as_ref().map_or_else(String::new, |named| format!("peers_dns = {named:?}\n"));
         let tables = format!(
             "[log]\nlevel = \"debug\"\n[routers]\nname = \"{name}\"\nlisten = \"{}\"\npeers = {peers:?}\nsecret_file = {secret:?}\n\
-             join_ms_max = {join_ms_max}\nsilent_ms_max = {silent_ms_max}\n{}",
+             {dns}join_ms_max = {join_ms_max}\nsilent_ms_max = {silent_ms_max}\n{}",
             self.address(),
             self.tables
         );
@@ -143,7 +146,11 @@ fn findings(of: &Daemon) -> Vec<String> {
 
 #[test]
 fn a_booking_counts_at_the_other_router_until_it_is_freed() {
-    let [a, b] = fleet(["a", "b"]);
+    let [mut a, mut b] = fleet(["a", "b"]);
+    // In this mode a prompt counts until its prefill is reported, however long that takes here.
+    for site in [&mut a, &mut b] {
+        site.tables.push_str("[policy]\nmode = \"kv\"\n");
+    }
     let (at_a, at_b) = (a.start(), b.start());
     until_live(&at_a, &b.address());
     until_live(&at_b, &a.address());
@@ -341,6 +348,36 @@ fn the_load_of_a_worker_that_joins_later_is_there_when_it_joins() {
     });
     free(&mut at_a.client(), booking);
     until("it no longer counts", || others_requests(&at_b, 3) == 0);
+}
+
+#[test]
+fn peers_come_and_go_with_the_configuration_and_with_the_addresses_of_a_name() {
+    let [mut a, b] = fleet(["a", "b"]);
+    let c = Site::new("c");
+    let (at_a, at_b, at_c) = (a.start(), b.start(), c.start());
+    until_live(&at_a, &b.address());
+    let bookings = [&at_b, &at_c].map(|at| route(&mut at.client(), "a", Some(1)).1);
+    until("the first peer's booking counts", || others_requests(&at_a, 1) == 1);
+    // Another peer in place of the first one. What that one booked counts until it is silent for too long.
+    a.peers = vec![c.address()];
+    a.config();
+    at_a.process.signal("-HUP");
+    until_live(&at_a, &c.address());
+    until("the peer that is gone no longer counts", || others_requests(&at_a, 1) == 1);
+    assert!(row(&at_a.status(), &b.address()).is_none());
+    assert!(!findings(&at_a).contains(&"restart_pending".to_owned()), "it needs no restart");
+    free(&mut at_c.client(), bookings[1]);
+    until("nothing is left", || others_requests(&at_a, 1) == 0);
+
+    let mut named = Site::new("named");
+    named.listen = Some("tcp://127.0.0.1:0".to_owned());
+    let at_named = named.start();
+    let bound = own(&at_named).address;
+    let port = bound.rsplit(':').next().expect("a port");
+    let mut by_name = Site::new("by name");
+    by_name.named = Some(format!("localhost:{port}"));
+    let at = by_name.start();
+    until_live(&at, &bound);
 }
 
 #[test]

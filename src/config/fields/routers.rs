@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::live;
 use crate::config::RoutersConfig;
 use crate::config::field::{Kind, Preset, Section, ValueError};
 use crate::config::values;
@@ -30,13 +31,28 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
             },
             "Where other routers hear this one. Absent: it shares no load. Needs secret_file.",
         ),
-        restart!(
-            routers.peers,
+        live(
+            "peers",
             "",
             Value(""),
             List { items_max: limits::ROUTER_PEERS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.peers = v },
             "The `listen` addresses of the other routers: tcp://host:port or ipc://path. Its own may be among them, so that all routers\n\
              can have the same list.",
+        ),
+        restart!(
+            routers.peers_dns,
+            "",
+            Absent("routers.kvrouted.svc:5571"),
+            Parsed {
+                what: "a string: host:port",
+                set: |c, text| {
+                    values::endpoint(&format!("tcp://{text}"))?;
+                    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+                    c.peers_dns = port.parse().ok().map(|port| (host.to_owned(), port));
+                    Ok(())
+                },
+            },
+            "A host name of which every address is a peer, such as that of a headless service of Kubernetes. Looked up every 5 s.",
         ),
         restart!(
             routers.name,

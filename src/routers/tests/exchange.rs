@@ -95,12 +95,12 @@ impl Carrier for InMemory {
         self.origins.insert(link, origin);
     }
 
-    fn links(&self) -> Vec<Link> {
+    fn links(&self) -> Vec<(usize, Link)> {
         // The list names the router itself too.
         let own = |to| (to == self.at).then_some(OriginId(to as u64 + 1));
         let origin = |to: usize| own(to).or_else(|| self.origins.get(&to).copied());
         let link = |to| Link { address: format!("{to}"), is_up: true, origin: origin(to) };
-        (0..self.routers).map(link).collect()
+        (0..self.routers).map(|to| (to, link(to))).collect()
     }
 
     fn address(&self) -> &str {

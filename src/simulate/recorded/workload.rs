@@ -2,7 +2,7 @@
 //!
 //! * **Sessions** run in closed loop: a turn comes as long after the end of the turn before as it was recorded. A turn that
 //!   came before that end runs beside it, at its own time.
-//! * **Continuations** do too: nobody continues an answer before it is there, with or without the name of a session.
+//! * **Continuations** do too: no user continues an answer before it is there, with or without a named session.
 //! * **Other requests** come at their own times.
 //! * **Outputs.** The engine caches an output, and the next turn's prompt may hold it. So where a later request of the same
 //!   session, or of no session, continues a prompt and has room for its output, the tokens behind the prompt are taken to

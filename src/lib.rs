@@ -96,6 +96,8 @@ pub mod requests;
 #[cfg(feature = "daemon")]
 pub mod route;
 #[cfg(feature = "daemon")]
+pub mod routers;
+#[cfg(feature = "daemon")]
 pub mod serve;
 #[cfg(feature = "daemon")]
 pub mod shadow;

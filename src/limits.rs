@@ -4,11 +4,15 @@
 mod events;
 mod http;
 mod process;
+mod restart;
+mod routers;
 mod serving;
 
 pub use events::*;
 pub use http::*;
 pub use process::*;
+pub use restart::*;
+pub use routers::*;
 pub use serving::*;
 
 /// Bytes of the frame header.
@@ -350,6 +354,15 @@ pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 pub const BOOKINGS_MAX: usize = 1 << 20;
 /// Changes of loads remembered with their worker. A serving thread that has missed more reads every load again.
 pub const LOAD_CHANGES_KEPT: u64 = 1024;
+/// Workers whose recent prefills are checked each second, and forgotten if they are of long ago, before the bookings' lock
+/// is released for others.
+pub const RECENT_SWEPT_PER_LOCK_MAX: usize = 64;
+/// Workers of which a router's gauges are dropped before the bookings' lock is released for others.
+pub const GAUGES_DROPPED_PER_LOCK_MAX: usize = 64;
+/// Largest number of tokens, or of decode blocks, in a gauge of another router. More counts as this.
+pub const GAUGE_NUMBER_MAX: u64 = 1 << 33;
+/// Largest predicted prefill time in a gauge of another router, nanoseconds: 52 days. More counts as this.
+pub const GAUGE_WORK_NS_MAX: u64 = 1 << 52;
 /// Words of 8 bytes for the prompts in flight, so that shared blocks count once. A prompt that does not fit counts in
 /// full. A block of one prompt only takes one word; a prompt takes eight more and a few for its ways, in whole cache
 /// lines.
@@ -586,6 +599,12 @@ const _: () = assert!(SHARDS_MAX <= u16::MAX as usize, "a shard's number is a u1
 const _: () = assert!(CORES_MAX <= u16::MAX as usize, "the configured number of cores is a u16");
 const _: () = assert!(BOOKINGS_PER_SESSION_MAX <= BOOKINGS_MAX);
 const _: () = assert!(LOAD_CHANGES_KEPT.is_power_of_two());
+const _: () =
+    assert!(GAUGE_NUMBER_MAX * ORIGINS_MAX as u64 <= JOURNAL_NUMBER_MAX / 2, "others leave room for own load");
+const _: () = assert!(
+    GAUGE_WORK_NS_MAX * ORIGINS_MAX as u64 <= u64::MAX - PREFILL_WORK_NS_MAX * BOOKINGS_MAX as u64,
+    "a worker's work is a u64, with that of other routers too"
+);
 const _: () = assert!(QUEUE_REQUESTS_MAX_DEFAULT <= QUEUE_REQUESTS_CEILING);
 const _: () = assert!(
     ACTIVE_WORDS_MAX < 1 << 31,

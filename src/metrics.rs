@@ -326,6 +326,14 @@ counters! {
         SnapshotWrittenBytes = "snapshot_written_bytes", "Bytes of the snapshots written.";
         SnapshotLoadedBytes = "snapshot_loaded_bytes", "Bytes of the snapshots loaded.";
         SnapshotReferencesWritten = "snapshot_references_written", "Block references in the snapshots written.";
+        BookingImagesWritten = "booking_images_written", "Images of the bookings written for a restart.";
+        BookingImagesFailed = "booking_images_failed", "Images of the bookings that could not be written. The log has the reason.";
+        BookingImageBytes = "booking_image_bytes", "Bytes of the images of the bookings.";
+        BookingsRestored = "bookings_restored", "Bookings of the run before that went on after the start.";
+        BookingsRestoredAbsent = "bookings_restored_absent", "Of these, bookings whose worker was not there yet.";
+        BookingsNotRestored = "bookings_not_restored", "Bookings of the run before that ended at the start: too old, of another space than their worker, replaced, or beyond a limit.";
+        SessionsRestored = "sessions_restored", "Sessions of gateways that the start took over from the run before.";
+        BindingsRestored = "affinity_bindings_restored", "Bindings of affinity sessions that the start took over from the run before.";
     }
 }
 

@@ -68,9 +68,12 @@ impl OwnedDirectory {
         OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(self.path.join(name))
     }
 
-    /// Makes a file, or empties the one that is there.
-    pub(crate) fn create_or_empty(&self, name: &str) -> io::Result<File> {
-        OpenOptions::new().create(true).truncate(true).write(true).mode(FILE_MODE).open(self.path.join(name))
+    /// Makes a file in place of what is there: an unfinished one, which may be open to others, or anything else.
+    pub(crate) fn create_anew(&self, name: &str) -> io::Result<File> {
+        match fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.create_new(name),
+        }
     }
 }
 

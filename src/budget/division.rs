@@ -12,9 +12,9 @@ use crate::limits::{
     DUMP_BYTES, EMPTY_SHARD_BYTES, ENDED_BOOKING_BYTES, HTTP_BYTES_MAX, HTTP_BYTES_MIN, INDEX_BYTES_MIN,
     JOURNAL_WAITING_WORKERS_MAX, JOURNAL_WAITING_WORKERS_MIN, JOURNAL_WORKER_BYTES, LANE_CONTROL_BYTES,
     METRICS_PAGES_BYTES_MAX, METRICS_PAGES_BYTES_MIN, PREDICTED_MEMORY_BYTES_MIN, PROCESS_BYTES, QUEUE_BYTES_MAX,
-    QUEUE_BYTES_MIN, SHARD_HELD_BYTES_MAX, SHARD_HELD_BYTES_MIN, SHARD_MESSAGES_BYTES_MAX, SHARD_MESSAGES_BYTES_MIN,
-    SHARD_REPLAYS_BYTES_MAX, SHARD_REPLAYS_BYTES_MIN, SNAPSHOTS_BYTES, THREAD_BYTES, THREADS_BESIDE,
-    WORKER_TABLE_BYTES,
+    QUEUE_BYTES_MIN, ROUTER_BYTES, SHARD_HELD_BYTES_MAX, SHARD_HELD_BYTES_MIN, SHARD_MESSAGES_BYTES_MAX,
+    SHARD_MESSAGES_BYTES_MIN, SHARD_REPLAYS_BYTES_MAX, SHARD_REPLAYS_BYTES_MIN, SNAPSHOTS_BYTES, THREAD_BYTES,
+    THREADS_BESIDE, WORKER_TABLE_BYTES,
 };
 
 /// The numbers of everything that takes memory, as the configuration has them.
@@ -44,6 +44,8 @@ pub struct Demands {
     pub index_bytes_max: Option<u64>,
     /// The most affinity sessions.
     pub affinity_sessions_max: u64,
+    /// The most other routers whose bookings add to the load.
+    pub routers_max: u64,
     /// Ended bookings that may wait for the journal.
     pub ended_bookings_max: u64,
     /// The largest body of the HTTP port, bytes; `None` = there is no such port.
@@ -97,6 +99,7 @@ fn serving(demands: &Demands) -> [Row; 5] {
         + (cores + demands.shards + THREADS_BESIDE) * THREAD_BYTES
         + demands.workers * WORKER_TABLE_BYTES
         + demands.affinity_sessions_max * AFFINITY_SESSION_BYTES
+        + demands.routers_max * ROUTER_BYTES
         + demands.ended_bookings_max * ENDED_BOOKING_BYTES;
     let (least, most) = (CONNECTIONS_MIN as u64 * CONNECTION_BYTES, connections_max * CONNECTION_BYTES);
     let cores_of = "serve.cores";
@@ -284,6 +287,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::limits::ORIGINS_MAX;
 
     /// A daemon with one space, two serving threads, and nothing optional.
     const PLAIN: Demands = Demands {
@@ -299,6 +303,7 @@ mod tests {
         predictions_bytes_max: 0,
         index_bytes_max: None,
         affinity_sessions_max: 1 << 16,
+        routers_max: 0,
         ended_bookings_max: 0,
         http_body_bytes_max: None,
         snapshots: false,
@@ -353,6 +358,18 @@ mod tests {
     }
 
     #[test]
+    fn what_other_routers_say_is_reserved_and_takes_nothing_from_bookings() {
+        let shared = Demands { routers_max: 8, ..PLAIN };
+        assert_eq!(least(&shared), least(&PLAIN) + 8 * ROUTER_BYTES);
+        let [alone, beside] = [&PLAIN, &shared].map(|demands| divide(least(demands), demands).unwrap());
+        assert_eq!(beside.bound(MemoryPart::Process), alone.bound(MemoryPart::Process) + 8 * ROUTER_BYTES);
+        assert_eq!(
+            (beside.bookings(), beside.bound(MemoryPart::Index)),
+            (alone.bookings(), alone.bound(MemoryPart::Index))
+        );
+    }
+
+    #[test]
     fn a_division_without_a_limit_changes_nothing() {
         let division = Division::unlimited();
         assert_eq!(division.bookings(), (BOOKINGS_MAX, ACTIVE_WORDS_MAX));
@@ -361,7 +378,7 @@ mod tests {
     }
 
     fn demands() -> impl Strategy<Value = Demands> {
-        let numbers = (1_u64..257, 1_u64..65, 1_u64..257, 0_u64..4097, 64_u64..4097);
+        let numbers = (1_u64..257, 1_u64..65, 1_u64..257, 0_u64..4097, 64_u64..4097, 0..=ORIGINS_MAX as u64);
         let sizes = (4096_u64..1 << 28, 0_u64..4097, 4096_u64..1 << 26, 0_u64..1 << 24);
         let optional = (
             0_u64..9,
@@ -372,7 +389,7 @@ mod tests {
             any::<bool>(),
         );
         (numbers, sizes, optional).prop_map(|(numbers, sizes, optional)| {
-            let (cores, shards, spaces, workers, connections_max) = numbers;
+            let (cores, shards, spaces, workers, connections_max, routers_max) = numbers;
             let (frame_body_bytes_max, lanes_max, lane_ring_bytes_max, affinity_sessions_max) = sizes;
             let (predicted_spaces, more, index_bytes_max, http_body_bytes_max, ended_bookings_max, snapshots) =
                 optional;
@@ -390,6 +407,7 @@ mod tests {
                 predictions_bytes_max,
                 index_bytes_max,
                 affinity_sessions_max,
+                routers_max,
                 ended_bookings_max,
                 http_body_bytes_max,
                 snapshots,

@@ -364,6 +364,8 @@ pub struct SnapshotConfig {
     pub every_s: u64,
     /// The age at which the snapshot of a removed worker is deleted, seconds.
     pub keep_s: u64,
+    /// Time from the end of one image of the bookings to the next, milliseconds; 0 = one when the daemon stops.
+    pub bookings_image_ms: u64,
     /// Whether the start deletes existing snapshots instead of loading them. Not a field of the file: `serve --fresh`.
     pub fresh: bool,
 }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
+use crate::limits::ENDED_LOOK_EVERY_MS;
 
 /// Such a thread, running.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ pub(super) struct Ending(Arc<AtomicBool>);
 impl Ending {
     /// The thread looks at it in each round of its loop.
     pub(super) fn is_asked_for(&self) -> bool {
-        // Acquire: pairs with the Release in `EndableThread::stop`.
+        // Acquire: pairs with the Release in `EndableThread::ask_to_end`.
         self.0.load(Ordering::Acquire)
     }
 }
@@ -66,9 +68,32 @@ impl EndableThread {
     /// # Errors
     /// `Internal` if it panicked.
     pub(super) fn stop(self) -> Result<()> {
+        self.ask_to_end();
+        self.join()
+    }
+
+    /// Ends it, and waits for it until `deadline`. `false` = it has not ended by then, and ends with the process.
+    ///
+    /// # Errors
+    /// `Internal` if it panicked.
+    pub(super) fn stop_by(self, deadline: Instant) -> Result<bool> {
+        self.ask_to_end();
+        while self.is_running() {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(ENDED_LOOK_EVERY_MS));
+        }
+        self.join().map(|()| true)
+    }
+
+    fn ask_to_end(&self) {
         // Release: pairs with the Acquire in `Ending::is_asked_for`.
         self.ending.0.store(true, Ordering::Release);
         self.thread.thread().unpark();
+    }
+
+    fn join(self) -> Result<()> {
         self.thread.join().map_err(|_| {
             Error::new(Kind::Internal, format!("{} panicked", self.subject), "report it with the log around it")
         })

@@ -12,11 +12,11 @@ use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
 use super::process_exposition;
-use super::statistics::Statistics;
+use super::statistics::{OthersPart, Statistics};
 use crate::fleet::Space;
 use crate::ids::Worker;
 use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
-use crate::load::PrefillClass;
+use crate::load::{Load, PrefillClass};
 use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
 
@@ -114,27 +114,43 @@ impl Gatherer {
 
     fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let table = self.statistics.fleet.load();
-        type Pick = fn(crate::load::Load) -> u64;
-        let gauges: [(&str, &str, Pick); 3] = [
+        type Pick = fn(&Load, &OthersPart) -> u64;
+        let gauges: [(&str, &str, Pick); 6] = [
             (
                 "kvrouted_worker_active_prefill_tokens",
                 "Tokens of booked requests that are still to be prefilled.",
-                |load| load.prefill_tokens,
+                |load, _| load.prefill_tokens,
             ),
             (
                 "kvrouted_worker_active_decode_blocks",
                 "Blocks of the booked prompts. Blocks that several prompts share count once.",
-                |load| load.decode_blocks,
+                |load, _| load.decode_blocks,
             ),
-            ("kvrouted_worker_active_requests", "Booked requests.", |load| load.requests),
+            ("kvrouted_worker_active_requests", "Booked requests.", |load, _| load.requests),
+            (
+                "kvrouted_worker_others_prefill_tokens",
+                "The part of kvrouted_worker_active_prefill_tokens that other routers booked.",
+                |_, others| others.prefill_tokens,
+            ),
+            (
+                "kvrouted_worker_others_decode_blocks",
+                "The part of kvrouted_worker_active_decode_blocks that other routers booked.",
+                |_, others| others.decode_blocks,
+            ),
+            (
+                "kvrouted_worker_others_requests",
+                "The part of kvrouted_worker_active_requests that other routers booked.",
+                |_, others| others.requests,
+            ),
         ];
+        let loads = &self.statistics.loads;
+        let of_worker = |index| (loads.read(index), OthersPart::of(loads, index));
+        let values: Vec<_> = table.workers.iter().map(|record| of_worker(record.index)).collect();
         for (name, help, pick) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for record in &table.workers {
+            for (record, (load, others)) in table.workers.iter().zip(&values) {
                 let labels = worker_labels(record.worker);
-                family
-                    .encode_family(&labels)?
-                    .encode_gauge(&(pick(self.statistics.loads.read(record.index)) as i64))?;
+                family.encode_family(&labels)?.encode_gauge(&(pick(load, others) as i64))?;
             }
         }
         Ok(())
@@ -295,6 +311,10 @@ impl Gatherer {
         let help = "Time spent taking and writing snapshots.";
         let mut metric = encoder.encode_descriptor("kvrouted_snapshot_seconds", help, None, MetricType::Counter)?;
         metric.encode_counter::<NoLabelSet, f64, u64>(&stats.writing_seconds(), None)?;
+        let help = "Time spent taking and writing images of the bookings.";
+        let mut metric =
+            encoder.encode_descriptor("kvrouted_booking_image_seconds", help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, f64, u64>(&stats.bookings_seconds(), None)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let name = "kvrouted_snapshot_oldest_age_seconds";
         let help = "Age of the snapshot that is furthest behind its worker: the time since it was last confirmed to be complete.";

@@ -16,12 +16,12 @@ use crate::discovery::{Step, plan};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
-use crate::ids::{ShardId, Worker, WorkerIndex};
+use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{
     AddWorker, IngestHandle, LoadListener, LoadSource, RemoveWorker, UpdateWorker, WorkerAccepted, WorkerView,
 };
-use crate::limits::{BOOKINGS_LEAVING_PER_LOCK_MAX, RECONCILE_RETRY_MS};
+use crate::limits::{BOOKINGS_LEAVING_PER_LOCK_MAX, KEPT_BOOKINGS_PER_LOCK_MAX, RECONCILE_RETRY_MS};
 use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -150,6 +150,7 @@ impl FleetReconciler {
                 self.indexes.insert(worker, index);
                 self.counters.bump(DaemonCounter::WorkersAdded);
                 tracing::info!(%worker, source, name = config.name, "worker added");
+                self.place_absent(worker, (index, config.space)).await;
                 self.note_no_events(worker, no_events.or(refused), &trust);
             }
             Err(error) => {
@@ -159,6 +160,13 @@ impl FleetReconciler {
                 self.counters.bump(DaemonCounter::WorkersRefusedFull);
                 tracing::error!(%worker, source, %error, "worker refused");
             }
+        }
+    }
+
+    /// Adds bookings of an earlier run, which waited for the worker, to its load.
+    async fn place_absent(&self, worker: Worker, place: (WorkerIndex, SpaceId)) {
+        while self.loads.place_absent(worker, place, KEPT_BOOKINGS_PER_LOCK_MAX) == KEPT_BOOKINGS_PER_LOCK_MAX {
+            tokio::task::yield_now().await;
         }
     }
 

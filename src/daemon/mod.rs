@@ -13,12 +13,14 @@ mod exposition;
 mod fleet_reconciler;
 mod http;
 mod ingest_threads;
+mod kept_bookings;
 mod memory_thread;
 mod predictor_thread;
 mod process_exposition;
 mod reload;
 mod resources;
 mod sandboxed;
+mod service_manager;
 mod snapshots;
 mod startup;
 mod statistics;
@@ -44,6 +46,7 @@ use crate::fleet::Fleet;
 use crate::index;
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{self, EventMemory, LoadListener};
+use crate::journal::WriterThread;
 use crate::limits::{
     BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTION_BYTES, LAWS_PUBLISH_EVERY_MS,
     LAWS_PUBLISHED_PER_LOCK_MAX, QUEUE_RECHECK_MS,
@@ -64,6 +67,7 @@ use endable_thread::EndableThread;
 use fleet_reconciler::FleetReconciler;
 use http::Http;
 use ingest_threads::IngestThreads;
+use kept_bookings::KeptBookings;
 pub use reload::ReadConfig;
 use resources::Resources;
 use snapshots::Snapshots;
@@ -126,20 +130,21 @@ impl Daemon {
         let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, snapshots) = open(config).await?;
+        let (signals, listeners, snapshots, kept) = open(config).await?;
         let Listeners { routing, admin, admissions, scrapes, http } = listeners;
-        let made = startup::prepare(config, &resources.memory, now_unix_ms)?;
+        let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
-        let (predictions, predictor) = predictor_thread::start(config, &fleet, (started, resources))?;
+        let clock_began = kept.clock_begins(config, started);
+        let (predictions, predictor) = predictor_thread::start(config, &fleet, (clock_began, resources))?;
         let deciding = resources.cores + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
-        let (configured, of_threads) = ((config, resources.memory.division()), (deciding, started));
+        let (configured, of_threads) = ((config, resources.memory.division()), (deciding, clock_began));
         let of_fleet = (&fleet, reload::policies(config, 1));
-        let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, &loads);
+        let of_bookings = (&loads, &kept.identity);
+        let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, of_bookings);
+        let bookings = kept.resume(config, &tables, &snapshots.stats, watchlist)?;
         let lanes = Arc::new(lanes(config, resources.descriptors, &tables.users));
-        let origin = (tables.instance_id, now_unix_ms);
-        let of_journal = watchlist.add("journal", false);
-        let journal = tables.recording.start(config, origin, (&fleet.load().spaces, &loads), of_journal)?;
+        let journal = start_journal(config, &tables, watchlist.add("journal", false), now_unix_ms)?;
         let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
         let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
@@ -160,9 +165,8 @@ impl Daemon {
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
-        let (memory, watchdog) = start_watches(config, resources, &stats)?;
-        let others =
-            OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics, memory, watchdog };
+        let ((memory, watchdog), port) = (start_watches(config, resources, &stats)?, http.thread.take());
+        let others = OtherThreads { predictor, keeper, bookings, journal, listener, port, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
         let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
         sandbox::enter(ThreadKind::Control);
@@ -221,9 +225,21 @@ impl Daemon {
         // The routing socket goes first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
         drop((acceptor, admin));
         end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
-        tracing::info!(up_ms = tables.now_ms(), "ended");
+        tracing::info!(up_ms = tables.up_ms(), "ended");
         ending.map(drop).map_err(ended_by_itself)
     }
+}
+
+/// Starts the thread that writes the journal.
+fn start_journal(
+    config: &Config,
+    tables: &RequestTables,
+    mark: Arc<ThreadMark>,
+    now_unix_ms: u64,
+) -> Result<WriterThread> {
+    // A journal is one run's. The daemon's instance may be that of several runs.
+    let origin = (rand::rng().random_range(1..=u64::MAX), now_unix_ms);
+    tables.recording.start(config, origin, (&tables.fleet.load().spaces, &tables.loads), mark)
 }
 
 /// Starts the thread that receives the loads that engines publish.
@@ -287,12 +303,13 @@ fn admin_server(
 }
 
 /// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
-async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots)> {
+async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots, KeptBookings)> {
     // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
     let signals = Signals::listen()?;
-    let opened = (signals, Listeners::bind(config).await?, Snapshots::open(config)?);
+    let (listeners, snapshots) = (Listeners::bind(config).await?, Snapshots::open(config)?);
+    let kept = KeptBookings::open(config, &snapshots)?;
     sandboxed::start(config)?;
-    Ok(opened)
+    Ok((signals, listeners, snapshots, kept))
 }
 
 /// Accepts connections for the serving threads, within the limits for users, descriptors and memory.
@@ -539,7 +556,7 @@ fn end(
     snapshots: &Snapshots,
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, journal, listener, http, metrics, memory, watchdog } = others;
+    let OtherThreads { predictor, keeper, bookings, journal, listener, port, metrics, memory, watchdog } = others;
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
     for core in &cores {
@@ -551,7 +568,9 @@ fn end(
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     ended.extend(cores.into_iter().map(Core::join));
     // Until now it has answered requests with the error `draining`.
-    ended.extend(http.map(PortThread::stop));
+    ended.extend(port.map(PortThread::stop));
+    // No thread books any more, and no connection is open.
+    ended.push(kept_bookings::finish(bookings, &snapshots.stats));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // This is the last reference. If another were left, the threads would end with the process.
@@ -572,18 +591,25 @@ mod tests {
     use super::*;
     use crate::budget::Gauge;
     use crate::limits::THREADS_WATCH_EVERY_MS;
-    use crate::requests::PredictionAccess;
+    use crate::requests::{Identity, PredictionAccess};
 
     #[test]
     fn a_thread_that_has_ended_is_noticed() {
         let config = Config::default();
         let resources = Resources::divide(&config).unwrap();
-        let Startup { fleet, loads, indexes, views, .. } = startup::prepare(&config, &resources.memory, 0).unwrap();
+        let Startup { fleet, loads, indexes, views, .. } =
+            startup::prepare(&config, &resources.memory, &Identity::random(), 0).unwrap();
         let predictions = PredictionAccess::default();
         let of_fleet = (&fleet, reload::policies(&config, 1));
         let division = resources.memory.division();
-        let tables =
-            RequestTables::new((&config, division), (1, Instant::now()), of_fleet, indexes, &predictions, &loads);
+        let tables = RequestTables::new(
+            (&config, division),
+            (1, Instant::now()),
+            of_fleet,
+            indexes,
+            &predictions,
+            (&loads, &Identity::random()),
+        );
         let lanes = Arc::new(Lanes::new(0, 0));
         let (served, metrics) = ((&tables, &lanes), [Arc::default()]);
         let mut cores = start_cores((&config, &resources), IoBackend::Epoll, served, &metrics).unwrap();
@@ -598,8 +624,17 @@ mod tests {
         let (of_process, counted) = ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default()));
         let statistics = Statistics::new(served, views, Vec::new(), &counters, counted, of_process);
         let (memory, watchdog) = start_watches(&config, &resources, &statistics).unwrap();
-        let others =
-            OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics, memory, watchdog };
+        let others = OtherThreads {
+            predictor: None,
+            keeper: None,
+            bookings: None,
+            journal,
+            listener,
+            port: None,
+            metrics,
+            memory,
+            watchdog,
+        };
         let (handles, ingest_threads) = ([core.handle()], IngestThreads::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let watched = runtime.block_on(async {

@@ -129,6 +129,8 @@ fn demands(config: &Config, cores: usize, descriptors: Descriptors) -> Demands {
         predictions_bytes_max,
         index_bytes_max: of_index.sum::<Option<u64>>().filter(|bytes| *bytes > 0),
         affinity_sessions_max: config.policy.affinity_sessions_max as u64,
+        // No field of the configuration names other routers.
+        routers_max: 0,
         ended_bookings_max: config.journal.ended_waiting_max() as u64,
         http_body_bytes_max: (config.http.port != 0).then_some(config.http.body_bytes_max),
         snapshots: config.snapshot.dir.is_some(),

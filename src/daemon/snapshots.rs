@@ -55,6 +55,11 @@ impl Snapshots {
         Ok(this)
     }
 
+    /// The directory, if one is configured.
+    pub(super) fn directory(&self) -> Option<Arc<Directory>> {
+        self.directory.clone()
+    }
+
     /// Gives `loads` what an earlier run learnt of the workers' prefill times. Call it before workers join their classes.
     pub(super) fn restore_laws(&self, loads: &Loads, now_unix_ms: u64) {
         let Some(directory) = &self.directory else { return };

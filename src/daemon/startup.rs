@@ -15,6 +15,7 @@ use crate::ids::{ShardId, SpaceId, WorkerSlot};
 use crate::index::{IndexReader, Reclaimer, ShardLimits, ShardReader, ShardWriter, shard_in};
 use crate::ingest::{PublisherPlan, ShardPlan, WorkerView};
 use crate::load::{BackOff, Loads, LoadsConfig};
+use crate::requests::Identity;
 
 /// What exists before the first thread.
 pub(super) struct Startup {
@@ -34,12 +35,17 @@ pub(super) struct Startup {
 ///
 /// # Errors
 /// `Config` if a shard cannot hold its workers.
-pub(super) fn prepare(config: &Config, memory: &MemoryAccounts, now_unix_ms: u64) -> Result<Startup> {
+pub(super) fn prepare(
+    config: &Config,
+    memory: &MemoryAccounts,
+    identity: &Identity,
+    now_unix_ms: u64,
+) -> Result<Startup> {
     let (bookings_max, active_words_max) = memory.division().bookings();
     let loads = LoadsConfig {
         age_ms_max: config.booking.age_s_max * 1000,
         session_grace_ms: config.booking.session_grace_s * 1000,
-        secret: rand::rng().random(),
+        secret: identity.secret,
         prefill: config.booking.prefill(),
         track_output_blocks: config.booking.track_output_blocks,
         back_off: BackOff {
@@ -55,8 +61,9 @@ pub(super) fn prepare(config: &Config, memory: &MemoryAccounts, now_unix_ms: u64
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);
     let (mut shards, mut places) = (Shards::new(config, memory), PlaceAllocator::default());
+    let version = identity.fleet_version;
     let (mut table, views) =
-        (FleetTable { version: 1, spaces: records.spaces(), workers: Vec::new() }, WorkerViews::default());
+        (FleetTable { version, spaces: records.spaces(), workers: Vec::new() }, WorkerViews::default());
     for (worker, index) in config.workers.iter().zip(std::iter::from_fn(|| places.take())) {
         let mut record = records.record(worker, index, now_unix_ms);
         record.slot = shards.add(worker, record.shard)?;
@@ -69,7 +76,8 @@ pub(super) fn prepare(config: &Config, memory: &MemoryAccounts, now_unix_ms: u64
         views.put(index, view);
     }
     let (indexes, plans) = shards.split(table.spaces.len());
-    Ok(Startup { loads, fleet: Arc::new(Fleet::new(table)), indexes, views: Arc::new(views), records, places, plans })
+    let fleet = Arc::new(Fleet::continuing(table));
+    Ok(Startup { loads, fleet, indexes, views: Arc::new(views), records, places, plans })
 }
 
 impl Startup {
@@ -183,7 +191,7 @@ mod tests {
         let ceilings: Vec<u64> = bounds.iter().map(|bounds| bounds.limits.memory_bytes_max).collect();
         assert_eq!(ceilings, [1 << 28, u64::MAX]);
         assert_eq!(bounds[0].limits.secret, bounds[1].limits.secret, "one secret for the daemon");
-        let startup = prepare(&config, &MemoryAccounts::unlimited(), 0).expect("prepared");
+        let startup = prepare(&config, &MemoryAccounts::unlimited(), &Identity::random(), 0).expect("prepared");
         let plans: Vec<_> = startup.plans.iter().map(|plan| (plan.shard, plan.writers.len())).collect();
         assert_eq!(plans, [0, 1, 2, 3].map(|shard| (ShardId(shard), 2)), "any worker may be added to any shard");
     }
@@ -191,7 +199,7 @@ mod tests {
     #[test]
     fn a_shard_without_workers_takes_little_memory() {
         let config = parse("t", "[[space]]\nmodel = \"a\"\n", &Flags::default()).expect("valid");
-        let startup = prepare(&config, &MemoryAccounts::unlimited(), 0).expect("prepared");
+        let startup = prepare(&config, &MemoryAccounts::unlimited(), &Identity::random(), 0).expect("prepared");
         let bytes: Vec<u64> =
             startup.plans.iter().flat_map(|plan| &plan.writers).map(|(_, writer)| writer.memory().bytes()).collect();
         assert!(bytes.iter().all(|bytes| *bytes <= EMPTY_SHARD_BYTES), "{bytes:?}");

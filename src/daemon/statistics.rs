@@ -44,6 +44,28 @@ pub(super) struct Statistics {
     pub(super) open_files: OpenFiles,
 }
 
+/// The part of a worker's load that other routers told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OthersPart {
+    pub(super) prefill_tokens: u64,
+    pub(super) decode_blocks: u64,
+    pub(super) requests: u64,
+    /// When the oldest of their gauges came, nanoseconds of the bookings' clock; `None` = there is none.
+    pub(super) oldest_ns: Option<u64>,
+}
+
+impl OthersPart {
+    /// Of a worker.
+    pub(super) fn of(loads: &Loads, worker: WorkerIndex) -> Self {
+        loads.gauges_of(worker).iter().fold(Self::default(), |sum, (_, gauge, set_at_ns)| Self {
+            prefill_tokens: sum.prefill_tokens + gauge.prefill_tokens,
+            decode_blocks: sum.decode_blocks + gauge.decode_blocks(),
+            requests: sum.requests + u64::from(gauge.requests),
+            oldest_ns: Some(sum.oldest_ns.map_or(*set_at_ns, |oldest_ns| oldest_ns.min(*set_at_ns))),
+        })
+    }
+}
+
 /// What the process takes of its memory budget, and what it gives up.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryFigures {

@@ -13,7 +13,7 @@ use super::ingest_threads::IngestThreads;
 use super::process_exposition;
 use super::sandboxed;
 use super::snapshots::Snapshots;
-use super::statistics::Statistics;
+use super::statistics::{OthersPart, Statistics};
 use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
@@ -84,8 +84,8 @@ impl Administration {
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             metrics_port: self.metrics_port,
             fleet_version: table.version,
-            instance_id: self.tables.instance_id,
-            uptime_ms: self.tables.now_ms(),
+            instance_id: self.tables.instance_id(),
+            uptime_ms: self.tables.up_ms(),
             counters: self.counters(),
         }
     }
@@ -171,7 +171,8 @@ impl Administration {
         }
     }
 
-    /// Adds the counters of decisions for a worker, and its load.
+    /// Adds the counters of decisions for a worker, and its load; also the part of it that other routers told, and the age
+    /// of the oldest gauge, if there is such a part.
     fn with_routes(&self, record: &WorkerRecord, mut status: WorkerStatus) -> WorkerStatus {
         let load = self.statistics.loads.read(record.index);
         let routed = RouteCounter::ALL.iter().map(|of| (of.name(), self.statistics.routed(record.index, *of)));
@@ -182,6 +183,16 @@ impl Administration {
             ("active_requests", load.requests),
         ];
         status.counters.extend(routed.chain(now).map(|(name, value)| (name.to_owned(), value)));
+        let others = OthersPart::of(&self.statistics.loads, record.index);
+        if let Some(oldest_ns) = others.oldest_ns {
+            let of_others = [
+                ("others_prefill_tokens", others.prefill_tokens),
+                ("others_decode_blocks", others.decode_blocks),
+                ("others_requests", others.requests),
+                ("others_age_ms", self.tables.now_ns().saturating_sub(oldest_ns) / 1_000_000),
+            ];
+            status.counters.extend(of_others.map(|(name, value)| (name.to_owned(), value)));
+        }
         status
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | ingest | its shard's index is rebuilt (`ingest::rebuild`); the daemon goes on |
 //! | control | the daemon drains as on SIGTERM, and exits with the code of an internal error (70) |
-//! | serving threads, the predictor, snapshots, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
+//! | serving threads, the predictor, snapshots, kept bookings, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
 //! | a task that reads a file of workers or asks an engine | the daemon repeats the reading or the request |
 //!
 //! A drain takes no new connections, answers what has been read, and writes the last snapshots. A panic must therefore
@@ -28,10 +28,11 @@ use crate::snapshot::Keeper;
 pub(super) struct OtherThreads {
     pub(super) predictor: Option<EndableThread>,
     pub(super) keeper: Option<Keeper>,
+    pub(super) bookings: Option<EndableThread>,
     pub(super) journal: WriterThread,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
-    pub(super) http: Option<PortThread>,
+    pub(super) port: Option<PortThread>,
     pub(super) metrics: MetricsThread,
     pub(super) memory: EndableThread,
     pub(super) watchdog: EndableThread,
@@ -40,7 +41,7 @@ pub(super) struct OtherThreads {
 impl OtherThreads {
     /// The name of a thread that has ended although nothing asked it to.
     fn ended(&self) -> Option<&'static str> {
-        let endable = [self.predictor.as_ref(), Some(&self.memory), Some(&self.watchdog)];
+        let endable = [self.predictor.as_ref(), self.bookings.as_ref(), Some(&self.memory), Some(&self.watchdog)];
         if let Some(ended) = endable.into_iter().flatten().find(|thread| !thread.is_running()) {
             return Some(ended.subject());
         }
@@ -50,7 +51,7 @@ impl OtherThreads {
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");
         }
-        if !self.http.as_ref().is_none_or(PortThread::is_running) {
+        if !self.port.as_ref().is_none_or(PortThread::is_running) {
             return Some("the HTTP port");
         }
         if !self.metrics.is_running() {

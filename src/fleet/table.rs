@@ -188,8 +188,13 @@ pub struct Fleet {
 impl Fleet {
     /// Publishes the first table, as version 1.
     #[must_use]
-    pub fn new(mut table: FleetTable) -> Self {
-        table.version = 1;
+    pub fn new(table: FleetTable) -> Self {
+        Self::continuing(FleetTable { version: 1, ..table })
+    }
+
+    /// Publishes the first table as the version that it has, after those of an earlier run.
+    #[must_use]
+    pub fn continuing(table: FleetTable) -> Self {
         Self { table: ArcSwap::from_pointee(table), changing: Mutex::default() }
     }
 

@@ -64,6 +64,9 @@ pub const QUEUE_BYTES_MIN: u64 = 2 << 20;
 /// Memory of one booking besides the blocks of its prompt, bytes: its record, its links, its name among live and ended
 /// ones, and its place in its session.
 pub const BOOKING_BYTES: u64 = 256;
+/// Memory of what one other router says of its bookings, bytes: a gauge for each of
+/// [`WORKERS_MAX`](super::WORKERS_MAX) workers in the load, and twice as many as they were received.
+pub const ROUTER_BYTES: u64 = 4 << 20;
 /// Bookings that any budget has room for.
 pub const BOOKINGS_MIN: u64 = 1 << 13;
 /// Words for prompts in flight that any budget has room for.
@@ -98,6 +101,11 @@ pub const INDEX_AHEAD_BYTES: u64 = 8 << 20;
 pub const INDEX_LAST_PERCENT: u64 = 3;
 /// Blocks that a shard stores before it counts its memory again.
 pub const INDEX_AHEAD_BLOCKS: u64 = 4096;
+
+// ---- Ending threads -----------------------------------------------------------------------------------------
+
+/// How often a stop with a deadline looks whether a thread has ended, milliseconds.
+pub const ENDED_LOOK_EVERY_MS: u64 = 1;
 
 // ---- Stalled threads --------------------------------------------------------------------------------------
 

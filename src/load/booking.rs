@@ -1,13 +1,16 @@
 //! One booking, its names, and the slots of live bookings.
 
+use std::ops::RangeInclusive;
+
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::active::BLOCK_PARTS;
+use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{KEPT_LOST_RANGES_MAX, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +105,7 @@ pub(super) struct Booking {
     pub(super) first_token_at_ns: u64,
     /// Whether the journal records what becomes of it; the two fields below are for that.
     pub(super) is_recorded: bool,
-    /// Whether its worker had no other prefill when it was booked. Known with the first token.
+    /// Whether its worker had no other prefill, of any router, when it was booked. Known with the first token.
     pub(super) began_alone: bool,
     /// The worker's count of predicted prefill time at the first token, microseconds, modulo 2³².
     pub(super) prefilled_us: u32,
@@ -173,6 +176,8 @@ pub(super) struct Bookings {
     oldest: u32,
     youngest: u32,
     generations: u64,
+    /// Generations that earlier runs may have given out to bookings that this run does not know, in ascending order.
+    lost: Vec<RangeInclusive<u64>>,
 }
 
 impl Default for Bookings {
@@ -186,6 +191,7 @@ impl Default for Bookings {
             oldest: NO_SLOT,
             youngest: NO_SLOT,
             generations: 0,
+            lost: Vec::new(),
         }
     }
 }
@@ -236,13 +242,56 @@ impl Bookings {
     ) -> (u32, u64) {
         self.generations += 1;
         booking.generation = self.generations;
-        let (generation, hash) = (booking.generation, booking.name.hash());
         let links = Links { older: self.youngest, younger: NO_SLOT, session_place, prompt_blocks, user };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.links.push(links);
             (self.slots.len() - 1) as u32
         });
+        self.put(slot, booking, links);
+        (slot, self.generations)
+    }
+
+    /// Stores a booking of an earlier run in its slot, which is free, under its generation, which is the highest so far.
+    /// Call [`Bookings::continue_from`] after the last one.
+    pub(super) fn insert_at(&mut self, slot: u32, booking: Booking, session_place: u32, user: Option<UserSlot>) {
+        self.generations = booking.generation;
+        let links = Links { older: self.youngest, younger: NO_SLOT, session_place, prompt_blocks: 0, user };
+        if slot as usize >= self.slots.len() {
+            self.slots.resize_with(slot as usize + 1, || None);
+            self.links.resize(slot as usize + 1, links);
+        }
+        self.put(slot, booking, links);
+    }
+
+    /// Continues after an earlier run, which has given out these numbers. New bookings are above `generations`.
+    pub(super) fn continue_from(&mut self, numbers: &KeptNumbers, generations: u64) {
+        self.generations = self.generations.max(generations);
+        self.lost.clone_from(&numbers.lost);
+        self.lost.push(numbers.complete_to.saturating_add(1)..=generations);
+        if self.lost.len() > KEPT_LOST_RANGES_MAX {
+            // What lay between the two oldest has ended long ago. It is unknown from now on.
+            let first = self.lost.remove(0);
+            self.lost[0] = *first.start()..=*self.lost[0].end();
+        }
+        let is_free = |slot: &u32| self.slots[*slot as usize].is_none();
+        // From the end, so that the lowest is given out first.
+        self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
+    }
+
+    /// Whether an earlier run may have given out a generation to a booking that this run does not know.
+    pub(super) fn may_be_lost(&self, generation: u64) -> bool {
+        self.lost.iter().any(|range| range.contains(&generation))
+    }
+
+    /// All such generations.
+    pub(super) fn lost(&self) -> &[RangeInclusive<u64>] {
+        &self.lost
+    }
+
+    /// Stores a booking in a free slot, as the youngest.
+    fn put(&mut self, slot: u32, booking: Booking, links: Links) {
+        let hash = booking.name.hash();
         self.slots[slot as usize] = Some(booking);
         self.links[slot as usize] = links;
         match self.links.get_mut(links.older as usize) {
@@ -253,7 +302,6 @@ impl Bookings {
         let slots = &self.slots;
         let of_slot = |slot: &u32| slots[*slot as usize].as_ref().map_or(0, |booking| booking.name.hash());
         self.by_name.insert_unique(hash, slot, of_slot);
-        (slot, generation)
     }
 
     /// Ends the booking in `slot` and remembers its name.
@@ -297,6 +345,11 @@ impl Bookings {
         std::mem::take(&mut self.links[slot as usize].prompt_blocks)
     }
 
+    /// Notes that the blocks of the booking in `slot` are in the tree.
+    pub(super) fn set_prompt_blocks(&mut self, slot: u32, blocks: u32) {
+        self.links[slot as usize].prompt_blocks = blocks;
+    }
+
     /// Changes the place of a booking in its session's list.
     pub(super) fn move_in_session(&mut self, slot: u32, place: u32) {
         self.links[slot as usize].session_place = place;
@@ -335,6 +388,16 @@ impl Name {
     fn of_bytes(secret: u64, session: SessionId, text: &[u8]) -> Self {
         let hash = xxh3_128_with_seed(text, secret);
         Self { session, text: [hash as u64, (hash >> 64) as u64] }
+    }
+
+    /// A name by the hash of its text, from [`Name::text`].
+    pub(super) const fn kept(session: SessionId, text: [u64; 2]) -> Self {
+        Self { session, text }
+    }
+
+    /// The hash of its text.
+    pub(super) const fn text(&self) -> [u64; 2] {
+        self.text
     }
 
     /// The session of the name.

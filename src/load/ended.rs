@@ -49,13 +49,14 @@ pub struct EndedBooking {
     pub end_ns: u64,
     /// Output tokens, as reported; 0 = none were.
     pub output_tokens: u32,
-    /// Whether the worker had no other prefill when this one was booked.
+    /// Whether the worker had no other prefill, of any router, when this one was booked.
     pub began_alone: bool,
-    /// Requests in flight on the worker when it ended, itself among them.
+    /// Requests in flight on the worker when it ended, itself and those of other routers among them.
     pub requests: u64,
     /// Blocks of those requests.
     pub decode_blocks: u64,
-    /// Predicted time of the prefills that ended on the worker between the first token and the end, microseconds.
+    /// Predicted time of this router's prefills that ended on the worker between the first token and the end,
+    /// microseconds.
     pub prefilled_us: u32,
 }
 

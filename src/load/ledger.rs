@@ -4,13 +4,17 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::active::ActiveWriter;
 use super::booking::{Booking, Bookings, Name, NameState};
+use super::gauge::{Gauge, GaugeEffect, OriginPlace};
+use super::load_cells::{LoadCells, Record};
 use super::loads_config::LoadsConfig;
+use super::others::Others;
 use super::prefill::{PrefillId, Prefills};
 use super::reporters::{Failures, Reporter, Reporters};
+use super::restored::{ABSENT, AbsentBooking, AbsentWorkers};
 use super::session::{SessionId, Sessions};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, WorkerIndex};
-use crate::limits::BOOKINGS_PER_SESSION_MAX;
+use crate::limits::{BOOKING_BYTES, BOOKINGS_PER_SESSION_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef};
 use crate::shares::{share, share_rounded_down};
 
@@ -21,11 +25,19 @@ pub(super) struct Ledger {
     pub(super) bookings: Bookings,
     pub(super) active: ActiveWriter,
     pub(super) prefills: Prefills,
+    /// What other routers add to the workers' loads.
+    pub(super) others: Others,
     pub(super) failures: Failures,
     /// The users whose failure reports are in force.
     pub(super) failure_reporters: Reporters,
     /// The users whose load reports are in force.
     pub(super) load_reporters: Reporters,
+    /// Bookings of an earlier run whose workers are not there.
+    pub(super) absent: AbsentWorkers,
+    /// The place where the next look for faded recent work begins.
+    pub(super) swept_to: usize,
+    /// Counts what changes in bookings.
+    pub(super) changes: u64,
     /// The secret of name hashes.
     pub(super) secret: u64,
     /// The share of each limit that one user may take, percent.
@@ -48,9 +60,13 @@ impl Ledger {
             bookings: Bookings::default(),
             active: ActiveWriter::default(),
             prefills: Prefills::new(config.prefill),
+            others: Others::default(),
             failures: Failures::default(),
             failure_reporters: Reporters::default(),
             load_reporters: Reporters::default(),
+            absent: AbsentWorkers::default(),
+            swept_to: 0,
+            changes: 0,
             secret: config.secret,
             user_share_percent: config.user_share_percent,
             bookings_max: config.bookings_max,
@@ -60,7 +76,55 @@ impl Ledger {
 
     /// Adds a booking's prefill, computed and cached tokens, to its worker; `None` if there is nothing to compute.
     pub(super) fn begin_prefill(&mut self, worker: WorkerIndex, tokens: [u64; 2], now_ns: u64) -> Option<PrefillId> {
-        (tokens[0] > 0).then(|| self.prefills.begin(worker, tokens, now_ns))
+        (tokens[0] > 0).then(|| self.prefills.begin(worker, tokens, &self.others.of(worker), now_ns))
+    }
+
+    /// As [`Prefills::learn`].
+    pub(super) fn learn_prefill(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
+        let beside_others = self.others.of(worker).has_prefills();
+        self.prefills.learn((worker, beside_others), id, took_us, now_ns);
+    }
+
+    /// Sets what another router adds to an admitted worker, within the limits of a gauge.
+    pub(super) fn set_gauge(
+        &mut self,
+        cells: &LoadCells,
+        (origin, worker): (OriginPlace, WorkerIndex),
+        gauge: &Gauge,
+        now_ns: u64,
+    ) -> GaugeEffect {
+        if gauge.prefills > 0 {
+            self.prefills.laws.share_stretch(worker);
+        }
+        if gauge.is_zero() {
+            return self.others.take(cells, worker.place(), origin);
+        }
+        let prefills = &self.prefills;
+        self.others.set(cells, (origin, worker), gauge, now_ns, || {
+            let mut own = cells.record(worker);
+            own.prefill.ended_ns = prefills.ended_ns(worker);
+            own
+        })
+    }
+
+    /// What this router's own bookings, reports and laws make of a worker's load.
+    pub(super) fn own(&self, cells: &LoadCells, worker: WorkerIndex) -> Record {
+        self.others.own_of(worker).unwrap_or_else(|| cells.record(worker))
+    }
+
+    /// Memory of bookings, and of what waits for absent workers, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bookings.slots() as u64 * BOOKING_BYTES + self.absent.bytes()
+    }
+
+    /// Lets a booking of an earlier run wait for its worker. Its blocks wait with it while they leave room in the tree;
+    /// else they are counted, and shared with no other request.
+    pub(super) fn keep_absent(&mut self, slot: u32, mut absent: AbsentBooking) {
+        let words = self.active.words_used() as usize + self.absent.blocks();
+        if words + absent.locals.len() > self.active_words_max {
+            absent.locals = Vec::new();
+        }
+        self.absent.add(slot, absent);
     }
 
     /// Whether one more booking of `session` is within the limits; a booking that replaces another always is.
@@ -126,6 +190,14 @@ impl Ledger {
         }
     }
 
+    /// Notes that the blocks of the booking in `slot`, which were not in the tree, are in it now.
+    pub(super) fn share(&mut self, slot: u32, blocks: usize) {
+        self.bookings.set_prompt_blocks(slot, blocks as u32);
+        if let (Some(user), _) = self.bookings.user_and_blocks_of(slot) {
+            self.sessions.users.get_mut(user).prompt_blocks += blocks as u64;
+        }
+    }
+
     /// The handle of a booking of `session`. Its upper half checks the session, even long after the booking has ended.
     /// To another session the handle names nothing, so it learns nothing of the booking.
     pub(super) fn handle(&self, session: SessionId, slot: u32, generation: u64) -> BookingHandle {
@@ -147,6 +219,7 @@ impl Ledger {
                 }
                 match self.bookings.get(slot) {
                     Some(live) if live.generation == handle.generation && live.name.session() == session => Ok(slot),
+                    _ if self.bookings.may_be_lost(handle.generation) => Err(BookingOutcome::Unknown),
                     // A generation that was handed out to this session and is gone has ended.
                     _ if handle.generation <= self.bookings.generations() => Err(BookingOutcome::AlreadyApplied),
                     _ => Err(BookingOutcome::Unknown),
@@ -176,6 +249,7 @@ impl Ledger {
         let session = self.sessions.get_mut(id);
         let (place, user) = session.map_or((0, None), |session| (session.bookings.len() as u32, Some(session.user)));
         let (slot, generation) = self.bookings.insert(booking, (place, prompt_blocks as u32), user);
+        self.changes += 1;
         if let Some(user) = user {
             self.sessions.add_booking(id, slot, is_prefill_half);
             let user = self.sessions.users.get_mut(user);
@@ -185,10 +259,26 @@ impl Ledger {
         (slot, generation)
     }
 
+    /// Stores a booking of an earlier run in its slot, also in its session's list. None of its blocks is in the tree.
+    pub(super) fn keep_at(&mut self, slot: u32, booking: Booking) {
+        let (id, is_prefill_half) = (booking.name.session(), booking.is_prefill_half);
+        let session = self.sessions.get_mut(id);
+        let (place, user) = session.map_or((0, None), |session| (session.bookings.len() as u32, Some(session.user)));
+        self.bookings.insert_at(slot, booking, place, user);
+        if let Some(user) = user {
+            self.sessions.add_booking(id, slot, is_prefill_half);
+            self.sessions.users.get_mut(user).bookings += 1;
+        }
+    }
+
     /// Ends a booking and removes it from its session's list.
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.bookings.end(slot)?;
+        self.changes += 1;
+        if booking.worker == ABSENT {
+            self.absent.take(slot);
+        }
         let (id, place) = (booking.name.session(), self.bookings.session_place(slot));
         if let Some(moved) = self.sessions.take_booking(id, place as usize, booking.is_prefill_half) {
             self.bookings.move_in_session(moved, place);

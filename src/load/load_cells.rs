@@ -1,5 +1,7 @@
 //! A worker's load, as every serving thread reads it.
 
+use std::ops::Range;
+
 use super::active::BLOCK_PARTS;
 use super::change_log::{ChangeLog, ChangesSeen};
 use super::prefill::{Backlog, PrefillLoad};
@@ -10,7 +12,7 @@ use crate::limits::WORKERS_MAX;
 use crate::protocol::EngineLoad;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SeqWord, spin};
 
-/// A worker's load by bookings.
+/// A worker's load by the bookings of this router and of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// Tokens still to prefill; at a given time, minus those that the prefill model counts as done.
@@ -46,6 +48,14 @@ pub struct PrefillWork {
 }
 
 impl PrefillWork {
+    /// The work of two routers at one worker. The sum is queued. Each router has a running prefill; the one with the
+    /// earlier start runs.
+    pub(super) fn beside(&self, other: &Self) -> Self {
+        let runs =
+            if other.queued_ns == 0 || self.queued_ns > 0 && self.since_ns <= other.since_ns { self } else { other };
+        Self { queued_ns: self.queued_ns.saturating_add(other.queued_ns), ..*runs }
+    }
+
     /// Seconds left at a time. A prefill that takes longer than predicted counts nothing until it is reported done.
     #[must_use]
     #[inline(always)]
@@ -143,7 +153,7 @@ impl LoadCell {
         let of = |field: &AtomicU64| field.load(Ordering::Relaxed);
         let reported_ns = of(&self.reported_ns);
         Record {
-            prefill: PrefillLoad { backlog: self.backlog(), work: self.work(), law: self.law() },
+            prefill: PrefillLoad { backlog: self.backlog(), work: self.work(), law: self.law(), ended_ns: 0 },
             decode_parts: of(&self.decode_parts),
             requests: of(&self.requests),
             recent: self.recent(),
@@ -247,7 +257,7 @@ impl LoadCell {
     /// Relaxed: as `load`.
     fn store(&self, record: &Record) {
         let Record { prefill, decode_parts, requests, recent, back_off_until_ns, engine_report } = record;
-        let PrefillLoad { backlog, work, law } = prefill;
+        let PrefillLoad { backlog, work, law, ended_ns: _ } = prefill;
         let (word, reported_ns) = engine_report.unwrap_or((EngineLoad::default(), NO_REPORT));
         let requests_word = u64::from(word.running) << 32 | u64::from(word.waiting);
         let words = [word.prefill_tokens, word.decode_blocks, requests_word, u64::from(word.kv_usage_millionths)];
@@ -392,6 +402,24 @@ impl LoadCells {
             spin();
         }
         true
+    }
+
+    /// Places for workers.
+    pub(super) fn places(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The workers that have these places. The caller holds the bookings' lock.
+    pub(super) fn owners(&self, places: Range<usize>) -> impl Iterator<Item = WorkerIndex> {
+        // Relaxed: owners change under the caller's lock.
+        let owners = self.cells[places].iter().map(|cell| cell.owner.load(Ordering::Relaxed));
+        owners.filter(|owner| *owner != NO_WORKER).map(WorkerIndex)
+    }
+
+    /// What a worker's cell holds; nothing for a worker without a place. The caller holds the bookings' lock.
+    pub(super) fn record(&self, worker: WorkerIndex) -> Record {
+        let cell = self.cells.get(worker.place()).filter(|_| self.is_of(worker));
+        cell.map_or_else(Record::default, LoadCell::load)
     }
 
     /// Changes a worker's load. The caller holds the bookings' lock, so there is one writer.

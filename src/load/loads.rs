@@ -1,6 +1,6 @@
 //! The loads of all workers: what decisions book, and what gateways and workers report.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -13,12 +13,14 @@ use super::load_cells::{Load, LoadCells, LoadStability};
 use super::loads_config::LoadsConfig;
 use super::prefill::PrefillFigures;
 use super::prefill_laws::{LawRestored, LearntLaws, PrefillClass};
+use super::recent_work::recent_ms;
 use super::reporters::{BeyondShare, Reporter};
+use super::restored::ABSENT;
 use super::session::SessionId;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
-use crate::limits::{BOOKING_BYTES, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX, RECENT_SWEPT_PER_LOCK_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 
 /// A booking that was made.
@@ -70,10 +72,10 @@ impl Expired {
 }
 
 /// How a prompt's blocks are counted.
-struct ChargedBlocks {
-    held: HeldBlocks,
+pub(super) struct ChargedBlocks {
+    pub(super) held: HeldBlocks,
     /// What they add to the worker, in parts of a block.
-    added_parts: u64,
+    pub(super) added_parts: u64,
     /// Whether they could not be shared.
     unshared: bool,
 }
@@ -85,8 +87,8 @@ pub struct Loads {
     pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
     pub(super) ledger: Mutex<Ledger>,
-    /// Bookings that were ever live at a time, as of the last look for expired ones. Relaxed: a figure.
-    booking_slots: AtomicUsize,
+    /// Memory of bookings, as of the last look for expired bookings. Relaxed: a figure.
+    ledger_bytes: AtomicU64,
     pub(super) config: LoadsConfig,
     /// Recorded bookings that have ended; `None` = there is no journal.
     ended: Option<EndedQueue>,
@@ -98,8 +100,8 @@ impl Loads {
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret, config.active_words_max));
         let ended = (config.ended_waiting_max > 0).then(|| EndedQueue::new(config.ended_waiting_max));
-        let (ledger, booking_slots) = (Mutex::new(Ledger::new(&config)), AtomicUsize::new(0));
-        Self { cells, tree, ledger, booking_slots, config, ended }
+        let (ledger, ledger_bytes) = (Mutex::new(Ledger::new(&config)), AtomicU64::new(0));
+        Self { cells, tree, ledger, ledger_bytes, config, ended }
     }
 
     /// A worker's load as booked, without a lock: every prefill in progress counts in full.
@@ -164,11 +166,11 @@ impl Loads {
         u64::from(self.ledger.lock().active.words_used()) * 8
     }
 
-    /// Memory of bookings and of their prompts' blocks, bytes. It takes no lock; the part of the bookings is as old as the
-    /// last call of [`Loads::expire`].
+    /// Memory of bookings and of their prompts' blocks, bytes. It takes no lock; all but the blocks is as old as the last
+    /// call of [`Loads::expire`]. Memory of other routers' gauges is reserved for each router, and not counted here.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.booking_slots.load(Ordering::Relaxed) as u64 * BOOKING_BYTES + self.tree.bytes()
+        self.ledger_bytes.load(Ordering::Relaxed) + self.tree.bytes()
     }
 
     /// Gives an unused place to an idle worker.
@@ -194,7 +196,7 @@ impl Loads {
         let mut ledger = self.ledger.lock();
         let restored = ledger.prefills.laws.set_class(index, worker, name, prior);
         let prefill = ledger.prefills.load_of(index);
-        self.cells.change(index, |record| record.prefill = prefill);
+        ledger.others.change(&self.cells, index, |record| record.prefill = prefill);
         restored
     }
 
@@ -227,11 +229,12 @@ impl Loads {
             return None;
         }
         let to = from.saturating_add(places_max);
-        for index in ledger.prefills.laws.with_new_law(from..to) {
-            let prefill = ledger.prefills.load_of(index);
-            self.cells.change(index, |record| record.prefill = prefill);
+        let Ledger { prefills, others, .. } = &mut *ledger;
+        for index in prefills.laws.with_new_law(from..to) {
+            let prefill = prefills.load_of(index);
+            others.change(&self.cells, index, |record| record.prefill = prefill);
         }
-        (to < ledger.prefills.laws.places()).then_some(to)
+        (to < prefills.laws.places()).then_some(to)
     }
 
     /// The names of all classes of workers, in the order in which [`EndedBooking::class`] counts them.
@@ -251,6 +254,7 @@ impl Loads {
     pub fn leave(&self, worker: WorkerIndex) {
         let mut ledger = self.ledger.lock();
         self.cells.take(worker);
+        ledger.others.forget(worker);
         ledger.prefills.forget(worker);
         ledger.failures.forget(worker);
         ledger.failure_reporters.end(worker);
@@ -370,7 +374,7 @@ impl Loads {
         let (slot, generation) = ledger.keep(booking, prompt_blocks);
         let handle = ledger.handle(session, slot, generation);
         let (work_ns, prefill) = (ledger.prefills.work_ns(prefill), ledger.prefills.load_of(worker));
-        self.cells.change(worker, |record| {
+        ledger.others.change(&self.cells, worker, |record| {
             record.prefill = prefill;
             record.recent.add_prefill(work_ns, now_ns);
             record.decode_parts += placed.added_parts;
@@ -381,11 +385,13 @@ impl Loads {
     }
 
     /// Ends the bookings of abandoned sessions and those that are too old: at most `bookings_max`, so that a caller can
-    /// let others in between.
+    /// let others in between. Forgets recent prefills that no longer count. Call it every second.
     pub fn expire(&self, now_ns: u64, bookings_max: usize) -> Expired {
         let mut ledger = self.ledger.lock();
-        self.booking_slots.store(ledger.bookings.slots(), Ordering::Relaxed);
+        self.ledger_bytes.store(ledger.bytes(), Ordering::Relaxed);
         let mut expired = Expired::default();
+        ledger.absent.expire(now_ns);
+        self.forget_faded(&mut ledger, now_ns);
         for slot in ledger.sessions.end_abandoned(now_ns, ns(self.config.session_grace_ms), bookings_max) {
             self.end(&mut ledger, slot, EndReason::SessionGone, now_ns);
             expired.by_session += 1;
@@ -398,7 +404,19 @@ impl Loads {
         expired
     }
 
-    fn place(
+    /// Forgets recent prefills of long ago among a few workers at a time, before their times wrap.
+    fn forget_faded(&self, ledger: &mut Ledger, now_ns: u64) {
+        let (from, now_ms) = (ledger.swept_to, recent_ms(now_ns));
+        let to = from.saturating_add(RECENT_SWEPT_PER_LOCK_MAX).min(self.cells.places());
+        ledger.swept_to = if to == self.cells.places() { 0 } else { to };
+        for worker in self.cells.owners(from..to) {
+            if ledger.own(&self.cells, worker).recent.has_faded(now_ms) {
+                ledger.others.change(&self.cells, worker, |record| record.recent.prefill_share = 0.0);
+            }
+        }
+    }
+
+    pub(super) fn place(
         &self,
         ledger: &mut Ledger,
         (session, worker): (SessionId, WorkerIndex),
@@ -472,7 +490,7 @@ impl Loads {
             ledger.prefills.end(booking.worker, prefill, now_ns);
         }
         let prefill = ledger.prefills.load_of(booking.worker);
-        self.cells.change(booking.worker, |record| {
+        ledger.others.change(&self.cells, booking.worker, |record| {
             record.prefill = prefill;
             record.decode_parts -= freed_parts;
             record.requests -= 1;
@@ -520,9 +538,10 @@ impl Loads {
                 booking.first_token_at_ns = now_ns;
                 let (worker, prefill) = (booking.worker, booking.prefill.take());
                 let (is_recorded, booked_at_ns) = (booking.is_recorded, booking.booked_at_ns);
+                ledger.changes += 1;
                 let mut began_alone = false;
                 if let Some(prefill) = prefill {
-                    ledger.prefills.learn(worker, prefill, prefill_us, now_ns);
+                    ledger.learn_prefill(worker, prefill, prefill_us, now_ns);
                     began_alone = ledger.prefills.began_alone_at(prefill, booked_at_ns);
                     ledger.prefills.end(worker, prefill, now_ns);
                 }
@@ -533,7 +552,7 @@ impl Loads {
                     }
                 }
                 let prefill = ledger.prefills.load_of(worker);
-                self.cells.change(worker, |record| record.prefill = prefill);
+                ledger.others.change(&self.cells, worker, |record| record.prefill = prefill);
                 BookingOutcome::Applied
             }
             Err(outcome) => outcome,
@@ -606,17 +625,21 @@ impl Loads {
         }
         if !self.config.track_output_blocks {
             booking.output.tokens = tokens;
+            ledger.changes += 1;
             return BookingOutcome::Applied;
         }
         let (worker, held, before_parts) = (booking.worker, booking.held, booking.own_parts());
         booking.output.grow(booking.tokens().iter().sum(), tokens);
         let (own_parts, weight) = (booking.own_parts(), booking.output.weight);
+        ledger.changes += 1;
         let taken_parts = match held {
             HeldBlocks::Shared(node) => ledger.active.weigh(&self.tree, node, worker, weight),
             HeldBlocks::Alone(_) => 0,
         };
         let change = own_parts as i64 - before_parts as i64 - taken_parts;
-        self.cells.change(worker, |record| record.decode_parts = record.decode_parts.wrapping_add_signed(change));
+        ledger.others.change(&self.cells, worker, |record| {
+            record.decode_parts = record.decode_parts.wrapping_add_signed(change)
+        });
         BookingOutcome::Applied
     }
 
@@ -652,6 +675,10 @@ impl Loads {
         let from = std::mem::replace(&mut booking.worker, to);
         let (own_parts, prompt_tokens, prefill) = (booking.own_parts(), booking.tokens(), booking.prefill.take());
         let (held, begins) = (booking.held, booking.prefilling);
+        ledger.changes += 1;
+        if from == ABSENT {
+            ledger.absent.take(slot);
+        }
         if let Some(prefill) = prefill {
             ledger.prefills.end(from, prefill, now_ns);
         }
@@ -676,7 +703,7 @@ impl Loads {
         }
         for (worker, is_there) in [(from, false), (to, true)] {
             let prefill = ledger.prefills.load_of(worker);
-            self.cells.change(worker, |record| {
+            ledger.others.change(&self.cells, worker, |record| {
                 record.prefill = prefill;
                 if is_there {
                     record.recent.add_prefill(work_ns, now_ns);
@@ -695,7 +722,7 @@ impl Loads {
     pub fn report_load(&self, worker: WorkerIndex, load: EngineLoad, now_ns: u64) -> bool {
         let mut ledger = self.ledger.lock();
         ledger.load_reporters.end(worker);
-        self.cells.change(worker, |record| record.engine_report = Some((load, now_ns)));
+        ledger.others.change(&self.cells, worker, |record| record.engine_report = Some((load, now_ns)));
         self.cells.is_of(worker)
     }
 
@@ -719,7 +746,7 @@ impl Loads {
             return Err(BeyondShare);
         }
         ledger.load_reporters.put(user, worker, now_ns.saturating_add(ns(self.config.reported_load_ms_max)));
-        self.cells.change(worker, |record| record.engine_report = Some((load, now_ns)));
+        ledger.others.change(&self.cells, worker, |record| record.engine_report = Some((load, now_ns)));
         Ok(true)
     }
 
@@ -744,15 +771,19 @@ impl Loads {
         if until_ns > now_ns {
             ledger.failure_reporters.put(user, worker, until_ns);
         }
-        self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
+        ledger
+            .others
+            .change(&self.cells, worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
         Ok(until_ns.saturating_sub(now_ns))
     }
 
     /// Gives a worker a back-off until a time: the daemon saw that its engine does not answer.
     pub fn back_off_until(&self, worker: WorkerIndex, until_ns: u64) {
-        let _ledger = self.ledger.lock();
+        let mut ledger = self.ledger.lock();
         if self.cells.is_of(worker) {
-            self.cells.change(worker, |record| record.back_off_until_ns = record.back_off_until_ns.max(until_ns));
+            ledger.others.change(&self.cells, worker, |record| {
+                record.back_off_until_ns = record.back_off_until_ns.max(until_ns)
+            });
         }
     }
 }

@@ -6,23 +6,33 @@
 //! every booking; a decision that finds it changed is made again. A change log lists the workers whose load changed
 //! (`changes`), so that a cache of thousands of loads reads only those again.
 //!
+//! Routers that serve the same fleet tell each other what their bookings add to each worker (`gauge`). The record holds
+//! the sum of own bookings and those of others (`others`). All else here is about own bookings.
+//!
 //! A decision makes a booking. The booking loses its prefill share when the gateway reports the prefill done. It ends
 //! when the gateway frees it, a later attempt takes over, it gets too old, or its session is gone. Time is an argument:
 //! nanoseconds of a monotonic clock.
+//!
+//! A restart of the daemon keeps bookings: one run takes them out in slices (`kept`), the next one restores them
+//! (`restored`).
 
 mod active;
 mod booking;
 mod change_log;
 mod ended;
+mod gauge;
+mod kept;
 mod law_estimate;
 mod ledger;
 mod load_cells;
 mod loads;
 mod loads_config;
+mod others;
 mod prefill;
 mod prefill_laws;
 mod recent_work;
 mod reporters;
+mod restored;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -32,6 +42,8 @@ pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};
+pub use gauge::{Gauge, GaugeEffect, OriginPlace};
+pub use kept::{KeptBlocks, KeptBooking, KeptLoads, KeptNumbers, KeptRun, KeptSession, KeptSlice, KeptWorker};
 pub use law_estimate::{LawRefusal, LearntClass};
 pub use load_cells::{Load, LoadCells, LoadStability, PrefillWork};
 pub use loads::{ActiveRead, Booked, Expired, Freed, Leaving, Loads, Moved};
@@ -40,4 +52,5 @@ pub use prefill::{PrefillFigures, PrefillModel};
 pub use prefill_laws::{LawRestored, LearntLaws, LearntWorker, PrefillClass};
 pub use recent_work::{RecentWork, recent_ms};
 pub use reporters::{BackOff, BeyondShare, Reporter};
+pub use restored::{Restored, RestoredAt, Skipped};
 pub use session::SessionId;

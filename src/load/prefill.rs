@@ -6,7 +6,9 @@
 
 use hashbrown::HashMap;
 
+use super::gauge::Gauge;
 use super::load_cells::PrefillWork;
+use super::others::OthersLoad;
 use super::prefill_laws::{DonePrefill, PrefillLaws};
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
@@ -98,6 +100,8 @@ pub(super) struct PrefillLoad {
     pub(super) backlog: Backlog,
     pub(super) work: PrefillWork,
     pub(super) law: PrefillLaw,
+    /// When an anchor ended last; 0 = never. Only the prefills of other routers need it, so cells do not hold it.
+    pub(super) ended_ns: u64,
 }
 
 /// The slot of a prefill in progress. Invalid once it has ended.
@@ -112,6 +116,8 @@ struct PrefillSlot {
     predicted_ns: u64,
     booked_ns: u64,
     began_alone: bool,
+    /// Whether an earlier run booked it: how long it took is not known well enough to learn from it.
+    is_restored: bool,
     /// The neighbours in the worker's list; in a free slot, `after` is the next free one.
     before: Option<PrefillId>,
     after: Option<PrefillId>,
@@ -129,6 +135,10 @@ struct WorkerPrefills {
     /// By the law of the worker, nanoseconds.
     work_ns: u64,
     since_ns: u64,
+    /// When an anchor ended last; 0 = never.
+    ended_ns: u64,
+    /// Prefills in the list.
+    prefills: u32,
     /// The time, by the law of the worker, of the prefills that have ended, microseconds, modulo 2³².
     done_us: u32,
 }
@@ -152,12 +162,19 @@ impl Prefills {
         Self { model, ..Self::default() }
     }
 
-    /// Adds a prefill of `tokens` after `cached_tokens` behind the others of its worker. Returns its slot.
-    pub(super) fn begin(&mut self, worker: WorkerIndex, [tokens, cached_tokens]: [u64; 2], now_ns: u64) -> PrefillId {
+    /// Adds a prefill of `tokens` after `cached_tokens` behind those of its worker, also those that other routers have
+    /// there. Returns its slot.
+    pub(super) fn begin(
+        &mut self,
+        worker: WorkerIndex,
+        [tokens, cached_tokens]: [u64; 2],
+        others: &OthersLoad,
+        now_ns: u64,
+    ) -> PrefillId {
         let work_s = self.laws.law_of(worker).prefill_s(tokens as f64, cached_tokens as f64);
         let work_ns = ((work_s * 1e9) as u64).min(PREFILL_WORK_NS_MAX);
         let duration_ns = self.duration_ns(worker, [tokens, cached_tokens], work_ns);
-        self.add(worker, Prefill { tokens, duration_ns, cached_tokens, work_ns }, now_ns)
+        self.add(worker, Prefill { tokens, duration_ns, cached_tokens, work_ns }, others, now_ns)
     }
 
     /// The duration by the model of a prefill of these tokens, computed and cached, which takes `work_ns` by the law.
@@ -174,9 +191,9 @@ impl Prefills {
         }
     }
 
-    /// Adds a prefill behind the others of its worker. Returns its slot.
-    fn add(&mut self, worker: WorkerIndex, prefill: Prefill, now_ns: u64) -> PrefillId {
-        let ahead_s = self.work(worker).left_s(now_ns);
+    /// As [`Prefills::begin`].
+    fn add(&mut self, worker: WorkerIndex, prefill: Prefill, others: &OthersLoad, now_ns: u64) -> PrefillId {
+        let ahead_s = others.work_beside(self.work(worker), self.ended_ns(worker)).left_s(now_ns);
         if worker.place() >= self.queues.len() {
             self.queues.resize_with(worker.place() + 1, WorkerPrefills::default);
         }
@@ -189,7 +206,8 @@ impl Prefills {
             prefill,
             predicted_ns: prefill.work_ns + (ahead_s * 1e9) as u64,
             booked_ns: now_ns,
-            began_alone: queue.last.is_none(),
+            began_alone: queue.last.is_none() && !others.has_prefills(),
+            is_restored: false,
             before: queue.last,
             after: None,
         };
@@ -208,6 +226,7 @@ impl Prefills {
             Some(last) => self.places[last.0 as usize].after = Some(id),
             None => (queue.anchor, queue.since_ns) = (Some(id), now_ns),
         }
+        queue.prefills += 1;
         queue.tokens += prefill.tokens;
         queue.work_ns += prefill.work_ns;
         queue.unmodelled += usize::from(prefill.duration_ns.is_none());
@@ -227,12 +246,13 @@ impl Prefills {
             Some(after) => self.places[after.0 as usize].before = before,
             None => queue.last = before,
         }
+        queue.prefills -= 1;
         queue.tokens -= prefill.tokens;
         queue.work_ns -= prefill.work_ns;
         queue.done_us = queue.done_us.wrapping_add((prefill.work_ns / 1000) as u32);
         queue.unmodelled -= usize::from(prefill.duration_ns.is_none());
         if before.is_none() {
-            queue.since_ns = now_ns;
+            (queue.since_ns, queue.ended_ns) = (now_ns, now_ns);
         } else if let Some(duration_ns) = prefill.duration_ns {
             // The worker was busy with this prefill meanwhile, not with the anchor.
             queue.since_ns = now_ns.min(queue.since_ns.saturating_add(duration_ns));
@@ -249,17 +269,42 @@ impl Prefills {
         self.queue(worker).map_or(0, |queue| queue.done_us)
     }
 
+    /// When an anchor of a worker ended last; 0 = never.
+    pub(super) fn ended_ns(&self, worker: WorkerIndex) -> u64 {
+        self.queue(worker).map_or(0, |queue| queue.ended_ns)
+    }
+
+    /// What a worker's prefills in progress add to the gauge of this router.
+    pub(super) fn gauge(&self, worker: WorkerIndex, now_ns: u64) -> Gauge {
+        let Some(queue) = self.queue(worker).filter(|queue| queue.prefills > 0) else { return Gauge::default() };
+        let PrefillWork { queued_ns, running_ns, since_ns } = self.work(worker);
+        Gauge {
+            prefills: queue.prefills,
+            prefill_tokens: queue.tokens,
+            queued_ns,
+            running_ns,
+            elapsed_ns: now_ns.saturating_sub(since_ns),
+            ..Gauge::default()
+        }
+    }
+
     /// Whether a prefill was booked at this time, on a worker without another prefill. Call it before [`Prefills::end`].
     pub(super) fn began_alone_at(&self, id: PrefillId, booked_ns: u64) -> bool {
         let slot = self.places[id.0 as usize];
         slot.began_alone && slot.booked_ns == booked_ns
     }
 
-    /// Learns from a prefill that was reported done, in `took_us` microseconds by the gateway's clock (0 = unknown). Call
-    /// it before [`Prefills::end`].
-    pub(super) fn learn(&mut self, worker: WorkerIndex, id: PrefillId, took_us: u64, now_ns: u64) {
-        let Some(queue) = self.queue(worker) else { return };
+    /// Learns from a prefill that was reported done, in `took_us` microseconds by the gateway's clock (0 = unknown).
+    /// `beside_others`: another router has prefills on the worker. Call it before [`Prefills::end`].
+    pub(super) fn learn(
+        &mut self,
+        (worker, beside_others): (WorkerIndex, bool),
+        id: PrefillId,
+        took_us: u64,
+        now_ns: u64,
+    ) {
         let slot = self.places[id.0 as usize];
+        let Some(queue) = self.queue(worker).filter(|_| !slot.is_restored) else { return };
         let done = DonePrefill {
             tokens: [slot.prefill.tokens, slot.prefill.cached_tokens],
             since_ns: queue.since_ns.max(slot.booked_ns),
@@ -270,8 +315,23 @@ impl Prefills {
             predicted_ns: slot.predicted_ns,
             began_alone: slot.began_alone,
             ended_alone: queue.anchor == queue.last,
+            beside_others,
         };
         self.laws.learn(worker, &done);
+    }
+
+    /// Notes that an earlier run booked a prefill.
+    pub(super) fn note_restored(&mut self, id: PrefillId) {
+        self.places[id.0 as usize].is_restored = true;
+    }
+
+    /// Notes since when the first prefill of a worker has been running, if an earlier run booked it.
+    pub(super) fn run_since(&mut self, worker: WorkerIndex, since_ns: u64) {
+        if let Some(queue) = self.queues.get_mut(worker.place()).filter(|queue| queue.worker == worker)
+            && queue.anchor.is_some_and(|anchor| self.places[anchor.0 as usize].is_restored)
+        {
+            queue.since_ns = since_ns;
+        }
     }
 
     /// Sets a worker's figures for later prefills.
@@ -296,7 +356,12 @@ impl Prefills {
 
     /// What a worker's prefills add to its load.
     pub(super) fn load_of(&self, worker: WorkerIndex) -> PrefillLoad {
-        PrefillLoad { backlog: self.backlog(worker), work: self.work(worker), law: self.laws.law_of(worker) }
+        PrefillLoad {
+            backlog: self.backlog(worker),
+            work: self.work(worker),
+            law: self.laws.law_of(worker),
+            ended_ns: self.ended_ns(worker),
+        }
     }
 
     /// A worker's backlog.
@@ -401,7 +466,7 @@ mod tests {
                 match add {
                     Some((tokens, duration_ns)) => {
                         let prefill = Prefill { tokens, duration_ns, cached_tokens: 0, work_ns: 0 };
-                        let id = prefills.add(W, prefill, now);
+                        let id = prefills.add(W, prefill, &OthersLoad::default(), now);
                         plain.add(id, tokens, duration_ns, now);
                     }
                     None if plain.active.is_empty() => {}
@@ -424,13 +489,13 @@ mod tests {
         let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
         let prefill = Prefill { tokens: 10, duration_ns: None, cached_tokens: 0, work_ns: 0 };
         let mut prefills = Prefills::default();
-        let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, now));
+        let of_left = [0, 1, 2].map(|now| prefills.add(left, prefill, &OthersLoad::default(), now));
         prefills.end(left, of_left[0], 3);
         assert_eq!((prefills.backlog(left).tokens, prefills.backlog(here)), (20, Backlog::default()));
-        let of_here = [4, 5].map(|now| prefills.add(here, prefill, now));
+        let of_here = [4, 5].map(|now| prefills.add(here, prefill, &OthersLoad::default(), now));
         // The other worker's remaining prefills end, and their slots are reused.
         prefills.end(left, of_left[2], 6);
-        let again = prefills.add(here, prefill, 7);
+        let again = prefills.add(here, prefill, &OthersLoad::default(), 7);
         prefills.end(left, of_left[1], 8);
         assert_eq!((prefills.backlog(here).tokens, prefills.backlog(here).since_ns), (30, 4));
         assert_eq!(prefills.backlog(left), Backlog::default());
@@ -462,22 +527,22 @@ mod tests {
         prefills.laws.set_class(W, Worker::new(1, 0), "c", None);
         let mut now = 0;
         for done in 0..20 {
-            let id = prefills.begin(W, [4000, 0], now);
+            let id = prefills.begin(W, [4000, 0], &OthersLoad::default(), now);
             assert_eq!(duration(&prefills, id).is_some(), done >= PREFILL_SAMPLES_MIN, "after {done}");
             now += 4000 * 20_000;
-            prefills.learn(W, id, 0, now);
+            prefills.learn((W, false), id, 0, now);
             prefills.end(W, id, now);
             prefills.laws.publish();
         }
-        let id = prefills.begin(W, [4000, 0], now);
+        let id = prefills.begin(W, [4000, 0], &OthersLoad::default(), now);
         let ns = duration(&prefills, id).expect("it was learnt");
         assert!((76_000_000..84_000_000).contains(&ns), "{ns}");
         assert_eq!(prefills.work(W).running_ns, ns, "one law");
         prefills.laws.set_class(V, Worker::new(2, 0), "of a preset", Some(PrefillLaw::default()));
-        let id = prefills.begin(V, [4000, 0], now);
+        let id = prefills.begin(V, [4000, 0], &OthersLoad::default(), now);
         assert!(duration(&prefills, id).is_some(), "a preset is believed at once");
         prefills.forget(W);
-        let id = prefills.begin(W, [4000, 0], now);
+        let id = prefills.begin(W, [4000, 0], &OthersLoad::default(), now);
         assert_eq!(duration(&prefills, id), None);
     }
 }

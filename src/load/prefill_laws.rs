@@ -8,6 +8,11 @@
 //! * **The slowness** from busy stretches: the time from the first prefill's start until the worker has none left, over
 //!   the sum of the predictions. How an engine batches the prompts in between does not matter.
 //!
+//! Prefills that other routers have on a worker spoil both: a prefill beside them did not begin alone, and what they took
+//! of a stretch is not known. So while others have prefills there, a single prefill takes the place of a stretch: the
+//! time from its booking to its first token, over its prediction. That counts what all routers had queued before it; what
+//! they book later runs behind it. Of prefills that overlap, one counts.
+//!
 //! A report may be late, early or forged. Each sample is cut off at a few times the usual error, and each constant stays
 //! within a bound of its prior, so that one report moves a law by a bounded step.
 //!
@@ -129,9 +134,31 @@ struct Member {
     /// The logarithm of its slowness.
     log_slowness: f64,
     learnt: Learnt,
-    /// The busy stretch so far: since when, and the predictions of its prefills that are done.
-    stretch_since_ns: u64,
-    stretch_predicted_s: f64,
+    busy: Busy,
+}
+
+/// What the slowness of a busy worker is learnt from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Busy {
+    /// Nothing: it is not known since when the worker is busy.
+    Unknown,
+    /// The busy stretch so far, of this router's prefills alone.
+    Own(Stretch),
+    /// Single prefills that were booked at this time or later: other routers have prefills there too.
+    Shared(u64),
+}
+
+/// A busy stretch: since when, and the predictions of its prefills that are done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    since_ns: u64,
+    predicted_s: f64,
+}
+
+impl Stretch {
+    const fn at(since_ns: u64) -> Self {
+        Self { since_ns, predicted_s: 0.0 }
+    }
 }
 
 /// A prefill that was reported done.
@@ -148,10 +175,12 @@ pub(super) struct DonePrefill {
     /// Its prediction: alone, and with the prefills before it.
     pub(super) work_ns: u64,
     pub(super) predicted_ns: u64,
-    /// Whether the worker had no other prefill when it was booked.
+    /// Whether the worker had no other prefill, of any router, when it was booked.
     pub(super) began_alone: bool,
-    /// Whether the worker has no other prefill now.
+    /// Whether the worker has no other prefill of this router now.
     pub(super) ended_alone: bool,
+    /// Whether it has prefills of other routers now.
+    pub(super) beside_others: bool,
 }
 
 /// What an earlier run of the daemon learnt, for classes and workers that have not joined yet.
@@ -267,8 +296,7 @@ impl PrefillLaws {
             let learnt = Learnt { saved_unix_ms: self.saved.read_unix_ms, here_ns: None };
             (libm::log(saved.slowness) * libm::exp2(-age_s / SLOWNESS_HALF_LIFE_S), learnt)
         });
-        let (stretch_since_ns, stretch_predicted_s) = (0, 0.0);
-        let member = Member { index, worker, class, log_slowness, learnt, stretch_since_ns, stretch_predicted_s };
+        let member = Member { index, worker, class, log_slowness, learnt, busy: Busy::Unknown };
         self.members[index.place()] = Some(member);
         restored
     }
@@ -347,7 +375,7 @@ impl PrefillLaws {
         class.told.note(seconds(done.predicted_ns), seconds(done.now_ns.saturating_sub(done.booked_ns)));
         let slowness = libm::exp(member.log_slowness);
         if done.began_alone {
-            (member.stretch_since_ns, member.stretch_predicted_s) = (done.since_ns, 0.0);
+            member.busy = Busy::Own(Stretch::at(done.since_ns));
             // A report may have been under way for long.
             let took_ns = done.now_ns.saturating_sub(done.since_ns);
             let took_s = seconds(done.said_ns.map_or(took_ns, |said_ns| said_ns.min(took_ns)));
@@ -358,14 +386,37 @@ impl PrefillLaws {
                 class.learnt.here_ns = Some(done.now_ns);
             }
         }
-        member.stretch_predicted_s += seconds(done.work_ns);
-        if done.ended_alone || member.stretch_predicted_s > STRETCH_S {
-            // A class of one worker has no slowness beside its law.
-            if class.members > 1 {
-                member.take_stretch(seconds(done.now_ns.saturating_sub(member.stretch_since_ns)));
-                member.learnt.here_ns = Some(done.now_ns);
+        if done.beside_others {
+            member.share();
+        }
+        // The next stretch begins here, unless this one goes on.
+        let next = Busy::Own(Stretch::at(done.now_ns));
+        let (ended, next) = match member.busy {
+            Busy::Unknown => (None, next),
+            Busy::Own(mut stretch) => {
+                stretch.predicted_s += seconds(done.work_ns);
+                let has_ended = done.ended_alone || stretch.predicted_s > STRETCH_S;
+                if has_ended { (Some(stretch), next) } else { (None, Busy::Own(stretch)) }
             }
-            (member.stretch_since_ns, member.stretch_predicted_s) = (done.now_ns, 0.0);
+            Busy::Shared(from_ns) => {
+                let of_one = Stretch { since_ns: done.booked_ns, predicted_s: seconds(done.predicted_ns) };
+                let ended = (done.booked_ns >= from_ns).then_some(of_one);
+                let from_ns = if ended.is_some() { done.now_ns } else { from_ns };
+                (ended, if done.beside_others { Busy::Shared(from_ns) } else { next })
+            }
+        };
+        member.busy = next;
+        // A class of one worker has no slowness beside its law.
+        if let Some(stretch) = ended.filter(|_| class.members > 1) {
+            member.take_stretch(&stretch, done.now_ns);
+            member.learnt.here_ns = Some(done.now_ns);
+        }
+    }
+
+    /// Notes that another router has prefills on a worker.
+    pub(super) fn share_stretch(&mut self, index: WorkerIndex) {
+        if let Some((member, _)) = self.find(index) {
+            member.share();
         }
     }
 
@@ -396,13 +447,24 @@ impl PrefillLaws {
 }
 
 impl Member {
-    fn take_stretch(&mut self, took_s: f64) {
-        if self.stretch_predicted_s <= 0.0 || took_s <= 0.0 {
+    /// Other routers have prefills there from now on.
+    const fn share(&mut self) {
+        match self.busy {
+            Busy::Unknown => self.busy = Busy::Shared(0),
+            Busy::Own(stretch) => self.busy = Busy::Shared(stretch.since_ns),
+            Busy::Shared(_) => {}
+        }
+    }
+
+    /// Learns from a busy stretch that has ended.
+    fn take_stretch(&mut self, stretch: &Stretch, now_ns: u64) {
+        let (took_s, predicted_s) = (seconds(now_ns.saturating_sub(stretch.since_ns)), stretch.predicted_s);
+        if predicted_s <= 0.0 || took_s <= 0.0 {
             return;
         }
-        let off = libm::log(took_s / self.stretch_predicted_s).clamp(-1.0, 1.0);
+        let off = libm::log(took_s / predicted_s).clamp(-1.0, 1.0);
         // A short stretch is mostly waiting for the step before it.
-        let weight = SLOWNESS_WEIGHT * (self.stretch_predicted_s / STRETCH_S).min(1.0);
+        let weight = SLOWNESS_WEIGHT * (predicted_s / STRETCH_S).min(1.0);
         let slowness_max = libm::log(SLOWNESS_MAX);
         self.log_slowness = (self.log_slowness + weight * off).clamp(-slowness_max, slowness_max);
     }
@@ -447,8 +509,19 @@ mod tests {
     /// A prefill that was never beside another.
     fn alone(tokens: [u64; 2]) -> DonePrefill {
         let (since_ns, booked_ns, now_ns, said_ns, work_ns, predicted_ns) = (0, 0, 10_000_000, None, 0, 1);
-        let (began_alone, ended_alone) = (true, true);
-        DonePrefill { tokens, since_ns, booked_ns, now_ns, said_ns, work_ns, predicted_ns, began_alone, ended_alone }
+        let (began_alone, ended_alone, beside_others) = (true, true, false);
+        DonePrefill {
+            tokens,
+            since_ns,
+            booked_ns,
+            now_ns,
+            said_ns,
+            work_ns,
+            predicted_ns,
+            began_alone,
+            ended_alone,
+            beside_others,
+        }
     }
 
     /// Runs prefills one after the other on a worker, each with a random prompt, `slowness` times as slow as `law`, with

@@ -11,16 +11,20 @@ const DECODE_WEIGHT_MIN: f32 = 0.05;
 const SURPRISE_MAX: f32 = 4.0;
 /// The longest decode that counts, seconds.
 const DECODE_S_MAX: f32 = 600.0;
+/// Recent prefills count nothing after this time, milliseconds: less than 1/7000 of them is left. Far from the time after
+/// which [`RecentWork::at_ms`] cannot tell the past from the future.
+const FADED_MS: u32 = 3_600_000;
 /// The largest share. A worker with more booked is as overloaded, and prompts that were booked and given up are forgotten
 /// within minutes.
-const SHARE_MAX: f64 = 4.0;
+pub(super) const SHARE_MAX: f64 = 4.0;
 
-/// A worker's recent prefills and decodes. Only its own bookings change it.
+/// A worker's recent prefills and decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentWork {
     /// The share of its time that booked prefills took, at `at_ms`. Above 1, more was booked than it can do.
     pub prefill_share: f32,
-    /// When a prefill was booked last: milliseconds of the bookings' clock, modulo 2³².
+    /// When a prefill was booked last: milliseconds of the bookings' clock, modulo 2³². Where the share is not zero, less
+    /// than 2³¹ ms ago: [`Loads::expire`](super::Loads::expire) forgets the share long before.
     pub at_ms: u32,
     /// The mean time from a request's first token to its end, seconds.
     pub decode_s: f32,
@@ -46,6 +50,32 @@ impl RecentWork {
         // be behind.
         let windows = f64::from((now_ms.wrapping_sub(self.at_ms) as i32).max(0)) / WINDOW_MS;
         f64::from(self.prefill_share) / (1.0 + windows + 0.5 * windows * windows)
+    }
+
+    /// Whether what is left of a share is to be forgotten, at a time from [`recent_ms`].
+    pub(super) fn has_faded(&self, now_ms: u32) -> bool {
+        let since_ms = now_ms.wrapping_sub(self.at_ms);
+        self.prefill_share != 0.0 && (FADED_MS..=u32::MAX / 2).contains(&since_ms)
+    }
+
+    /// The recent work of this router and another at one worker: the sum of the shares. The decodes are those of `self`.
+    pub(super) fn beside(&self, other: &Self) -> Self {
+        if other.prefill_share == 0.0 {
+            return *self;
+        }
+        if self.prefill_share == 0.0 {
+            return Self { prefill_share: other.prefill_share, at_ms: other.at_ms, ..*self };
+        }
+        let is_later = other.at_ms.wrapping_sub(self.at_ms) as i32 > 0;
+        let at_ms = if is_later { other.at_ms } else { self.at_ms };
+        let share = self.prefill_share_at(at_ms) + other.prefill_share_at(at_ms);
+        Self { prefill_share: share.min(SHARE_MAX) as f32, at_ms, ..*self }
+    }
+
+    /// Whether a worker can have been given this.
+    #[must_use]
+    pub fn is_plausible(&self) -> bool {
+        (0.0..=SHARE_MAX as f32).contains(&self.prefill_share) && (0.0..=DECODE_S_MAX).contains(&self.decode_s)
     }
 
     /// Books a prefill of this predicted time.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
+use super::kept::KeptSession;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{SESSIONS_ENDED_PER_LOCK_MAX, SESSIONS_MAX};
 use crate::protocol::SessionToken;
@@ -102,6 +103,49 @@ impl Sessions {
         self.by_id.insert(id, session);
         self.users.get_mut(user).sessions += 1;
         Ok(id)
+    }
+
+    /// Takes up a session of an earlier run, without a connection. Its grace begins now. `false` = there is no room,
+    /// or another session has its token.
+    pub(super) fn restore(&mut self, kept: &KeptSession, now_ns: u64) -> bool {
+        let KeptSession { id, token, uid } = *kept;
+        if let Some(session) = self.by_id.get(&id) {
+            return (session.token, session.uid) == (token, uid);
+        }
+        if self.by_id.len() >= SESSIONS_MAX || token.is_some_and(|token| self.by_token.contains_key(&token)) {
+            return false;
+        }
+        let user = self.users.place_of(uid);
+        self.users.get_mut(user).sessions += 1;
+        if let Some(token) = token {
+            self.by_token.insert(token, id);
+        }
+        let session =
+            Session { token, uid, user, connections: 0, left_at_ns: now_ns, bookings: Vec::new(), prefill_halves: 0 };
+        self.by_id.insert(id, session);
+        self.left.insert((now_ns, id));
+        self.note_idle(id);
+        true
+    }
+
+    /// What a restart keeps of a session.
+    pub(super) fn kept(&self, id: SessionId) -> Option<KeptSession> {
+        self.by_id.get(&id).map(|session| KeptSession { id, token: session.token, uid: session.uid })
+    }
+
+    /// The number of the next session.
+    pub(super) const fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Continues with this number.
+    pub(super) const fn continue_from(&mut self, next: u32) {
+        self.next = next;
+    }
+
+    /// Sessions.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
     }
 
     /// Makes room for one more session of a user: among sessions without connection and booking, drops the one that was

@@ -11,7 +11,9 @@ use crate::error::Kind;
 use crate::ids::{SpaceId, WorkerIndex};
 use crate::limits::{NAME_BYTES_MAX, SESSIONS_MAX};
 
+mod kept;
 mod life;
+mod others;
 
 const W: WorkerIndex = WorkerIndex(0);
 const NOTHING: Demand<'static> = Demand {

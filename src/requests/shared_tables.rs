@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use rand::RngExt;
 
 use super::decision_recording::DecisionRecording;
+use super::identity::Identity;
 use super::prediction_access::PredictionAccess;
 use super::request_queue::RequestQueue;
 use super::service::HelloInfo;
@@ -25,7 +25,7 @@ use crate::shares::UserQuotas;
 /// One of each for the whole daemon. Each serving thread has a clone.
 #[derive(Clone)]
 pub(crate) struct RequestTables {
-    pub(crate) instance_id: u64,
+    identity: Identity,
     admin_socket: PathBuf,
     pub(crate) fleet: Arc<Fleet>,
     pub(super) indexes: Vec<IndexReader>,
@@ -41,28 +41,28 @@ pub(crate) struct RequestTables {
     /// The share of each user of the queue, the lanes and the connections.
     pub(crate) users: Arc<UserQuotas>,
     /// The worker of each affinity session.
-    pub(super) affinities: Arc<AffinityTable>,
-    /// Where the clock of bookings begins.
+    pub(crate) affinities: Arc<AffinityTable>,
+    /// Where the clock of bookings begins: at the start, or before the oldest booking of an earlier run.
+    clock_began: Instant,
     started: Instant,
 }
 
 impl RequestTables {
-    /// The tables of a daemon that starts now with `cores` threads that decide, under a random instance id, within the
-    /// bounds of `division`.
+    /// The tables of a daemon that starts now with `cores` threads that decide, within the bounds of `division`.
     pub(crate) fn new(
         (config, division): (&Config, &Division),
-        (cores, started): (usize, Instant),
+        (cores, clock_began): (usize, Instant),
         (fleet, policies): (&Arc<Fleet>, PolicyTable),
         indexes: Vec<IndexReader>,
         predictions: &PredictionAccess,
-        loads: &Arc<Loads>,
+        (loads, identity): (&Arc<Loads>, &Identity),
     ) -> Self {
         let users = Arc::new(UserQuotas::new(config.serve.user_share_percent));
         let queue_bytes_max = division.of_each(MemoryPart::Queue, 1);
-        let queue = RequestQueue::new(CORES_MAX + 1, (config.policy.queue_requests_max, queue_bytes_max), started);
-        let affinities = AffinityTable::new(config.policy.affinity_sessions_max, rand::rng().random());
+        let queue = RequestQueue::new(CORES_MAX + 1, (config.policy.queue_requests_max, queue_bytes_max), clock_began);
+        let affinities = AffinityTable::new(config.policy.affinity_sessions_max, identity.affinity_secret);
         Self {
-            instance_id: rand::rng().random_range(1..=u64::MAX),
+            identity: *identity,
             admin_socket: config.serve.admin_socket.clone(),
             fleet: Arc::clone(fleet),
             indexes,
@@ -74,30 +74,36 @@ impl RequestTables {
             affinities: Arc::new(affinities.shared_by(config.serve.user_share_percent)),
             queue: Arc::new(queue.shared_by(Arc::clone(&users))),
             users,
-            started,
+            clock_began,
+            started: Instant::now(),
         }
     }
 
-    /// Milliseconds since the daemon started: the clock of bookings.
-    pub(crate) fn now_ms(&self) -> u64 {
+    /// Names the daemon to gateways.
+    pub(crate) const fn instance_id(&self) -> u64 {
+        self.identity.instance_id
+    }
+
+    /// Milliseconds since the daemon started.
+    pub(crate) fn up_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Nanoseconds of the same clock.
+    /// Nanoseconds of the clock of bookings.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.started.elapsed().as_nanos() as u64
+        self.clock_began.elapsed().as_nanos() as u64
     }
 
     /// The clock of [`RequestTables::now_ns`], for other threads.
     pub(crate) fn clock(&self) -> impl Fn() -> u64 + Send + 'static {
-        let started = self.started;
-        move || started.elapsed().as_nanos() as u64
+        let began = self.clock_began;
+        move || began.elapsed().as_nanos() as u64
     }
 
     /// The daemon's identity.
     pub(crate) fn hello(&self) -> HelloInfo<'_> {
         HelloInfo {
-            instance_id: self.instance_id,
+            instance_id: self.identity.instance_id,
             bookings_per_session_max: BOOKINGS_PER_SESSION_MAX as u32,
             admin_socket: Some(&self.admin_socket),
         }

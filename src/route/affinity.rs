@@ -210,6 +210,19 @@ pub enum BindOutcome {
     Skipped,
 }
 
+/// A binding as a restart keeps it, for a table with the same secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptBinding {
+    /// The hash of the session's name and space.
+    pub key: [u64; 2],
+    /// The worker of the session.
+    pub worker: Worker,
+    /// The user that bound it last.
+    pub user: u32,
+    /// The time since its last use, seconds.
+    pub age_s: u32,
+}
+
 /// The session bindings of all spaces.
 #[derive(Debug)]
 pub struct AffinityTable {
@@ -321,9 +334,13 @@ impl AffinityTable {
     fn place(&self, space: SpaceId, session: &str) -> ([u64; 2], &Bucket) {
         let hash = xxh3_128_with_seed(session.as_bytes(), self.secret.wrapping_add(u64::from(space.0) << 32));
         let key = [hash as u64, (hash >> 64) as u64];
+        (key, self.bucket_of(key))
+    }
+
+    fn bucket_of(&self, key: [u64; 2]) -> &Bucket {
         // The upper half of the product spreads keys evenly over the buckets.
         let bucket = (u128::from(key[0]) * self.buckets.len() as u128) >> 64;
-        (key, &self.buckets[bucket as usize])
+        &self.buckets[bucket as usize]
     }
 
     /// The worker of a session that was used within `ttl_s` seconds. Takes no lock. A bucket that writers keep changing
@@ -347,19 +364,67 @@ impl AffinityTable {
     ) -> BindOutcome {
         let (key, bucket) = self.place(space, session);
         let now = now_s.saturating_add(1);
+        self.put((Binding { key, worker, used: now }, user), bucket, now, ttl_s)
+    }
+
+    /// Puts a binding into its bucket at `now` (seconds plus one).
+    fn put(&self, (binding, user): (Binding, u32), bucket: &Bucket, now: u32, ttl_s: u32) -> BindOutcome {
         if !bucket.open() {
             return BindOutcome::Skipped;
         }
+        let key = binding.key;
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
         // Relaxed: only the writer that opened the bucket reads its users.
         let users: [u32; WAYS] = std::array::from_fn(|way| bucket.users[way].load(Ordering::Relaxed));
         let holds = |way: usize| entries[way].holds(now, ttl_s);
         let way = own.unwrap_or_else(|| self.way_to_evict((&entries, &users), holds, user));
-        bucket.entries[way].write(&Binding { key, worker, used: now });
+        bucket.entries[way].write(&binding);
         bucket.users[way].store(user, Ordering::Relaxed);
         bucket.close();
         if own.is_none() && holds(way) { BindOutcome::Evicted } else { BindOutcome::Done }
+    }
+
+    /// Appends the bindings in the buckets from `from`, 0 at first, that were used within `ttl_s` seconds. Looks at
+    /// `buckets_max` buckets, and takes no lock. Returns where to continue; `None` = done.
+    pub fn keep(
+        &self,
+        (from, buckets_max): (usize, usize),
+        (now_s, ttl_s): (u32, u32),
+        kept: &mut Vec<KeptBinding>,
+    ) -> Option<usize> {
+        let (now, to) = (now_s.saturating_add(1), from.saturating_add(buckets_max).min(self.buckets.len()));
+        for bucket in self.buckets.get(from..to).unwrap_or_default() {
+            // A bucket that writers keep changing is left out.
+            let entries = bucket.read().into_iter().flatten().zip(&bucket.users);
+            let held = entries.filter(|(entry, _)| entry.holds(now, ttl_s));
+            kept.extend(held.map(|(entry, user)| KeptBinding {
+                key: entry.key,
+                worker: entry.worker,
+                // Relaxed: it may be the user of the next binding, which then counts for the one before.
+                user: user.load(Ordering::Relaxed),
+                age_s: now.saturating_sub(entry.used),
+            }));
+        }
+        (to < self.buckets.len()).then_some(to)
+    }
+
+    /// Counts what changes in the bindings: while it is the same, so are they. Reads the whole table.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.sequence.load()).fold(0, u64::wrapping_add)
+    }
+
+    /// Restores a binding that was kept `since_s` seconds ago. `false` = its last use was more than `ttl_s` seconds ago.
+    pub fn restore(&self, kept: &KeptBinding, since_s: u32, (now_s, ttl_s): (u32, u32)) -> bool {
+        let now = now_s.saturating_add(1);
+        let used = now.saturating_sub(kept.age_s.saturating_add(since_s));
+        let binding = Binding { key: kept.key, worker: kept.worker, used };
+        let holds = binding.holds(now, ttl_s);
+        if holds {
+            self.put((binding, kept.user), self.bucket_of(kept.key), now, ttl_s);
+        }
+        holds
     }
 
     /// The entry to evict for a new one of `user`: an expired one; else, if the user has its share, the least recently
@@ -605,6 +670,20 @@ mod table_tests {
             all.bind(SPACE, &n.to_string(), (worker, 7), n, 10_000);
         }
         assert!(!held(&all, "a"), "where one may have everything");
+    }
+
+    #[test]
+    fn each_bind_is_a_change_and_no_read_is() {
+        let table = AffinityTable::new(64, 9);
+        let mut seen = vec![table.changes()];
+        for (session, now_s) in [("a", 1), ("b", 1), ("a", 2)] {
+            table.bind(SPACE, session, (Worker::new(1, 0), 0), now_s, TTL_S);
+            assert!(table.worker_of(SPACE, "a", now_s, TTL_S).is_some());
+            table.keep((0, 64), (now_s, TTL_S), &mut Vec::new());
+            assert!(!seen.contains(&table.changes()));
+            seen.push(table.changes());
+        }
+        assert_eq!(seen.last(), Some(&table.changes()));
     }
 
     #[test]

@@ -34,7 +34,9 @@ pub use crate::protocol::{
     BookingHandle, BookingRequest, CostTerms, MatchStatus, Mode, Names, Overrides, PotentialLoad, PotentialLoads,
     Preferences, Prompt, ReplyNotes, RouteRequest,
 };
-pub use affinity::{AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome};
+pub use affinity::{
+    AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome, KeptBinding,
+};
 pub(crate) use cost::later_wait_and_decode_s;
 pub use cost::{PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, demand, judge, overlaps, propose};

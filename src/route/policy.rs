@@ -258,6 +258,13 @@ impl PolicyTable {
     pub fn of(&self, space: SpaceId) -> &Policy {
         self.spaces.get(space.0 as usize).unwrap_or(&self.fallback)
     }
+
+    /// The longest time to live of an affinity binding in any space, seconds.
+    #[must_use]
+    pub fn affinity_ttl_s_max(&self) -> u32 {
+        let policies = self.spaces.iter().chain([&self.fallback]);
+        policies.map(|policy| policy.affinity.ttl_s).max().unwrap_or_default()
+    }
 }
 
 impl Mode {

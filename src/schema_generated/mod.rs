@@ -5,6 +5,10 @@
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod kv_events_generated;
+#[cfg(feature = "daemon")]
+#[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
+#[rustfmt::skip]
+mod load_events_generated;
 #[allow(warnings, clippy::all, clippy::pedantic, clippy::restriction, unsafe_code, missing_docs, unreachable_pub)]
 #[rustfmt::skip]
 mod routing_generated;
@@ -17,6 +21,12 @@ mod snapshot_generated;
 #[cfg(feature = "daemon")]
 pub mod events {
     pub use super::kv_events_generated::kvrouted::events::*;
+}
+
+/// `schemas/load_events.fbs`: what routers say to each other.
+#[cfg(feature = "daemon")]
+pub mod load_events {
+    pub use super::load_events_generated::kvrouted::load_events::*;
 }
 
 /// `schemas/routing.fbs`: what a gateway and the daemon say to each other.

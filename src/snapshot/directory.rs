@@ -18,6 +18,9 @@ const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 const LAWS_NAME: &str = "prefill-laws";
 const LAWS_PARTIAL_NAME: &str = "prefill-laws.partial";
+const BOOKINGS_NAME: &str = "bookings";
+const BOOKINGS_PARTIAL_NAME: &str = "bookings.partial";
+const BOOKINGS_UNUSABLE_NAME: &str = "bookings.unusable";
 
 /// The directory of snapshots. Only this daemon writes to it while this value lives.
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl Directory {
     pub(super) fn begin(&self, worker: Worker) -> io::Result<Partial> {
         let removals = *self.removals.lock();
         let name = name_of(worker, PARTIAL_SUFFIX);
-        let file = self.owned.create_or_empty(&name)?;
+        let file = self.owned.create_anew(&name)?;
         Ok(Partial { worker, path: self.path().join(name), file, removals })
     }
 
@@ -146,9 +149,9 @@ impl Directory {
         self.path().join(LAWS_NAME)
     }
 
-    /// Replaces the file of learnt prefill times. An unfinished one of a daemon that was killed is overwritten.
+    /// Replaces the file of learnt prefill times. An unfinished one of a daemon that was killed is removed.
     pub(super) fn write_laws(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut file = self.owned.create_or_empty(LAWS_PARTIAL_NAME)?;
+        let mut file = self.owned.create_anew(LAWS_PARTIAL_NAME)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(self.path().join(LAWS_PARTIAL_NAME), self.laws_file())?;
@@ -164,6 +167,41 @@ impl Directory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             removed => removed.and_then(|()| self.sync()).map(|()| true),
         }
+    }
+
+    /// The path of the image of bookings.
+    pub(super) fn bookings_file(&self) -> PathBuf {
+        self.path().join(BOOKINGS_NAME)
+    }
+
+    /// Replaces the image of bookings. With `syncs` it outlives a crash of the machine, else one of the daemon.
+    pub(super) fn write_bookings<T>(&self, syncs: bool, write: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
+        let file = self.owned.create_anew(BOOKINGS_PARTIAL_NAME)?;
+        let written = write(&file)?;
+        if syncs {
+            file.sync_all()?;
+        }
+        fs::rename(self.path().join(BOOKINGS_PARTIAL_NAME), self.bookings_file())?;
+        if syncs {
+            self.sync()?;
+        }
+        Ok(written)
+    }
+
+    /// Removes the image of bookings, and one that could not be used, if they are there.
+    pub(super) fn remove_bookings(&self) -> io::Result<()> {
+        for name in [BOOKINGS_NAME, BOOKINGS_UNUSABLE_NAME] {
+            match fs::remove_file(self.path().join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        self.sync()
+    }
+
+    /// Gives what has the name of the image of bookings, and is none, another name.
+    pub(super) fn set_bookings_aside(&self) -> io::Result<()> {
+        fs::rename(self.bookings_file(), self.path().join(BOOKINGS_UNUSABLE_NAME)).and_then(|()| self.sync())
     }
 
     fn remove_ending(&self, suffix: &str) -> io::Result<usize> {

@@ -18,9 +18,12 @@
 //! What was learnt of the workers' prefill times is in a file of its own (`laws`), written and read at the same times. It
 //! needs no proof: it loses certainty with age, and what comes corrects it.
 //!
+//! What a restart keeps of bookings is in an image of its own (`bookings`), which is written more often.
+//!
 //! A file that is damaged, cut off or of another worker is refused with a reason ([`Refusal`]). Its worker starts
 //! empty.
 
+mod bookings;
 mod directory;
 mod format;
 mod keeper;
@@ -31,6 +34,10 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+pub use bookings::{
+    BookingsImage, BookingsPlan, BookingsStore, BookingsWriter, Encoder as BookingsEncoder, Found as FoundBookings,
+    ImageFacts, ImageTime, decode_bookings, encode_bookings,
+};
 pub use directory::Directory;
 pub use format::{Encoder, Header, SpaceName, decode};
 pub use keeper::{AskDump, AskLaws, Keeper, KeeperPlan};

@@ -61,6 +61,7 @@ pub struct SnapshotStats {
     pub counters: CounterSet<SnapshotCounter>,
     refused: Box<[AtomicU64]>,
     writing_ns: AtomicU64,
+    bookings_ns: AtomicU64,
     /// When the snapshot that is furthest behind its worker was last known to be complete, milliseconds of Unix time.
     /// 0 = no snapshot.
     oldest_unix_ms: AtomicU64,
@@ -72,6 +73,7 @@ impl Default for SnapshotStats {
             counters: CounterSet::default(),
             refused: Refusal::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             writing_ns: AtomicU64::new(0),
+            bookings_ns: AtomicU64::new(0),
             oldest_unix_ms: AtomicU64::new(0),
         }
     }
@@ -97,6 +99,16 @@ impl SnapshotStats {
     #[must_use]
     pub fn writing_seconds(&self) -> f64 {
         self.writing_ns.load(Ordering::Relaxed) as f64 * 1e-9
+    }
+
+    pub(super) fn add_bookings_ns(&self, ns: u64) {
+        self.bookings_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Time spent on taking and writing images of the bookings, seconds.
+    #[must_use]
+    pub fn bookings_seconds(&self) -> f64 {
+        self.bookings_ns.load(Ordering::Relaxed) as f64 * 1e-9
     }
 
     pub(super) fn set_oldest(&self, unix_ms: u64) {

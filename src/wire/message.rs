@@ -82,7 +82,7 @@ pub struct SpaceInfo {
 pub struct HelloReply {
     /// The protocol version of this connection.
     pub version: u16,
-    /// The daemon run: a number that the daemon draws when it starts.
+    /// The daemon: a number that it draws when it starts, unless it continues with the bookings of an earlier run.
     pub instance_id: u64,
     /// The daemon's limits.
     pub limits: ServerLimits,

@@ -2,6 +2,7 @@
 //! demo, and a soak.
 #![cfg(feature = "daemon")]
 
+mod bookings;
 mod cli;
 mod config;
 mod cores;

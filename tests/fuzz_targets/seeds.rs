@@ -1,6 +1,8 @@
 //! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
+mod bookings;
 mod journals;
+mod load_events;
 
 use std::path::{Path, PathBuf};
 
@@ -43,10 +45,12 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "reply" => replies().iter().map(|frame| kind_and_body(frame)).collect(),
         "frames" => frame_streams(),
         "snapshot" => snapshots(),
+        "bookings" => bookings::images(),
         "journal" => journals::journals(),
         "config" => configurations(),
         "endpoint" => endpoints(),
         "load_stat" => load_stats(),
+        "load_events" => load_events::load_events(),
         "lane" => lane_steps(),
         "zmtp" => peers(),
         _ => Vec::new(),

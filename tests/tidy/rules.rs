@@ -46,7 +46,7 @@ const LAYERS: &[&[&str]] = &[
     &["predict"],
     &["route"],
     &["wire", "config", "shadow", "journal"],
-    &["requests"],
+    &["requests", "routers"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot"],
     &["daemon", "demo", "relay", "simulate"],

@@ -383,7 +383,7 @@ fn schema_lines(file: &str, lines: &mut BTreeSet<String>) {
 #[test]
 fn the_wire_is_the_frozen_one() {
     let mut lines = BTreeSet::new();
-    for file in ["kv_events.fbs", "routing.fbs", "snapshot.fbs"] {
+    for file in ["kv_events.fbs", "load_events.fbs", "routing.fbs", "snapshot.fbs"] {
         schema_lines(file, &mut lines);
     }
     // The tests above hold these tables to the code.

@@ -211,7 +211,8 @@ pub(in crate::config) static BOOKING: Section<BookingConfig> = Section {
 pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
     name: "snapshot",
     repeated: false,
-    doc: "Learnt prefill times, and the blocks of workers with a replay endpoint, in files, so that a restart does not lose them.",
+    doc: "Bookings, learnt prefill times, and the blocks of workers with a replay endpoint, in files, so that a restart does not\n\
+          lose them.",
     fields: &[
         restart!(
             snapshot.dir,
@@ -233,6 +234,15 @@ pub(in crate::config) static SNAPSHOT: Section<SnapshotConfig> = Section {
             Value("86400"),
             Integer { min: 0, max: limits::SNAPSHOT_S_CEILING, set: |c, v| c.keep_s = v },
             "The snapshot of a worker that no longer exists, and what was learnt of it, is removed at this age.",
+        ),
+        restart!(
+            snapshot.bookings_image_ms,
+            "milliseconds",
+            Value("1000"),
+            Integer { min: 0, max: limits::BOOKINGS_IMAGE_MS_CEILING, set: |c, v| c.bookings_image_ms = v },
+            "How often the daemon writes down bookings, sessions and affinity bindings while they change, so that a crash costs only\n\
+             what came after. They go to the service manager's descriptor store if it has one (FileDescriptorStoreMax=2), else to\n\
+             `dir`, which gets one every 10 s at most beside the store. 0: only when the daemon stops.",
         ),
     ],
 };

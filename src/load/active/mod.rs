@@ -27,7 +27,7 @@ mod loom;
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests;
 
-pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to};
+pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to, nodes_to};
 
 use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
 use crate::limits::ACTIVE_READ_TRIES_MAX;

@@ -469,6 +469,15 @@ pub(in crate::load) fn blocks_to(tree: &ActiveTree, mut at: u32) -> u64 {
     blocks
 }
 
+/// The nodes of a prompt, from the one at which it ends up to the root: their numbers, and the words of their blocks.
+pub(in crate::load) fn nodes_to(tree: &ActiveTree, at: u32) -> impl Iterator<Item = (u32, &[AtomicU64])> {
+    let above = |at: &u32| Some(tree.node(*at).parent()).filter(|parent| is_node(*parent));
+    std::iter::successors(Some(at).filter(|at| is_node(*at)), above).map(|at| {
+        let node = tree.node(at);
+        (at, tree.words.run(node.hashes(), node.len()))
+    })
+}
+
 /// The name of the edge to a node.
 fn key_of(tree: &ActiveTree, node: &Node<'_>) -> Key {
     tree.key(node.parent(), LocalHash(node.first()))

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::super::*;
+use super::kept::keep_all;
 use super::{MS, by_id};
-use crate::ids::{LocalHash, SpaceId, WorkerIndex};
+use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 
 const SPACE: SpaceId = SpaceId(1);
 const PLACES: u16 = 4;
@@ -61,6 +62,11 @@ enum Step {
     Pass {
         ms: u64,
     },
+    /// The daemon restarts; the worker at a place comes late.
+    Restart {
+        late: u16,
+        ms: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -85,6 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..PLACES).prop_map(|place| Step::Replace { place }),
         1 => (0..SESSIONS, 0..100_u64).prop_map(|(session, ms)| Step::Reconnect { session, ms }),
         2 => (0..400_u64).prop_map(|ms| Step::Pass { ms }),
+        1 => (0..PLACES, 0..200_u64).prop_map(|(late, ms)| Step::Restart { late, ms }),
     ]
 }
 
@@ -106,6 +113,7 @@ struct Model {
     workers: Vec<WorkerIndex>,
     live: BTreeMap<(usize, u8), Live>,
     now_ms: u64,
+    config: LoadsConfig,
     /// Whether blocks weigh whole ones, so that they can be counted here.
     counts_blocks: bool,
 }
@@ -126,7 +134,7 @@ impl Model {
         let loads = Loads::new(usize::from(PLACES), config);
         let sessions = (0..SESSIONS).map(|at| loads.open_session(token(at), 7).expect("room")).collect();
         let workers = (0..PLACES).map(|place| WorkerIndex::at(place, 0)).collect();
-        Self { loads, sessions, workers, live: BTreeMap::new(), now_ms: 0, counts_blocks: !track_output_blocks }
+        Self { loads, sessions, workers, live: BTreeMap::new(), now_ms: 0, config, counts_blocks: !track_output_blocks }
     }
 
     fn now_ns(&self) -> u64 {
@@ -180,6 +188,38 @@ impl Model {
                 }
             }
             Step::Pass { ms } => self.pass(*ms),
+            Step::Restart { late, ms } => self.restart(*late, *ms),
+        }
+    }
+
+    /// Workers are named by their places.
+    fn restart(&mut self, late: u16, ms: u64) {
+        self.sessions.iter().for_each(|session| self.loads.close_session(*session, self.now_ns()));
+        let kept = keep_all(&self.loads, self.now_ns(), |index| {
+            self.workers.contains(&index).then(|| Worker::new(index.place() as u64, 0))
+        });
+        self.now_ms += ms;
+        let index = |worker: Worker| WorkerIndex::at(worker.id.0 as u16, 0);
+        let before = std::mem::replace(&mut self.loads, Loads::new(usize::from(PLACES), self.config));
+        let at = RestoredAt { since_ns: ms * MS, now_ns: self.now_ns() };
+        let is_there = |worker: Worker| worker.id.0 != u64::from(late);
+        let found = |worker: Worker| is_there(worker).then(|| (index(worker), SPACE));
+        let restored = self.loads.restore(&kept, at, Skipped::default(), found);
+        let now_ms = self.now_ms;
+        self.live.retain(|_, live| now_ms - live.booked_ms < AGE_MS);
+        assert_eq!(restored.bookings as usize, self.live.len(), "{restored:?}");
+        assert_eq!(restored.bookings + restored.too_old, before.live() as u64, "{restored:?}");
+        let latecomer = Worker::new(u64::from(late), 0);
+        while self.loads.place_absent(latecomer, (index(latecomer), SPACE), 2) == 2 {}
+        for live in self.live.values_mut() {
+            live.worker = WorkerIndex::at(live.worker.place() as u16, 0);
+        }
+        self.workers = (0..PLACES).map(|place| WorkerIndex::at(place, 0)).collect();
+        for (at, session) in self.sessions.iter_mut().enumerate() {
+            let reopened = self.loads.open_session(token(at), 7).expect("room");
+            let has_bookings = self.live.keys().any(|(of, _)| *of == at);
+            assert!(reopened == *session || !has_bookings, "a session with bookings is found by its token");
+            *session = reopened;
         }
     }
 

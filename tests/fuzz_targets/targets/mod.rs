@@ -2,6 +2,7 @@
 //! in `fuzz/`, `cargo test` calls them with seeded mutations.
 
 pub(crate) mod apply;
+mod bookings;
 mod config;
 mod endpoint;
 mod engine;
@@ -9,6 +10,7 @@ mod events;
 mod gate;
 mod journal;
 pub(crate) mod lane;
+pub(crate) mod load_events;
 mod load_stat;
 mod recovery;
 mod routing;
@@ -29,10 +31,12 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("reply", routing::reply),
     ("frames", routing::frames),
     ("snapshot", snapshot::snapshot),
+    ("bookings", bookings::bookings),
     ("journal", journal::journal),
     ("config", config::config),
     ("endpoint", endpoint::endpoint),
     ("load_stat", load_stat::load_stat),
+    ("load_events", load_events::load_events),
     ("lane", lane::lane),
     ("zmtp", zmtp::zmtp),
 ];

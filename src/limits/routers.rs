@@ -1,0 +1,62 @@
+//! Limits of what routers say to each other about their load.
+
+use super::WORKERS_MAX;
+
+/// Shortest secret that routers authenticate each other with, bytes.
+pub const ROUTER_SECRET_BYTES_MIN: usize = 32;
+/// Other routers whose load one router adds to its own.
+pub const ORIGINS_MAX: usize = 64;
+/// Workers with a gauge of one origin, also those that this router does not know.
+pub const ORIGIN_WORKERS_MAX: usize = WORKERS_MAX;
+/// Bindings accepted from one origin within [`ORIGIN_BINDINGS_WINDOW_MS`]: those of two snapshots.
+pub const ORIGIN_BINDINGS_MAX: usize = 2 * LOAD_SNAPSHOT_BINDINGS_MAX;
+/// Length of the window in which bindings are counted, milliseconds.
+pub const ORIGIN_BINDINGS_WINDOW_MS: u64 = 10_000;
+
+/// Bytes of one message between routers. A larger one is refused before its MAC is computed.
+pub const LOAD_MESSAGE_BYTES_MAX: usize = 128 << 10;
+/// Gauges of one message: some 35 KiB.
+pub const LOAD_MESSAGE_GAUGES_MAX: usize = 512;
+/// Bindings of one message: some 19 KiB.
+pub const LOAD_MESSAGE_BINDINGS_MAX: usize = 512;
+/// Parts of one snapshot.
+pub const LOAD_SNAPSHOT_PARTS_MAX: u32 = 128;
+/// Bindings of one snapshot.
+pub const LOAD_SNAPSHOT_BINDINGS_MAX: usize = LOAD_SNAPSHOT_PARTS_MAX as usize * LOAD_MESSAGE_BINDINGS_MAX;
+/// Changed bindings that wait for a batch. Further ones are dropped and counted.
+pub const LOAD_BINDINGS_PENDING_MAX: usize = 1 << 14;
+/// Time between two batches of a router while its load changes, milliseconds, unless configured.
+pub const LOAD_BATCH_MS_DEFAULT: u64 = 2;
+/// The shortest configurable time, milliseconds.
+pub const LOAD_BATCH_MS_MIN: u64 = 1;
+/// The longest configurable time, milliseconds.
+pub const LOAD_BATCH_MS_CEILING: u64 = 5;
+/// Time between two heartbeats of a router, milliseconds.
+pub const LOAD_HEARTBEAT_MS: u64 = 1000;
+/// Silence after which the load of an origin is dropped, milliseconds, unless configured.
+pub const LOAD_SILENT_MS_MAX_DEFAULT: u64 = 3_000;
+/// Timeout of the first request for a snapshot, milliseconds. Doubles after each request.
+pub const LOAD_ASK_MS_MIN: u64 = 100;
+/// Longest timeout of such a request, and longest time between two of them, milliseconds.
+pub const LOAD_ASK_MS_MAX: u64 = 5_000;
+/// Times in a row that an origin is taken anew because its digest differs, before it is quarantined.
+pub const LOAD_REPAIRS_MAX: u32 = 4;
+/// First quarantine of an origin, milliseconds. Doubles each time.
+pub const LOAD_QUARANTINE_MS_MIN: u64 = 5_000;
+/// Longest quarantine, milliseconds.
+pub const LOAD_QUARANTINE_MS_MAX: u64 = 60_000;
+
+/// Tokens in one gauge.
+pub const GAUGE_TOKENS_MAX: u64 = 1 << 40;
+/// Parts of decode blocks in one gauge.
+pub const GAUGE_DECODE_PARTS_MAX: u64 = 1 << 48;
+/// Longest time in one gauge, nanoseconds: some days.
+pub const GAUGE_NS_MAX: u64 = 1 << 49;
+/// Largest share of a worker's time in one gauge.
+pub const GAUGE_SHARE_MAX: f32 = 1024.0;
+
+const _: () = assert!(LOAD_SILENT_MS_MAX_DEFAULT > 2 * LOAD_HEARTBEAT_MS, "one lost heartbeat is no silence");
+const _: () = assert!(WORKERS_MAX <= LOAD_SNAPSHOT_PARTS_MAX as usize * LOAD_MESSAGE_GAUGES_MAX);
+const _: () = assert!(LOAD_MESSAGE_GAUGES_MAX * 68 + LOAD_MESSAGE_BINDINGS_MAX * 37 < LOAD_MESSAGE_BYTES_MAX / 2);
+const _: () = assert!(LOAD_SNAPSHOT_PARTS_MAX <= u128::BITS, "received parts are bits of a word");
+const _: () = assert!(ORIGINS_MAX <= u8::MAX as usize, "a place is a byte");

@@ -1,0 +1,102 @@
+//! What this router says.
+
+use std::collections::BTreeMap;
+
+use super::super::protocol::MAJOR;
+use super::super::{AnswerRefusal, Publisher, PublisherSettings};
+use super::*;
+use crate::limits::{LOAD_BINDINGS_PENDING_MAX, LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX};
+
+const SETTINGS: PublisherSettings = PublisherSettings { batch_ms: 2, heartbeat_ms: 1000 };
+
+/// The messages that are due.
+fn due(publisher: &mut Publisher, now_ms: u64, own: &BTreeMap<Worker, Gauge>) -> Vec<Content> {
+    let gauge_of = |worker| own.get(&worker).copied().unwrap_or_default();
+    std::iter::from_fn(|| publisher.next_message(now_ms, gauge_of)).collect()
+}
+
+fn request(origin: u64) -> SnapshotRequest {
+    SnapshotRequest { origin: OriginId(origin), nonce: Nonce(5), major_min: MAJOR, major_max: MAJOR }
+}
+
+#[test]
+fn changes_of_one_interval_are_one_batch_and_what_is_as_it_was_is_not_sent() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let mut own = BTreeMap::new();
+    assert!(matches!(due(&mut publisher, 0, &own)[..], [Content::Heartbeat(Heartbeat { beat: 1, sequence: 0, .. })]));
+    own.insert(worker(1), gauge(1));
+    publisher.note_changed(worker(1));
+    publisher.note_changed(worker(2));
+    own.insert(worker(1), gauge(3));
+    publisher.note_changed(worker(1));
+    assert_eq!(publisher.due_ms(), 2);
+    assert!(due(&mut publisher, 1, &own).is_empty());
+    let expected = Batch { sequence: 1, gauges: vec![row(1, 3)], bindings: vec![] };
+    assert_eq!(due(&mut publisher, 2, &own), [Content::Batch(expected)]);
+    assert_eq!(publisher.due_ms(), 1000);
+    publisher.note_changed(worker(1));
+    assert!(due(&mut publisher, 9, &own).is_empty(), "the same gauge");
+    own.remove(&worker(1));
+    publisher.note_changed(worker(1));
+    let expected = Batch { sequence: 2, gauges: vec![row(1, 0)], bindings: vec![] };
+    assert_eq!(due(&mut publisher, 20, &own), [Content::Batch(expected)]);
+    let heartbeat = Heartbeat { beat: 2, sequence: 2, digest: Digest::default() };
+    assert_eq!(due(&mut publisher, 1000, &own), [Content::Heartbeat(heartbeat)]);
+}
+
+#[test]
+fn many_changes_come_in_several_batches_of_bounded_size() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let own: BTreeMap<_, _> = (0..2 * LOAD_MESSAGE_GAUGES_MAX as u64 + 1).map(|id| (worker(id), gauge(2))).collect();
+    own.keys().for_each(|worker| publisher.note_changed(*worker));
+    for session in 0..LOAD_BINDINGS_PENDING_MAX as u128 + 3 {
+        publisher.note_binding(Binding { session: SessionName(session), ..Binding::default() }, 0);
+    }
+    assert_eq!(publisher.bindings_dropped(), 3);
+    let (mut gauges, mut bindings, mut sequences) = (0, 0, Vec::new());
+    for content in due(&mut publisher, 3, &own) {
+        let Content::Batch(batch) = content else { continue };
+        assert!(batch.gauges.len() <= LOAD_MESSAGE_GAUGES_MAX && batch.bindings.len() <= LOAD_MESSAGE_BINDINGS_MAX);
+        assert!(batch.bindings.iter().all(|binding| binding.unused_ms == 3));
+        (gauges, bindings) = (gauges + batch.gauges.len(), bindings + batch.bindings.len());
+        sequences.push(batch.sequence);
+    }
+    assert_eq!((gauges, bindings), (own.len(), LOAD_BINDINGS_PENDING_MAX));
+    assert!(sequences.iter().copied().eq(1..=publisher.sequence()));
+    assert_eq!(publisher.digest().count as usize, own.len());
+}
+
+#[test]
+fn a_snapshot_has_all_gauges_with_their_age_as_of_the_last_batch() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let own: BTreeMap<_, _> = (0..LOAD_MESSAGE_GAUGES_MAX as u64 + 1).map(|id| (worker(id), gauge(2))).collect();
+    own.keys().for_each(|worker| publisher.note_changed(*worker));
+    due(&mut publisher, 10, &own);
+    // Not sent yet, so not in the snapshot.
+    publisher.note_changed(worker(1 << 20));
+    let binding = Binding { session: SessionName(1), ..Binding::default() };
+    let sections = publisher.answer(&sender(9, 9), &request(1), std::iter::once(binding), 45).expect("an answer");
+    assert_eq!(sections.len(), 2);
+    let rows: Vec<_> = sections.iter().flat_map(|section| section.gauges.clone()).collect();
+    assert!(rows.len() == own.len() && rows.iter().all(|row| row.age_ms == 35));
+    for (at, section) in sections.iter().enumerate() {
+        assert_eq!((section.part, section.parts, section.nonce), (at as u32, 2, Nonce(5)));
+        assert_eq!((section.sequence, section.digest), (publisher.sequence(), digest_of(&rows)));
+    }
+    assert_eq!(sections[0].bindings, [binding]);
+    let empty = Publisher::new(sender(1, 2), SETTINGS, 0);
+    assert_eq!(empty.answer(&sender(9, 9), &request(1), std::iter::empty(), 0).map(|sections| sections.len()), Ok(1));
+}
+
+#[test]
+fn a_router_of_another_fleet_or_version_gets_no_snapshot() {
+    let publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let answer = |asking: Sender, request| publisher.answer(&asking, &request, std::iter::empty(), 0);
+    assert_eq!(answer(sender(9, 9), request(3)), Err(AnswerRefusal::OtherOrigin(OriginId(3))));
+    let foreign = Sender { fingerprint: Fingerprint(8), ..sender(9, 9) };
+    assert_eq!(answer(foreign, request(1)), Err(AnswerRefusal::Fingerprint(Fingerprint(8))));
+    let newer = SnapshotRequest { major_min: MAJOR + 1, major_max: MAJOR + 2, ..request(1) };
+    assert_eq!(answer(sender(9, 9), newer), Err(AnswerRefusal::Version(MAJOR + 1, MAJOR + 2)));
+    let wide = SnapshotRequest { major_min: 0, major_max: MAJOR + 2, ..request(1) };
+    assert!(answer(sender(9, 9), wide).is_ok());
+}

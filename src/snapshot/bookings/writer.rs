@@ -1,0 +1,196 @@
+//! The images of a run: one after another while bookings or bindings change, and a last one when the daemon stops.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+
+use super::store::WriteTo;
+use super::{BookingsStore, Encoder, ImageFacts, ImageTime};
+use crate::fleet::{Fleet, WorkerRecord};
+use crate::ids::{Worker, WorkerIndex};
+use crate::limits::{
+    BOOKINGS_IMAGE_PAUSE_TIMES, KEPT_BINDINGS_MAX, KEPT_BLOCKS_MAX, KEPT_BLOCKS_PER_LOCK_MAX, KEPT_BUCKETS_AT_ONCE,
+    KEPT_WORKERS_PER_LOCK_MAX, PROMPT_BLOCKS_MAX,
+};
+use crate::load::{KeptNumbers, KeptSlice, Loads};
+use crate::metrics::SnapshotCounter as C;
+use crate::requests::Identity;
+use crate::route::{AffinityTable, PolicyTable};
+use crate::snapshot::SnapshotStats;
+use crate::watchdog::{Activity, ThreadMark};
+
+/// What images are made of, and where they go.
+pub struct BookingsPlan {
+    /// Where images go.
+    pub store: BookingsStore,
+    /// The number of the first image.
+    pub number: u64,
+    /// The identity of the daemon.
+    pub identity: Identity,
+    /// The spaces by their number: a hash of their names.
+    pub spaces: Vec<u128>,
+    /// The workers.
+    pub fleet: Arc<Fleet>,
+    /// The bookings.
+    pub loads: Arc<Loads>,
+    /// The bindings.
+    pub affinities: Arc<AffinityTable>,
+    /// How long bindings hold.
+    pub policies: Arc<ArcSwap<PolicyTable>>,
+    /// The clock of bookings and bindings, nanoseconds.
+    pub clock: Box<dyn Fn() -> u64 + Send>,
+    /// The time, as images have it.
+    pub time: Box<dyn Fn() -> ImageTime + Send>,
+    /// The pause between two images; `None` = one at the start, and one at the stop.
+    pub every: Option<Duration>,
+    /// The pause between two of them that go to a directory beside memory files.
+    pub directory_every: Duration,
+    /// Counters.
+    pub stats: Arc<SnapshotStats>,
+    /// The thread's mark.
+    pub mark: Arc<ThreadMark>,
+}
+
+/// What an image depends on: changes of bookings and of bindings, counted.
+type Changes = (u64, u64);
+
+/// Writes images for the thread that keeps bookings.
+pub struct BookingsWriter {
+    plan: BookingsPlan,
+    /// The changes that the last image has, and those that the last one in the directory has.
+    written: Option<Changes>,
+    written_to_directory: Option<Changes>,
+    /// When the last image went to the directory.
+    directory_at: Option<Instant>,
+    /// How long the last image took.
+    took: Duration,
+    /// Whether the last image could not be written.
+    fails: bool,
+}
+
+impl BookingsWriter {
+    /// Writes the first image, so that no later run gives out the numbers of this one.
+    #[must_use]
+    pub fn begin(plan: BookingsPlan) -> Self {
+        let (written, written_to_directory, directory_at) = (None, None, None);
+        let mut this = Self { plan, written, written_to_directory, directory_at, took: Duration::ZERO, fails: false };
+        this.write();
+        this
+    }
+
+    /// The pause before the next image; `None` = only the last one is to come.
+    #[must_use]
+    pub fn pause(&self) -> Option<Duration> {
+        self.plan.every.map(|every| every.max(self.took * BOOKINGS_IMAGE_PAUSE_TIMES))
+    }
+
+    /// Writes an image where the last one is older than the last change.
+    pub fn write(&mut self) {
+        let seen = self.changes();
+        let (is_new, is_new_there) = (self.written != Some(seen), self.written_to_directory != Some(seen));
+        let is_due = self.directory_at.is_none_or(|at| at.elapsed() >= self.plan.directory_every);
+        let to_directory = self.plan.store.has_directory() && is_new_there && (!self.plan.store.has_memory() || is_due);
+        match (to_directory, is_new) {
+            (true, _) => self.write_to(WriteTo::Directory, seen),
+            (false, true) => self.write_to(WriteTo::Memory, seen),
+            (false, false) => {}
+        }
+    }
+
+    /// Writes the last image, to all places.
+    pub fn write_last(&mut self) {
+        self.write_to(WriteTo::Disk, self.changes());
+    }
+
+    fn changes(&self) -> Changes {
+        (self.plan.loads.booking_changes(), self.plan.affinities.changes())
+    }
+
+    fn write_to(&mut self, to: WriteTo, seen: Changes) {
+        let Self { plan, .. } = self;
+        plan.mark.begin_round(Activity::WritingSnapshot);
+        let (began, number) = (Instant::now(), plan.number);
+        let mut store = std::mem::take(&mut plan.store);
+        let written = store.write(to, |out| plan.write(number, out));
+        plan.store = store;
+        // Also after a fault: the image may be in one of two places.
+        plan.number += 1;
+        self.took = began.elapsed();
+        let counters = &plan.stats.counters;
+        plan.stats.add_bookings_ns(self.took.as_nanos() as u64);
+        match written {
+            Ok(bytes) => {
+                counters.bump(C::BookingImagesWritten);
+                counters.add(C::BookingImageBytes, bytes);
+                (self.written, self.fails) = (Some(seen), false);
+                if to != WriteTo::Memory {
+                    (self.written_to_directory, self.directory_at) = (Some(seen), Some(began));
+                }
+            }
+            Err(error) => {
+                counters.bump(C::BookingImagesFailed);
+                let remedy = "check the free space and the owner of the directory that snapshot.dir names";
+                if !std::mem::replace(&mut self.fails, true) {
+                    tracing::warn!(%error, remedy, "the bookings cannot be kept for a restart");
+                }
+            }
+        }
+        plan.mark.wait();
+    }
+}
+
+impl BookingsPlan {
+    /// Writes an image. Returns its bytes.
+    fn write(&self, number: u64, out: &mut dyn Write) -> io::Result<u64> {
+        let (taken, now_ns, first) = ((self.time)(), (self.clock)(), self.loads.numbers());
+        let mut encoder = Encoder::begin(out)?;
+        self.write_slices(&mut encoder, now_ns)?;
+        let table = self.fleet.load();
+        let workers: Vec<_> = table.workers.iter().map(|record| (record.worker, record.index)).collect();
+        drop(table);
+        for workers in workers.chunks(KEPT_WORKERS_PER_LOCK_MAX) {
+            encoder.workers(&self.loads.keep_workers(workers, now_ns))?;
+        }
+        let mut absent = self.loads.keep_absent_workers(None, now_ns);
+        while let Some(last) = absent.last().map(|kept| kept.worker) {
+            encoder.workers(&absent)?;
+            absent = self.loads.keep_absent_workers(Some(last), now_ns);
+        }
+        self.write_bindings(&mut encoder, (now_ns / 1_000_000_000) as u32)?;
+        let identity = Identity { fleet_version: self.fleet.load().version, ..self.identity };
+        let facts = ImageFacts { number, identity, taken, spaces: self.spaces.clone() };
+        let numbers = KeptNumbers { complete_to: first.generations, ..self.loads.numbers() };
+        encoder.end(&facts, &numbers).map(|(_, bytes)| bytes)
+    }
+
+    fn write_slices(&self, encoder: &mut Encoder<&mut dyn Write>, now_ns: u64) -> io::Result<()> {
+        let (mut slice, mut next, mut blocks) = (KeptSlice::default(), Some(0), 0);
+        while let Some(from) = next {
+            let with_blocks = blocks + PROMPT_BLOCKS_MAX + KEPT_BLOCKS_PER_LOCK_MAX <= KEPT_BLOCKS_MAX;
+            let table = self.fleet.load();
+            let name = |record: &WorkerRecord| record.worker;
+            let worker_of = |index: WorkerIndex| -> Option<Worker> { table.worker(index).map(name) };
+            next = self.loads.keep((from, with_blocks), now_ns, worker_of, &mut slice);
+            blocks += slice.hashes.len();
+            encoder.slice(&slice)?;
+        }
+        Ok(())
+    }
+
+    fn write_bindings(&self, encoder: &mut Encoder<&mut dyn Write>, now_s: u32) -> io::Result<()> {
+        let ttl_s = self.policies.load().affinity_ttl_s_max();
+        let (mut bindings, mut next, mut left) = (Vec::new(), Some(0), KEPT_BINDINGS_MAX);
+        while let Some(from) = next.filter(|_| left > 0) {
+            next = self.affinities.keep((from, KEPT_BUCKETS_AT_ONCE), (now_s, ttl_s), &mut bindings);
+            bindings.truncate(left);
+            left -= bindings.len();
+            if !bindings.is_empty() {
+                encoder.bindings(&bindings)?;
+            }
+            bindings.clear();
+        }
+        Ok(())
+    }
+}

@@ -136,6 +136,20 @@ reasons! {
     SandboxPartial = "sandbox_partial", Harm::Warning, "an attacker who can run code in the daemon may do more", "find the missing part in the log of the start; use a kernel that has it, or let the container permit it";
     /// A file that the sandbox permits was replaced.
     SandboxFileReplaced = "sandbox_file_replaced", Harm::Warning, "the daemon can no longer read the file", "restart the daemon; a file in a folder of its own can be replaced at any time";
+    /// Messages of another router are refused.
+    RouterRefused = "router_refused", Harm::Severe, "what that router books does not count here, so that both may choose the same worker", "give all routers of a fleet the same secret, the same [[space]] tables and versions that understand each other";
+    /// Another router has this router's name.
+    RouterNameShared = "router_name_shared", Harm::Severe, "the two ignore each other, and others take them for one that restarts again and again", "give each router a `name` of its own in [routers]";
+    /// A configured peer is not heard.
+    RouterMissing = "router_missing", Harm::Warning, "what that router books does not count here", "start that router, or correct its address in `peers` of [routers]; test from this host: nc -zv HOST PORT";
+    /// A router or a stranger signs its messages with another secret.
+    RouterSecret = "router_secret", Harm::Warning, "its messages are ignored", "give all routers the same secret file, or find out who connects to the `listen` address of [routers]";
+    /// The load of another router was not as it had told, and was taken anew.
+    RouterDiffers = "router_differs", Harm::Warning, "for a moment this router counted another load than that router had", "if it comes again, report the versions of both routers";
+    /// More routers are heard than this one has places for.
+    RoutersTooMany = "routers_too_many", Harm::Warning, "what some of them book does not count here", "split the fleet, or remove addresses from `peers` of [routers]";
+    /// The load of other routers is not known yet.
+    RoutersJoining = "routers_joining", Harm::Note, "the daemon is not ready until it is, or for join_ms_max at most", "nothing to do, if it goes away; else see the peers in kvrouted status";
     /// The host's clock was set while the daemon ran.
     ClockStepped = "clock_stepped", Harm::Note, "times before and after cannot be compared; decisions and bookings use another clock", "nothing to do; make sure that the clock is slewed, not set (chronyc tracking)";
     /// Changes of the configuration wait for the next start.

@@ -257,6 +257,45 @@ counters! {
 }
 
 counters! {
+    /// Once per daemon: the exchange of load with other routers.
+    RouterCounter {
+        Batches = "router_batches", "Batches of own load sent to other routers.";
+        Heartbeats = "router_heartbeats", "Heartbeats sent to other routers.";
+        GaugesSent = "router_gauges_sent", "Gauges in the batches sent. A gauge is what this router's bookings add to one worker.";
+        MessageBytes = "router_message_bytes", "Bytes of the batches and heartbeats sent.";
+        MessagesReceived = "router_messages_received", "Messages received from other routers, refused ones included.";
+        GaugesSet = "router_gauges_set", "Gauges of other routers that changed the load of a worker.";
+        GaugesUnknownWorker = "router_gauges_unknown_worker", "Gauges of other routers kept for workers that this router does not know.";
+        BindingsHeard = "router_bindings_heard", "Bindings of affinity sessions received from other routers.";
+        BindingsDropped = "router_bindings_dropped", "Messages of which bindings were dropped because their router sent too many.";
+        SnapshotsAsked = "router_snapshots_asked", "Requests for a snapshot of another router's load.";
+        SnapshotsSent = "router_snapshots_sent", "Snapshots of own load sent to routers that asked.";
+        SnapshotsRefused = "router_snapshots_refused", "Requests for a snapshot refused: of another fleet or version, for another router, or too soon after the one before.";
+        SnapshotsTorn = "router_snapshots_torn", "Snapshots refused because their parts did not add up to their digest.";
+        SectionsNotAsked = "router_sections_not_asked", "Parts of snapshots ignored because nothing had asked for them.";
+        Joins = "router_joins", "Times the load of another router became known and counted.";
+        Gaps = "router_gaps", "Times batches of another router were missing, and its load was taken anew.";
+        DigestsDiffer = "router_digests_differ", "Times another router held other gauges than this one had of it, and its load was taken anew.";
+        WentBack = "router_went_back", "Times another router said less than before, and its load was taken anew.";
+        OtherIncarnations = "router_other_incarnations", "Messages of another run of a router than the one that counts.";
+        Recordings = "router_recordings", "Messages of another run that proved to be recordings of old messages.";
+        Restarts = "router_restarts", "Restarts of other routers.";
+        Silences = "router_silences", "Times another router was silent for routers.silent_ms_max, and its load was dropped.";
+        Quarantines = "router_quarantines", "Times the load of another router was dropped and its messages ignored.";
+        MessagesStale = "router_messages_stale", "Messages of other routers ignored because their numbers were not above those before.";
+        MessagesIgnored = "router_messages_ignored", "Messages ignored because their router is quarantined.";
+        MessagesWrongMac = "router_messages_wrong_mac", "Messages refused because they were signed with another secret.";
+        MessagesUnreadable = "router_messages_unreadable", "Messages refused because they were not those of a router, or broke a limit.";
+        MessagesNotUnderstood = "router_messages_not_understood", "Messages of newer routers ignored because this version does not know their content.";
+        OwnNumbers = "router_own_numbers", "Messages ignored because another router has this router's name.";
+        NoPlaces = "router_no_places", "Messages ignored because too many routers are heard.";
+        MessagesDropped = "router_messages_dropped", "Messages that another router missed because it read too slowly.";
+        ConnectionsCut = "router_connections_cut", "Connections with other routers refused or cut: too many, too slow, or bytes that no router sends.";
+        LinksLost = "router_links_lost", "Connections to peers that ended.";
+    }
+}
+
+counters! {
     /// Once per process: the metrics page, on the metrics port and on the HTTP port.
     PageCounter {
         Scrapes = "metrics_scrapes", "Requests for the metrics page.";
@@ -549,6 +588,7 @@ mod tests {
         check::<LaneCounter>();
         check::<HttpCounter>();
         check::<PageCounter>();
+        check::<RouterCounter>();
     }
 
     #[test]

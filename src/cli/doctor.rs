@@ -20,6 +20,7 @@ use crate::error::counted;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::ids::Worker;
 use crate::ingest::descriptors::{self, Takers};
+use crate::limits;
 use crate::wire::{SpaceInfo, StatusPage};
 
 const DOCTOR_HELP: &str = "\
@@ -266,7 +267,8 @@ fn check_open_files(config: &Config, max: Option<u64>) -> Option<Finding> {
 /// The users of descriptors in a daemon with this configuration, as far as the configuration fixes them.
 fn takers(config: &Config, publishers: usize) -> Takers {
     let (cores, shards) = (usize::from(config.serve.cores), usize::from(config.ingest.shards));
-    Takers { cores: cores.max(1), shards, publishers, lanes: 0 }
+    let routers = config.routers.listen.as_ref().map_or(0, |_| limits::ROUTER_PEERS_MAX);
+    Takers { cores: cores.max(1), shards, publishers, lanes: 0, routers }
 }
 
 /// Most workers named in one line.

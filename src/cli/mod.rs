@@ -14,6 +14,7 @@ mod query;
 mod relay;
 mod replay;
 mod reset;
+mod router_status;
 mod serve;
 #[cfg(feature = "simulate")]
 mod simulate;

@@ -94,7 +94,10 @@ pub(super) fn text(page: &StatusPage) -> Vec<String> {
         let open = figure(page, "open_files_now").unwrap_or(0);
         lines.push(format!("open files: {open} of {limit}; set aside: {}", rows.join(", ")));
     }
-    if figure(page, "is_ready") == Some(0) {
+    let is_joining = figure(page, "router_join_state") == Some(1);
+    if figure(page, "is_ready") == Some(0) && is_joining {
+        lines.push("not ready: the load of other routers is not known yet".to_owned());
+    } else if figure(page, "is_ready") == Some(0) {
         lines.push("not ready: a thread is stalled; see the finding thread_stalled".to_owned());
     }
     lines

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::admin;
 use super::exit::{Exit, Failure};
 use super::process_status;
+use super::router_status;
 use crate::config::socket_default;
 use crate::finding::Finding;
 use crate::sandbox::Mode;
@@ -64,6 +65,9 @@ struct StatusJson {
     /// Only if the daemon has a sandbox.
     #[serde(skip_serializing_if = "Map::is_empty")]
     sandbox: Map<String, Value>,
+    /// Only if the daemon shares its load with other routers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routers: Vec<Value>,
 }
 
 #[derive(Serialize)]
@@ -98,8 +102,8 @@ fn json(page: &StatusPage) -> serde_json::Result<String> {
     };
     let (workers, findings) = (page.workers.iter().map(worker).collect(), page.findings.iter().map(finding).collect());
     let (sources, shadow) = (sources_json(&page.sources), shadow_json(page));
-    let (process, sandbox) = (process_status::json(page), sandbox_json(page));
-    serde_json::to_string(&StatusJson { workers, sources, findings, shadow, process, sandbox })
+    let (process, sandbox, routers) = (process_status::json(page), sandbox_json(page), router_status::json(page));
+    serde_json::to_string(&StatusJson { workers, sources, findings, shadow, process, sandbox, routers })
 }
 
 pub(super) fn sources_json(sources: &[SourceStatus]) -> Vec<Value> {
@@ -133,6 +137,7 @@ fn text(page: &StatusPage) -> String {
         }
     }
     parts.extend(shadow_line(page));
+    parts.extend(router_status::text(page));
     parts.extend(process_status::text(page));
     parts.extend(sandbox_line(page));
     parts.extend(source_lines(&page.sources));

@@ -8,11 +8,11 @@ use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use super::document::{Draft, TableDraft};
-use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft};
+use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft, peer_fault};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
-    ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
+    RoutersConfig, ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
 use crate::fleet::{DeviceClass, EventSource, WorkerState};
 use crate::ids::{SpaceId, Worker};
@@ -50,6 +50,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         policy: policy(draft, problems),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),
+        routers: routers(&draft.routers, problems),
         relay: draft.relay.value.clone(),
         workers,
         servers,
@@ -115,6 +116,21 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
         problems.push(entry.problem("port", message));
     }
     http
+}
+
+/// A router that tells others its load must prove who it is, and one that does not cannot hear others.
+fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> RoutersConfig {
+    let routers = &entry.value;
+    if routers.listen.is_some() && routers.secret_file.is_none() && !entry.is_refused("secret_file") {
+        problems.push(entry.problem("listen", "needs secret_file, so that no other process can pass for a router"));
+    }
+    if routers.listen.is_none() && !routers.peers.is_empty() && !entry.is_refused("listen") {
+        problems.push(entry.problem("peers", "needs listen: a router hears others only if they can hear it"));
+    }
+    if let Some(fault) = peer_fault(&routers.peers) {
+        problems.push(entry.problem("peers", fault.message).suggest(fault.nearest.as_deref()));
+    }
+    routers.clone()
 }
 
 fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {

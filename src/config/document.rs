@@ -10,7 +10,8 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
-    PolicyConfig, ProcessConfig, RelayConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig, SpaceConfig,
+    PolicyConfig, ProcessConfig, RelayConfig, RoutersConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig,
+    SpaceConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -119,6 +120,7 @@ pub(super) struct Draft {
     pub(super) shadow: TableDraft<ShadowConfig>,
     pub(super) policy: TableDraft<PolicyConfig>,
     pub(super) discovery: TableDraft<DiscoveryConfig>,
+    pub(super) routers: TableDraft<RoutersConfig>,
     pub(super) relay: TableDraft<RelayConfig>,
     pub(super) spaces: Vec<TableDraft<SpaceConfig>>,
     /// The policy of each space in the document: `[policy]` with the fields of `[space.policy]`.
@@ -152,6 +154,7 @@ impl Draft {
             shadow: preset(&fields::SHADOW),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
+            routers: preset(&fields::ROUTERS),
             relay: preset(&fields::RELAY),
             spaces: Vec::new(),
             space_policies: Vec::new(),
@@ -185,6 +188,7 @@ pub(super) fn sections() -> Vec<SectionNames> {
         names_of(&fields::SHADOW),
         names_of(&fields::POLICY),
         names_of(&fields::DISCOVERY),
+        names_of(&fields::ROUTERS),
         names_of(&fields::RELAY),
         names_of(&fields::SPACE),
         names_of(&fields::WORKER),
@@ -271,6 +275,7 @@ impl Reader<'_> {
             "journal" => reader.single(&fields::JOURNAL, item, location, &mut draft.journal),
             "shadow" => reader.single(&fields::SHADOW, item, location, &mut draft.shadow),
             "policy" => reader.single(&fields::POLICY, item, location, &mut draft.policy),
+            "routers" => reader.single(&fields::ROUTERS, item, location, &mut draft.routers),
             "relay" => reader.single(&fields::RELAY, item, location, &mut draft.relay),
             "discovery" => reader.single(&fields::DISCOVERY, item, location, &mut draft.discovery),
             "space" => draft.spaces = reader.repeated(&fields::SPACE, item, location),

@@ -29,6 +29,7 @@ pub fn example() -> String {
     section(&mut text, &fields::SHADOW);
     section(&mut text, &fields::POLICY);
     section(&mut text, &fields::DISCOVERY);
+    section(&mut text, &fields::ROUTERS);
     section(&mut text, &fields::RELAY);
     section(&mut text, &fields::SPACE);
     section(&mut text, &fields::WORKER);
@@ -46,7 +47,7 @@ const FLEET_HEAD: &str = "\
 pub fn example_fleet() -> String {
     let mut text = String::from(FLEET_HEAD);
     section(&mut text, &fields::FLEET);
-    section(&mut text, &fields::ROUTERS);
+    section(&mut text, &fields::FLEET_ROUTERS);
     section(&mut text, &fields::POOLS);
     section(&mut text, &fields::ENGINES);
     section(&mut text, &fields::CHANGE);

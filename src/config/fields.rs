@@ -23,6 +23,7 @@ macro_rules! restart {
 mod daemon;
 mod fleet;
 mod policy;
+mod routers;
 mod serving;
 #[cfg(feature = "simulate")]
 mod simulated_fleet;
@@ -32,9 +33,10 @@ use super::field::{Field, Kind, Preset, Reload};
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
+pub(super) use routers::{ROUTERS, peer_fault};
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
 #[cfg(feature = "simulate")]
-pub(super) use simulated_fleet::{CHANGE, ENGINES, FLEET, POOLS, ROUTERS};
+pub(super) use simulated_fleet::{CHANGE, ENGINES, FLEET, FLEET_ROUTERS, POOLS};
 
 /// A field that a running daemon takes over.
 const fn live<T>(name: &'static str, unit: &'static str, preset: Preset, kind: Kind<T>, doc: &'static str) -> Field<T> {

@@ -2,7 +2,7 @@
 //! of fields, and every problem is listed.
 
 use super::document::{self, TableDraft};
-use super::fields::{CHANGE, ENGINES, FLEET, POOLS, ROUTERS};
+use super::fields::{CHANGE, ENGINES, FLEET, FLEET_ROUTERS, POOLS};
 use super::problem::{Location, Problem, Problems};
 use crate::engine_law::{EngineLaw, EnginePreset};
 use crate::fleet::PoolRole;
@@ -177,7 +177,7 @@ pub fn parse_fleet(source: &str, text: &str) -> Result<FleetFile, Problems> {
     let mut problems = Vec::new();
     let sections = vec![
         document::names_of(&FLEET),
-        document::names_of(&ROUTERS),
+        document::names_of(&FLEET_ROUTERS),
         document::names_of(&POOLS),
         document::names_of(&ENGINES),
         document::names_of(&CHANGE),
@@ -185,14 +185,14 @@ pub fn parse_fleet(source: &str, text: &str) -> Result<FleetFile, Problems> {
     let draft = document::read_tables(text, sections, &mut problems, |reader, root| {
         let mut draft = FileDraft {
             fleet: document::preset(&FLEET),
-            routers: document::preset(&ROUTERS),
+            routers: document::preset(&FLEET_ROUTERS),
             pools: document::preset(&POOLS),
             engines: Vec::new(),
             changes: Vec::new(),
         };
         reader.each_table(root, |reader, name, item, location| match name {
             "fleet" => reader.single(&FLEET, item, location, &mut draft.fleet),
-            "routers" => reader.single(&ROUTERS, item, location, &mut draft.routers),
+            "routers" => reader.single(&FLEET_ROUTERS, item, location, &mut draft.routers),
             "pools" => reader.single(&POOLS, item, location, &mut draft.pools),
             "engines" => draft.engines = reader.repeated(&ENGINES, item, location),
             "change" => draft.changes = reader.repeated(&CHANGE, item, location),

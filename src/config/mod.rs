@@ -24,6 +24,7 @@ use crate::endpoint::Endpoint;
 use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
+use crate::limits::ORIGINS_MAX;
 use crate::load::{PrefillFigures, PrefillModel};
 use crate::route::Policy;
 use crate::sandbox::Mode;
@@ -76,12 +77,43 @@ pub struct Config {
     pub spaces: Vec<SpaceConfig>,
     /// `[discovery]`.
     pub discovery: DiscoveryConfig,
+    /// `[routers]`.
+    pub routers: RoutersConfig,
     /// `[relay]`. Only a relay reads it.
     pub relay: RelayConfig,
     /// The workers in the order of the file. A record of several ranks is several workers.
     pub workers: Vec<WorkerConfig>,
     /// The workers named by their engine's URL.
     pub servers: Vec<ServerConfig>,
+}
+
+/// `[routers]`: the other routers of the fleet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoutersConfig {
+    /// The endpoint to bind for other routers; `None` = no load is shared.
+    pub listen: Option<String>,
+    /// The endpoints of the other routers.
+    pub peers: Vec<String>,
+    /// This router's name; `None` = the host's name and `listen`.
+    pub name: Option<String>,
+    /// The file of the secret.
+    pub secret_file: Option<PathBuf>,
+    /// The file of a second secret, which is only accepted.
+    pub accepted_secret_file: Option<PathBuf>,
+    /// Time between two batches, milliseconds.
+    pub batch_ms: u64,
+    /// Silence after which the load of another router is dropped, milliseconds.
+    pub silent_ms_max: u64,
+    /// How long the load of others may be missing before the daemon is ready all the same, milliseconds.
+    pub join_ms_max: u64,
+}
+
+impl RoutersConfig {
+    /// The most other routers whose load is added: more than peers, as one that gets another name counts twice for a while.
+    #[must_use]
+    pub fn origins_max(&self) -> usize {
+        self.listen.as_ref().map_or(0, |_| (2 * self.peers.len()).min(ORIGINS_MAX))
+    }
 }
 
 /// `[relay]`: where a relay publishes its worker's events again.

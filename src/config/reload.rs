@@ -33,6 +33,7 @@ impl Config {
         paths.extend(waiting(&fields::JOURNAL, &self.journal, &next.journal));
         paths.extend(waiting(&fields::POLICY, &self.policy, &next.policy));
         paths.extend(waiting(&fields::DISCOVERY, &self.discovery, &next.discovery));
+        paths.extend(waiting(&fields::ROUTERS, &self.routers, &next.routers));
         // Workers name spaces by position, so spaces are compared as a whole. A daemon does not read [relay].
         paths.extend((self.spaces != next.spaces).then_some("space"));
         paths
@@ -62,6 +63,7 @@ mod tests {
             ("[http]\nlisten = \"::1\"", &[]),
             ("[http]\nport = 1\nbody_bytes_max = 5000", &["http.port", "http.body_bytes_max"]),
             ("[journal]\nsample = 0.5\nfiles_max = 2", &["journal.sample", "journal.files_max"]),
+            ("[routers]\nbatch_ms = 4", &["routers.batch_ms"]),
             ("[shadow]\nshare = 0.5", &[]),
             ("[policy]\ndevice_credit = 0.5", &[]),
             ("[[space]]\nmodel = \"other\"", &["space"]),
@@ -87,10 +89,12 @@ mod tests {
             Kind::Number { min, max, .. } => if preset.parse() == Ok(*max) { min } else { max }.to_string(),
             Kind::Flag { .. } => (preset != "true").to_string(),
             Kind::Choice { names, .. } => names.iter().find(|name| **name != preset).unwrap().to_string(),
+            Kind::List { .. } if field.name == "peers" => "ipc:///other".to_owned(),
             Kind::Text { .. } | Kind::List { .. } => "other".to_owned(),
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
+                "listen" if preset.is_empty() => "tcp://*:1",
                 "listen" => "::1",
                 other => panic!("the test needs another value of {other}"),
             }
@@ -105,6 +109,13 @@ mod tests {
             let table = |lines: &str| match section.name {
                 // Without a port the other fields have no effect.
                 "http" if field.name != "port" => format!("[http]\nport = 1\n{lines}"),
+                // The other fields are refused without these two.
+                "routers" => {
+                    let preset = [("listen", "tcp://*:2"), ("secret_file", "s")].into_iter();
+                    let missing = preset.filter(|(name, _)| !lines.starts_with(name));
+                    let missing: String = missing.map(|(name, value)| format!("{name} = \"{value}\"\n")).collect();
+                    format!("[routers]\n{missing}{lines}")
+                }
                 name => format!("[{name}]\n{lines}"),
             };
             let next = read(&table(&format!("{} = {}", field.name, another(field))));
@@ -133,6 +144,7 @@ mod tests {
         assert_named(&fields::SHADOW);
         assert_named(&fields::POLICY);
         assert_named(&fields::DISCOVERY);
+        assert_named(&fields::ROUTERS);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::doctor::Doctor;
+use super::other_routers;
 use super::process_exposition;
 use super::statistics::{OthersPart, Statistics};
 use crate::fleet::Space;
@@ -50,6 +51,7 @@ impl Collector for Gatherer {
         self.shadow(&mut encoder)?;
         process_exposition::encode(&mut encoder, &self.statistics)?;
         self.snapshots(&mut encoder)?;
+        other_routers::encode(&mut encoder, &self.statistics)?;
         exposition::sandbox(&mut encoder)
     }
 }
@@ -181,6 +183,7 @@ impl Gatherer {
     fn daemon(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         exposition::counters_of(encoder, &self.statistics.daemon)?;
         exposition::counters_of(encoder, &self.statistics.load_reports)?;
+        exposition::counters_of(encoder, &self.statistics.routers.counters)?;
         exposition::counters_of(encoder, &self.statistics.predictions.counters)?;
         exposition::counters_of(encoder, &self.statistics.recording.counters)?;
         exposition::counters_of(encoder, &self.statistics.http)?;
@@ -355,6 +358,7 @@ mod tests {
             daemon: Arc::default(),
             snapshots: Arc::default(),
             load_reports: Arc::default(),
+            routers: Arc::default(),
             lanes: Arc::new(Lanes::new(1, 0)),
             queue: Arc::new(RequestQueue::new(1, (1, 1), Instant::now())),
             http: Arc::default(),

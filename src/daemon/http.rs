@@ -21,6 +21,7 @@ use crate::ingest::DumpPart;
 use crate::limits::HTTP_CHANGES_WAITING_MAX;
 use crate::requests::{CoreMetrics, RequestQueue, RequestTables, RoutingService};
 use crate::route::PolicyTable;
+use crate::routers::RoutersView;
 use crate::serve::{
     HttpBackend, HttpMemory, HttpMetrics, HttpPort, MetricsPages, PortThread, WorkerChangeOrder, draining,
 };
@@ -62,6 +63,7 @@ impl Http {
                 changes: send,
                 is_draining: Arc::clone(&is_draining),
                 watchlist: statistics.watchlist.clone(),
+                routers: Arc::clone(&statistics.routers),
             };
             let service = RoutingService::new(tables.clone(), metrics, cores, core_seed(config, cores));
             let accounts = &statistics.memory.accounts;
@@ -102,6 +104,7 @@ struct Backend {
     changes: mpsc::Sender<ChangeRequest>,
     is_draining: Arc<AtomicBool>,
     watchlist: Watchlist,
+    routers: Arc<RoutersView>,
 }
 
 impl HttpBackend for Backend {
@@ -112,6 +115,10 @@ impl HttpBackend for Backend {
 
     fn is_stalled(&self) -> bool {
         self.watchlist.is_stalled()
+    }
+
+    fn is_joining(&self) -> bool {
+        self.routers.is_joining()
     }
 
     fn fleet(&self) -> Guard<Arc<FleetTable>> {

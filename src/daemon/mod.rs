@@ -15,10 +15,12 @@ mod http;
 mod ingest_threads;
 mod kept_bookings;
 mod memory_thread;
+mod other_routers;
 mod predictor_thread;
 mod process_exposition;
 mod reload;
 mod resources;
+mod routers_thread;
 mod sandboxed;
 mod service_manager;
 mod snapshots;
@@ -70,6 +72,7 @@ use ingest_threads::IngestThreads;
 use kept_bookings::KeptBookings;
 pub use reload::ReadConfig;
 use resources::Resources;
+use routers_thread::RoutersPort;
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
@@ -130,8 +133,11 @@ impl Daemon {
         let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, snapshots, kept) = open(config).await?;
-        let Listeners { routing, admin, admissions, scrapes, http } = listeners;
+        let (signals, listeners, snapshots, mut kept) = open(config).await?;
+        let Listeners { routing, admin, admissions, scrapes, http, routers } = listeners;
+        // Routers that share bindings have one hash for each session's name.
+        kept.identity.affinity_secret =
+            routers.as_ref().map_or(kept.identity.affinity_secret, RoutersPort::affinity_secret);
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
@@ -149,12 +155,13 @@ impl Daemon {
         let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
         let listener = start_listener(resources, &tables, &load_reports)?;
+        let (routers_view, routers) = routers_thread::start(config, routers, &tables, resources)?;
         let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
         let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         account(&resources.memory, &tables, &lanes, &handles);
         let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
-        let (counted, of_process) = ((&snapshots.stats, load_reports), (resources, handles.clone()));
+        let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
         let shown = (&stats, &doctor);
@@ -166,7 +173,8 @@ impl Daemon {
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
         let ((memory, watchdog), port) = (start_watches(config, resources, &stats)?, http.thread.take());
-        let others = OtherThreads { predictor, keeper, bookings, journal, listener, port, metrics, memory, watchdog };
+        let others =
+            OtherThreads { predictor, keeper, bookings, journal, listener, routers, port, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
         let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
         sandbox::enter(ThreadKind::Control);
@@ -338,6 +346,7 @@ struct Listeners {
     admissions: Admissions,
     scrapes: Option<MetricsPort>,
     http: Option<HttpPort>,
+    routers: Option<RoutersPort>,
 }
 
 impl Listeners {
@@ -346,7 +355,8 @@ impl Listeners {
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
         let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
-        Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(&config.http)? })
+        let http = HttpPort::bind(&config.http)?;
+        Ok(Self { routing, admin, admissions, scrapes, http, routers: RoutersPort::open(config)? })
     }
 }
 
@@ -556,7 +566,8 @@ fn end(
     snapshots: &Snapshots,
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, bookings, journal, listener, port, metrics, memory, watchdog } = others;
+    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, port, metrics, memory, watchdog } =
+        others;
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
     for core in &cores {
@@ -577,6 +588,7 @@ fn end(
     let ingest_threads = Arc::into_inner(ingest_threads).unwrap_or_default();
     ended.extend(ingest_threads.threads.into_iter().map(|(_, thread)| thread.stop()));
     ended.extend(predictor.map(EndableThread::stop));
+    ended.extend(routers.map(EndableThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the serving threads, so that it writes their last notes.
     ended.push(journal.stop());
@@ -621,7 +633,8 @@ mod tests {
         let counted = (Arc::default(), resources.watchlist.add("metrics", false));
         let metrics = MetricsThread::start(None, counted, (u64::MAX, Gauge::default()), |_| Ok(())).unwrap();
         let counters = Arc::default();
-        let (of_process, counted) = ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default()));
+        let (of_process, counted) =
+            ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default(), Arc::default()));
         let statistics = Statistics::new(served, views, Vec::new(), &counters, counted, of_process);
         let (memory, watchdog) = start_watches(&config, &resources, &statistics).unwrap();
         let others = OtherThreads {
@@ -630,6 +643,7 @@ mod tests {
             bookings: None,
             journal,
             listener,
+            routers: None,
             port: None,
             metrics,
             memory,

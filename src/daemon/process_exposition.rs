@@ -114,7 +114,7 @@ pub(super) fn status(statistics: &Statistics) -> Vec<(String, u64)> {
         ("open_files_limit".to_owned(), statistics.open_files.descriptors.limit),
         ("open_files_now".to_owned(), statistics.open_files.open.get()),
         ("threads_stalled_now".to_owned(), stalled_now(statistics)),
-        ("is_ready".to_owned(), u64::from(!statistics.watchlist.is_stalled())),
+        ("is_ready".to_owned(), u64::from(statistics.is_ready())),
     ];
     if division.bytes_max() < u64::MAX {
         figures.push(("memory_budget_bytes".to_owned(), division.bytes_max()));

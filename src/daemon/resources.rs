@@ -9,7 +9,7 @@ use crate::budget::{Demands, MemoryAccounts, MemoryPart, ShedFlags, divide, leas
 use crate::config::{Config, SpaceConfig, WorkerConfig};
 use crate::error::Result;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
-use crate::limits::{CONNECTION_BYTES, CONNECTIONS_MAX, MEMORY_SHARE_PERCENT};
+use crate::limits::{CONNECTION_BYTES, CONNECTIONS_MAX, MEMORY_SHARE_PERCENT, ROUTER_PEERS_MAX};
 use crate::machine::{ResidentMemory, allowed_memory};
 use crate::watchdog::Watchlist;
 
@@ -129,8 +129,7 @@ fn demands(config: &Config, cores: usize, descriptors: Descriptors) -> Demands {
         predictions_bytes_max,
         index_bytes_max: of_index.sum::<Option<u64>>().filter(|bytes| *bytes > 0),
         affinity_sessions_max: config.policy.affinity_sessions_max as u64,
-        // No field of the configuration names other routers.
-        routers_max: 0,
+        routers_max: config.routers.origins_max() as u64,
         ended_bookings_max: config.journal.ended_waiting_max() as u64,
         http_body_bytes_max: (config.http.port != 0).then_some(config.http.body_bytes_max),
         snapshots: config.snapshot.dir.is_some(),
@@ -143,7 +142,8 @@ fn descriptors_for(config: &Config, cores: usize) -> Result<(Takers, Descriptors
     let count = |has: fn(&WorkerConfig) -> bool| config.workers.iter().filter(|worker| has(worker)).count();
     let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
     let (shards, lanes) = (usize::from(config.ingest.shards), config.serve.lanes_max);
-    let takers = Takers { cores, shards, publishers, lanes };
+    let routers = config.routers.listen.as_ref().map_or(0, |_| ROUTER_PEERS_MAX);
+    let takers = Takers { cores, shards, publishers, lanes, routers };
     let descriptors = descriptors::divide(descriptors::raise(), takers)?;
     let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
     if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {

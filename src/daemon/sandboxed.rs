@@ -1,5 +1,7 @@
 //! What the daemon keeps of its privileges and files once it has started: see [`sandbox`].
 
+use std::path::Path;
+
 use crate::config::Config;
 use crate::error::Result;
 use crate::owned_directory;
@@ -80,6 +82,9 @@ fn grants(config: &Config) -> Vec<Grant> {
     }
     grants.extend(config.snapshot.dir.iter().map(|dir| Grant::new(Place::Snapshots, dir)));
     grants.extend(config.journal.dir.iter().map(|dir| Grant::new(Place::Journal, dir)));
+    let listen = config.routers.listen.as_deref().and_then(|listen| listen.strip_prefix("ipc://"));
+    let path = listen.filter(|path| !path.starts_with('@'));
+    grants.extend(path.and_then(|path| Grant::folder_of(Place::Sockets, Path::new(path))));
     for socket in [&config.serve.socket, &config.serve.admin_socket] {
         grants.extend(Grant::folder_of(Place::Sockets, socket));
     }

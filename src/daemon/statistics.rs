@@ -17,6 +17,7 @@ use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
 use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
 use crate::route::PolicyTable;
+use crate::routers::RoutersView;
 use crate::serve::{CoreHandle, Lanes};
 use crate::snapshot::SnapshotStats;
 use crate::watchdog::Watchlist;
@@ -35,6 +36,7 @@ pub(super) struct Statistics {
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
     pub(super) snapshots: Arc<SnapshotStats>,
     pub(super) load_reports: Arc<CounterSet<LoadReportCounter>>,
+    pub(super) routers: Arc<RoutersView>,
     pub(super) queue: Arc<RequestQueue>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
@@ -102,7 +104,7 @@ impl Statistics {
         views: Arc<WorkerViews>,
         cores: Vec<Arc<CoreMetrics>>,
         daemon: &Arc<CounterSet<DaemonCounter>>,
-        (snapshots, load_reports): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>),
+        (snapshots, load_reports, routers): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>, Arc<RoutersView>),
         (resources, threads): (&Resources, Vec<CoreHandle>),
     ) -> Self {
         let Resources { memory, shed, watchlist, descriptors, takers, .. } = resources;
@@ -120,6 +122,7 @@ impl Statistics {
             daemon: Arc::clone(daemon),
             snapshots: Arc::clone(snapshots),
             load_reports,
+            routers,
             queue: Arc::clone(&tables.queue),
             lanes: Arc::clone(lanes),
             http: Arc::default(),
@@ -128,6 +131,12 @@ impl Statistics {
             watchlist: watchlist.clone(),
             open_files,
         }
+    }
+
+    /// Whether the daemon may be sent requests: its threads go round, and the load of other routers is known or was awaited
+    /// for long enough.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.watchlist.is_stalled() && !self.routers.is_joining()
     }
 
     /// The division of open files. Publishers are those of events and of loads.

@@ -10,6 +10,7 @@ use tokio::task::spawn_blocking;
 use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
 use super::ingest_threads::IngestThreads;
+use super::other_routers;
 use super::process_exposition;
 use super::sandboxed;
 use super::snapshots::Snapshots;
@@ -83,6 +84,7 @@ impl Administration {
             findings: if next_cursor.is_none() { shortened(findings.to_vec()) } else { Vec::new() },
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             metrics_port: self.metrics_port,
+            routers: if cursor == 0 { other_routers::rows(&self.statistics.routers.shown()) } else { Vec::new() },
             fleet_version: table.version,
             instance_id: self.tables.instance_id(),
             uptime_ms: self.tables.up_ms(),
@@ -234,6 +236,7 @@ impl Administration {
             .chain(now)
             .chain(self.learnt())
             .chain(named(&statistics.load_reports))
+            .chain(named(&statistics.routers.counters))
             .chain(named(lanes.counters()))
             .chain(named(&statistics.predictions.counters))
             .chain(named(&statistics.recording.counters))
@@ -242,6 +245,7 @@ impl Administration {
             .chain(refused)
             .chain(named(&statistics.http))
             .chain(named(&statistics.pages))
+            .chain(other_routers::figures(&statistics.routers.shown()))
             .chain(process_exposition::status(statistics))
             .chain(sandboxed::figures())
             .collect()

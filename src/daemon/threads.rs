@@ -4,7 +4,7 @@
 //! |---|---|
 //! | ingest | its shard's index is rebuilt (`ingest::rebuild`); the daemon goes on |
 //! | control | the daemon drains as on SIGTERM, and exits with the code of an internal error (70) |
-//! | serving threads, the predictor, snapshots, kept bookings, the journal's writer, loads, the ports, memory, the watchdog | the same, within half a second |
+//! | serving threads, the predictor, snapshots, kept bookings, the journal's writer, loads, the other routers, the ports, memory, the watchdog | the same, within half a second |
 //! | a task that reads a file of workers or asks an engine | the daemon repeats the reading or the request |
 //!
 //! A drain takes no new connections, answers what has been read, and writes the last snapshots. A panic must therefore
@@ -32,6 +32,7 @@ pub(super) struct OtherThreads {
     pub(super) journal: WriterThread,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
+    pub(super) routers: Option<EndableThread>,
     pub(super) port: Option<PortThread>,
     pub(super) metrics: MetricsThread,
     pub(super) memory: EndableThread,
@@ -41,8 +42,9 @@ pub(super) struct OtherThreads {
 impl OtherThreads {
     /// The name of a thread that has ended although nothing asked it to.
     fn ended(&self) -> Option<&'static str> {
-        let endable = [self.predictor.as_ref(), self.bookings.as_ref(), Some(&self.memory), Some(&self.watchdog)];
-        if let Some(ended) = endable.into_iter().flatten().find(|thread| !thread.is_running()) {
+        let optional = [self.predictor.as_ref(), self.bookings.as_ref(), self.routers.as_ref()];
+        let endable = optional.into_iter().chain([Some(&self.memory), Some(&self.watchdog)]);
+        if let Some(ended) = endable.flatten().find(|thread| !thread.is_running()) {
             return Some(ended.subject());
         }
         if !self.keeper.as_ref().is_none_or(Keeper::is_running) {

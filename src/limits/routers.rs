@@ -4,6 +4,10 @@ use super::WORKERS_MAX;
 
 /// Shortest secret that routers authenticate each other with, bytes.
 pub const ROUTER_SECRET_BYTES_MIN: usize = 32;
+/// Largest file of such a secret, bytes.
+pub const ROUTER_SECRET_BYTES_CEILING: u64 = 64 << 10;
+/// Addresses of other routers.
+pub const ROUTER_PEERS_MAX: usize = ORIGINS_MAX;
 /// Other routers whose load one router adds to its own.
 pub const ORIGINS_MAX: usize = 64;
 /// Workers with a gauge of one origin, also those that this router does not know.
@@ -35,10 +39,40 @@ pub const LOAD_BATCH_MS_CEILING: u64 = 5;
 pub const LOAD_HEARTBEAT_MS: u64 = 1000;
 /// Silence after which the load of an origin is dropped, milliseconds, unless configured.
 pub const LOAD_SILENT_MS_MAX_DEFAULT: u64 = 3_000;
+/// The shortest configurable time, milliseconds.
+pub const LOAD_SILENT_MS_MIN: u64 = 2 * LOAD_HEARTBEAT_MS + 500;
+/// The longest configurable time, milliseconds.
+pub const LOAD_SILENT_MS_CEILING: u64 = 600_000;
+/// The longest configurable time that a daemon waits for the load of others before it is ready, milliseconds.
+pub const LOAD_JOIN_MS_CEILING: u64 = 600_000;
 /// Timeout of the first request for a snapshot, milliseconds. Doubles after each request.
 pub const LOAD_ASK_MS_MIN: u64 = 100;
 /// Longest timeout of such a request, and longest time between two of them, milliseconds.
 pub const LOAD_ASK_MS_MAX: u64 = 5_000;
+/// Shortest time between two snapshots for one asking router, milliseconds. Honest ones ask less often.
+pub const LOAD_ANSWER_PAUSE_MS: u64 = LOAD_ASK_MS_MIN / 2;
+/// A running prefill that began later than the one before by this is another one, which others must learn, milliseconds.
+pub const LOAD_BEGAN_LATER_MS: u64 = 50;
+/// How often silence and due requests are looked for, milliseconds.
+pub const LOAD_TICK_MS: u64 = 50;
+/// How often what status shows of the other routers is made, milliseconds.
+pub const LOAD_SHOWN_EVERY_MS: u64 = 250;
+/// How long something that was noticed of a router stays a finding, milliseconds.
+pub const ROUTER_NOTICED_MS: u64 = 60_000;
+/// How long a peer must not be heard before that is a finding, milliseconds.
+pub const ROUTER_MISSING_MS_MIN: u64 = 5_000;
+/// Time between two readings of the table of affinity sessions for bindings to tell others, milliseconds.
+pub const BINDINGS_TOLD_EVERY_MS: u64 = 1_000;
+/// Buckets of that table read in one round.
+pub const SHARED_BUCKETS_AT_ONCE: usize = 256;
+/// Messages taken from one peer before the next one.
+pub const ROUTER_QUANTUM_MESSAGES_MAX: usize = 64;
+/// Bytes that wait for one router that reads slowly. One that needs more misses messages, and asks for a snapshot.
+pub const ROUTER_WAITING_BYTES_MAX: usize = 16 << 20;
+/// Messages that wait for one such router.
+pub const ROUTER_WAITING_MESSAGES_MAX: usize = 1 << 14;
+/// Parts of one message between routers.
+pub const ROUTER_PARTS_MAX: usize = 2;
 /// Times in a row that an origin is taken anew because its digest differs, before it is quarantined.
 pub const LOAD_REPAIRS_MAX: u32 = 4;
 /// First quarantine of an origin, milliseconds. Doubles each time.

@@ -29,6 +29,8 @@ const _: () = assert!(super::FRAME_BODY_BYTES_MAX_DEFAULT as usize * 16 <= CORE_
 
 /// A publisher takes one for its connection and one for a replay.
 pub const DESCRIPTORS_PER_PUBLISHER: u64 = 2;
+/// Another router takes one for the connection to it, one for its own, and two while its name is looked up.
+pub const DESCRIPTORS_PER_ROUTER: u64 = 4;
 /// A gateway's connection takes one for its socket, and one more while it waits for room to write.
 pub const DESCRIPTORS_PER_CONNECTION: u64 = 2;
 /// A lane takes its memory and its bell, and the gateway's ends of both until they are sent.

@@ -47,9 +47,9 @@ use crate::ingest::{
 };
 use crate::limits::{
     RELAY_ANSWER_BYTES_MAX, RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT,
-    RELAY_HEARTBEAT_MS, RELAY_REPORT_EVERY_S, RELAY_REQUEST_BYTES_MAX, RELAY_REQUEST_PARTS_MAX,
-    RELAY_SUBSCRIBER_BYTES_MAX, RELAY_SUBSCRIBER_MESSAGES_MAX, THREADS_WATCH_EVERY_MS, WORKER_BLOCKS_MAX_DEFAULT,
-    ZMQ_COMMAND_BYTES_MAX,
+    RELAY_HEARTBEAT_MS, RELAY_PEERS_MAX, RELAY_PEERS_PER_ADDRESS_MAX, RELAY_REPORT_EVERY_S, RELAY_REQUEST_BYTES_MAX,
+    RELAY_REQUEST_PARTS_MAX, RELAY_SUBSCRIBER_BYTES_MAX, RELAY_SUBSCRIBER_MESSAGES_MAX, THREADS_WATCH_EVERY_MS,
+    WORKER_BLOCKS_MAX_DEFAULT, ZMQ_COMMAND_BYTES_MAX,
 };
 use crate::metrics::{CounterName as _, CounterSet, PageCounter, RelayCounter};
 use crate::sandbox::{self, Grant, Place, Program, RefusalLog, ThreadKind};
@@ -73,12 +73,16 @@ const REQUESTS: Bounds = Bounds {
 const PUBLISHING: ServerPlan = ServerPlan {
     role: Role::Publisher,
     bounds: REQUESTS,
+    peers_max: RELAY_PEERS_MAX,
+    peers_per_address_max: RELAY_PEERS_PER_ADDRESS_MAX,
     waiting_bytes_max: RELAY_SUBSCRIBER_BYTES_MAX,
     waiting_messages_max: RELAY_SUBSCRIBER_MESSAGES_MAX,
 };
 const REPLAYING: ServerPlan = ServerPlan {
     role: Role::Router,
     bounds: REQUESTS,
+    peers_max: RELAY_PEERS_MAX,
+    peers_per_address_max: RELAY_PEERS_PER_ADDRESS_MAX,
     waiting_bytes_max: RELAY_ANSWER_BYTES_MAX,
     waiting_messages_max: RELAY_ANSWER_MESSAGES_MAX,
 };

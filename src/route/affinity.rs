@@ -206,7 +206,7 @@ pub enum BindOutcome {
     Done,
     /// The session is bound, and the least recently used binding of its bucket was evicted.
     Evicted,
-    /// The binding was left as it was, because other writers held the bucket for too long.
+    /// The binding was left as it was, because other writers held the bucket for too long, or because a later one is there.
     Skipped,
 }
 
@@ -222,6 +222,9 @@ pub struct KeptBinding {
     /// The time since its last use, seconds.
     pub age_s: u32,
 }
+
+/// The user of bindings that other routers told. No process has this number.
+pub const HEARD_USER: u32 = u32::MAX;
 
 /// The session bindings of all spaces.
 #[derive(Debug)]
@@ -364,17 +367,27 @@ impl AffinityTable {
     ) -> BindOutcome {
         let (key, bucket) = self.place(space, session);
         let now = now_s.saturating_add(1);
-        self.put((Binding { key, worker, used: now }, user), bucket, now, ttl_s)
+        self.put((Binding { key, worker, used: now }, user), bucket, (now, ttl_s), |_| true)
     }
 
-    /// Puts a binding into its bucket at `now` (seconds plus one).
-    fn put(&self, (binding, user): (Binding, u32), bucket: &Bucket, now: u32, ttl_s: u32) -> BindOutcome {
+    /// Puts a binding into its bucket at `now` (seconds plus one), if it may replace the one that the session has.
+    fn put(
+        &self,
+        (binding, user): (Binding, u32),
+        bucket: &Bucket,
+        (now, ttl_s): (u32, u32),
+        may_replace: impl Fn(&Binding) -> bool,
+    ) -> BindOutcome {
         if !bucket.open() {
             return BindOutcome::Skipped;
         }
         let key = binding.key;
         let entries: [Binding; WAYS] = std::array::from_fn(|way| bucket.entries[way].read());
         let own = entries.iter().position(|entry| entry.used != 0 && entry.key == key);
+        if own.is_some_and(|way| !may_replace(&entries[way])) {
+            bucket.close();
+            return BindOutcome::Skipped;
+        }
         // Relaxed: only the writer that opened the bucket reads its users.
         let users: [u32; WAYS] = std::array::from_fn(|way| bucket.users[way].load(Ordering::Relaxed));
         let holds = |way: usize| entries[way].holds(now, ttl_s);
@@ -422,9 +435,21 @@ impl AffinityTable {
         let binding = Binding { key: kept.key, worker: kept.worker, used };
         let holds = binding.holds(now, ttl_s);
         if holds {
-            self.put((binding, kept.user), self.bucket_of(kept.key), now, ttl_s);
+            self.put((binding, kept.user), self.bucket_of(kept.key), (now, ttl_s), |_| true);
         }
         holds
+    }
+
+    /// Takes over a binding that another router told, unless the session was used here at the same time or later. `false` =
+    /// it was not taken over.
+    pub fn hear(&self, heard: &KeptBinding, (now_s, ttl_s): (u32, u32)) -> bool {
+        let now = now_s.saturating_add(1);
+        // What was used before this router's clock began counts as used then.
+        let used = now.saturating_sub(heard.age_s).max(1);
+        let binding = Binding { key: heard.key, worker: heard.worker, used };
+        let (bucket, is_earlier) = (self.bucket_of(heard.key), |own: &Binding| own.used < used);
+        binding.holds(now, ttl_s)
+            && self.put((binding, heard.user), bucket, (now, ttl_s), is_earlier) != BindOutcome::Skipped
     }
 
     /// The entry to evict for a new one of `user`: an expired one; else, if the user has its share, the least recently

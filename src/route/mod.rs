@@ -35,7 +35,7 @@ pub use crate::protocol::{
     Preferences, Prompt, ReplyNotes, RouteRequest,
 };
 pub use affinity::{
-    AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome, KeptBinding,
+    AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome, HEARD_USER, KeptBinding,
 };
 pub(crate) use cost::later_wait_and_decode_s;
 pub use cost::{PoolFacts, cost};

@@ -82,6 +82,55 @@ pub enum Notice {
     NotUnderstood,
 }
 
+impl Notice {
+    /// The name of its counter in status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "joins",
+            Self::Gap => "gaps",
+            Self::DigestDiffers => "digests_differ",
+            Self::WentBack => "went_back",
+            Self::OtherIncarnation => "other_incarnations",
+            Self::Replayed => "recordings",
+            Self::Restarted => "restarts",
+            Self::Silent => "silences",
+            Self::Quarantined(reason) => reason.name(),
+            Self::Stale => "stale",
+            Self::Ignored => "ignored",
+            Self::NotAsked => "not_asked",
+            Self::SnapshotTorn => "snapshots_torn",
+            Self::BindingsDropped => "bindings_dropped",
+            Self::OwnId => "own_numbers",
+            Self::NoPlace => "no_places",
+            Self::WrongMac => "wrong_macs",
+            Self::Unreadable => "unreadable",
+            Self::NotUnderstood => "not_understood",
+        }
+    }
+
+    /// Whether the named origin, or a router with the same secret, caused it.
+    #[must_use]
+    pub(super) const fn is_proven(self) -> bool {
+        !matches!(self, Self::WrongMac | Self::Unreadable)
+    }
+
+    /// Whether the origin's phase changed with it.
+    #[must_use]
+    pub(super) const fn is_change(self) -> bool {
+        matches!(self, Self::Live | Self::Restarted | Self::Silent | Self::Quarantined(_))
+    }
+
+    /// Whether an operator should hear of it for a while.
+    #[must_use]
+    pub(super) const fn is_worth_a_finding(self) -> bool {
+        matches!(
+            self,
+            Self::DigestDiffers | Self::WentBack | Self::SnapshotTorn | Self::OwnId | Self::NoPlace | Self::WrongMac
+        )
+    }
+}
+
 /// Why an origin is quarantined: its messages are ignored, and what it had sent is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QuarantineReason {
@@ -102,6 +151,30 @@ impl QuarantineReason {
     #[must_use]
     pub(super) const fn ends_when_compatible(self) -> bool {
         matches!(self, Self::Version | Self::Fingerprint)
+    }
+
+    /// The name of its counter in status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Version => "quarantined_version",
+            Self::Fingerprint => "quarantined_fleet",
+            Self::SequenceLied => "quarantined_sequence",
+            Self::DigestDiffers => "quarantined_digest",
+            Self::TooManyWorkers => "quarantined_workers",
+        }
+    }
+
+    /// The reason in words.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Version => "it has another major version",
+            Self::Fingerprint => "it serves another fleet",
+            Self::SequenceLied => "its snapshot was older than what it had sent before",
+            Self::DigestDiffers => "its digest differed after each of several snapshots",
+            Self::TooManyWorkers => "it has gauges of too many workers",
+        }
     }
 
     /// What an operator can do about it.

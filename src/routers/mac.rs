@@ -12,6 +12,9 @@ pub(super) const MAC_BYTES: usize = blake3::OUT_LEN;
 /// What the key of the MAC is derived for. Another use of the same secret gets another key.
 const CONTEXT: &str = "kvrouted load events 1 message authentication";
 
+/// What the secret of affinity sessions is derived for.
+const SESSIONS_CONTEXT: &str = "kvrouted load events 1 session names";
+
 /// A secret is shorter than [`ROUTER_SECRET_BYTES_MIN`].
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the secret has {0} bytes; at least {ROUTER_SECRET_BYTES_MIN} are needed: head -c 32 /dev/urandom | base64")]
@@ -25,6 +28,7 @@ pub struct ShortSecret(pub usize);
 pub struct Keys {
     signing: [u8; 32],
     accepted: Option<[u8; 32]>,
+    affinity_secret: u64,
 }
 
 impl Keys {
@@ -33,7 +37,15 @@ impl Keys {
     /// # Errors
     /// A secret is too short.
     pub fn new(signing: &[u8], accepted: Option<&[u8]>) -> Result<Self, ShortSecret> {
-        Ok(Self { signing: key_of(signing)?, accepted: accepted.map(key_of).transpose()? })
+        let [a, b, c, d, e, f, g, h, ..] = blake3::derive_key(SESSIONS_CONTEXT, signing);
+        let affinity_secret = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Ok(Self { signing: key_of(signing)?, accepted: accepted.map(key_of).transpose()?, affinity_secret })
+    }
+
+    /// The secret of the hashes of affinity sessions, the same at all routers that sign with this secret.
+    #[must_use]
+    pub const fn affinity_secret(&self) -> u64 {
+        self.affinity_secret
     }
 
     /// The MAC of the parts, one after the other.

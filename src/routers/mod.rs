@@ -20,7 +20,10 @@
 //! * [`Origins`] has one state machine for each other router ([`OriginPhase`] has its table).
 //! * [`Digest`] shows whether two routers hold the same gauges.
 //!
-//! All of it is pure: time, randomness and bytes are arguments, and a caller applies the [`Effect`]s. Times are
+//! * A [`Carrier`] brings messages to other routers and from them: [`ZeroMq`].
+//! * [`Exchange`] joins these with the loads, on a thread of the daemon.
+//!
+//! All but the last two are pure: time, randomness and bytes are arguments, and a caller applies the [`Effect`]s. Times are
 //! milliseconds of a monotonic clock of one's own; clocks of two machines are never compared.
 //!
 //! **What is believed.** Every message carries a MAC. An incarnation (one run of an origin) counts as live only after it has
@@ -29,23 +32,33 @@
 
 mod assembly;
 mod backoff;
+mod carrier;
 mod digest;
 mod effects;
+mod exchange;
 mod gauges;
 mod mac;
 mod origin;
 mod origins;
 pub mod protocol;
 mod publisher;
+mod shared_bindings;
+mod shared_loads;
 mod values;
+mod view;
+mod zeromq;
 
+pub use carrier::{Arrived, Asker, Carrier, CarrierCounts, Link, Source};
 pub use digest::Digest;
 pub use effects::{Effect, Notice, QuarantineReason};
+pub use exchange::{Exchange, ExchangeSettings, SharedTables, opening};
 pub use mac::{Keys, ShortSecret};
 pub use origin::OriginPhase;
-pub use origins::{OriginSettings, OriginStatus, Origins};
+pub use origins::{OriginLoad, OriginSettings, OriginStatus, Origins};
 pub use publisher::{AnswerRefusal, Publisher, PublisherSettings};
 pub use values::{Binding, Fingerprint, Gauge, Incarnation, Nonce, OriginId, Sender, SessionName, WorkerGauge};
+pub use view::{Joining, LinkShown, OwnShown, RoutersShown, RoutersView};
+pub use zeromq::ZeroMq;
 
 #[cfg(test)]
 mod tests;

@@ -10,16 +10,18 @@ use super::values::{Gauge, Incarnation, Nonce, OriginId, Sender};
 use crate::ids::Worker;
 use crate::limits::{LOAD_SILENT_MS_MAX_DEFAULT, ORIGINS_MAX};
 
-/// How long origins may be silent.
+/// How long origins may be silent, and how many are heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OriginSettings {
     /// Silence after which an origin's load is dropped, milliseconds.
     pub silent_ms_max: u64,
+    /// Origins that are heard, at most [`ORIGINS_MAX`].
+    pub origins_max: usize,
 }
 
 impl Default for OriginSettings {
     fn default() -> Self {
-        Self { silent_ms_max: LOAD_SILENT_MS_MAX_DEFAULT }
+        Self { silent_ms_max: LOAD_SILENT_MS_MAX_DEFAULT, origins_max: ORIGINS_MAX }
     }
 }
 
@@ -41,8 +43,31 @@ pub struct OriginStatus {
     /// Time since the last new message of the incarnation that counts, or since any message if none counts,
     /// milliseconds.
     pub age_ms: u64,
+    /// What its gauges that count add to all workers together, also to those that this router does not know.
+    pub load: OriginLoad,
     /// How often each notice was given.
     pub notices: BTreeMap<Notice, u64>,
+}
+
+/// What an origin adds to all workers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginLoad {
+    /// Requests in flight.
+    pub requests: u64,
+    /// Tokens to prefill.
+    pub prefill_tokens: u64,
+    /// Decode blocks.
+    pub decode_blocks: u64,
+}
+
+impl OriginLoad {
+    fn with(self, gauge: &Gauge) -> Self {
+        Self {
+            requests: self.requests + u64::from(gauge.requests),
+            prefill_tokens: self.prefill_tokens.saturating_add(gauge.prefill_tokens),
+            decode_blocks: self.decode_blocks.saturating_add(gauge.decode_blocks()),
+        }
+    }
 }
 
 /// The state machines of all other routers. An origin cannot change what another one added.
@@ -59,7 +84,7 @@ impl Origins {
     /// None yet. `own` is this router.
     #[must_use]
     pub fn new(own: Sender, settings: OriginSettings) -> Self {
-        Self { own, settings, places: vec![None; ORIGINS_MAX], notices: BTreeMap::new() }
+        Self { own, settings, places: vec![None; settings.origins_max.min(ORIGINS_MAX)], notices: BTreeMap::new() }
     }
 
     /// Handles a message other than a request, which [`Publisher::answer`](super::Publisher::answer) answers.
@@ -144,6 +169,9 @@ impl Origins {
                 sequence: gauges.map_or(0, |gauges| gauges.last()),
                 digest: gauges.map_or_else(Digest::default, |gauges| gauges.digest()),
                 age_ms: now_ms.saturating_sub(since_ms),
+                load: gauges.map_or_else(OriginLoad::default, |gauges| {
+                    gauges.iter().fold(OriginLoad::default(), |sum, (_, held)| sum.with(&held.gauge))
+                }),
                 notices: origin.notices().clone(),
             })
         })

@@ -6,11 +6,11 @@ use thiserror::Error;
 
 use super::digest::Digest;
 use super::protocol::{Batch, Content, Heartbeat, MAJOR, SnapshotRequest, SnapshotSection};
-use super::values::{Binding, Fingerprint, Gauge, OriginId, Sender, SessionName, WorkerGauge};
+use super::values::{Binding, Fingerprint, Gauge, Nonce, OriginId, Sender, SessionName, WorkerGauge};
 use crate::ids::Worker;
 use crate::limits::{
-    LOAD_BATCH_MS_DEFAULT, LOAD_BINDINGS_PENDING_MAX, LOAD_HEARTBEAT_MS, LOAD_MESSAGE_BINDINGS_MAX,
-    LOAD_MESSAGE_GAUGES_MAX, LOAD_SNAPSHOT_BINDINGS_MAX, ORIGIN_WORKERS_MAX,
+    LOAD_ANSWER_PAUSE_MS, LOAD_BATCH_MS_DEFAULT, LOAD_BEGAN_LATER_MS, LOAD_BINDINGS_PENDING_MAX, LOAD_HEARTBEAT_MS,
+    LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX, LOAD_SNAPSHOT_BINDINGS_MAX, ORIGIN_WORKERS_MAX, ORIGINS_MAX,
 };
 
 /// How often a router speaks.
@@ -40,6 +40,9 @@ pub enum AnswerRefusal {
     /// The asking router reads other versions.
     #[error("the asking router reads versions {0} to {1}")]
     Version(u16, u16),
+    /// It asks too often, or it is a recording of an earlier request.
+    #[error("a snapshot was sent to that router just now")]
+    TooSoon,
 }
 
 /// A gauge as it was sent.
@@ -47,6 +50,26 @@ pub enum AnswerRefusal {
 struct SentGauge {
     gauge: Gauge,
     sent_ms: u64,
+}
+
+impl SentGauge {
+    /// Whether a gauge says something else, at `now_ms`, than this one with the time since then. Others know how a running
+    /// prefill goes on and how recent work fades.
+    fn differs(&self, gauge: &Gauge, now_ms: u64) -> bool {
+        let of_running = |gauge: &Gauge| Gauge { elapsed_ns: 0, recent_share: 0.0, ..*gauge };
+        let began_ms = |gauge: &Gauge, at_ms: u64| at_ms.saturating_sub(gauge.elapsed_ns / 1_000_000);
+        let is_another = || {
+            gauge.prefills > 0 && began_ms(gauge, now_ms) > began_ms(&self.gauge, self.sent_ms) + LOAD_BEGAN_LATER_MS
+        };
+        of_running(&self.gauge) != of_running(gauge) || self.gauge.is_zero() != gauge.is_zero() || is_another()
+    }
+}
+
+/// The last answer to a router.
+#[derive(Clone, Copy, Debug)]
+struct LastAnswer {
+    nonce: Nonce,
+    at_ms: u64,
 }
 
 /// The messages of one incarnation of this router.
@@ -65,6 +88,8 @@ pub struct Publisher {
     /// Changed bindings, and when they were noted.
     bindings: BTreeMap<SessionName, (Binding, u64)>,
     bindings_dropped: u64,
+    /// By the router that asked.
+    answered: BTreeMap<OriginId, LastAnswer>,
     next_batch_ms: u64,
     next_beat_ms: u64,
 }
@@ -83,6 +108,7 @@ impl Publisher {
             changed: BTreeSet::new(),
             bindings: BTreeMap::new(),
             bindings_dropped: 0,
+            answered: BTreeMap::new(),
             next_batch_ms: now_ms,
             next_beat_ms: now_ms,
         }
@@ -148,6 +174,8 @@ impl Publisher {
         }
         self.next_beat_ms = now_ms + self.settings.heartbeat_ms;
         self.beat += 1;
+        // What is left of workers without requests is recent work, which fades to nothing.
+        self.changed.extend(self.sent.iter().filter(|(_, sent)| sent.gauge.requests == 0).map(|(worker, _)| *worker));
         Some(Content::Heartbeat(Heartbeat { beat: self.beat, sequence: self.sequence, digest: self.digest }))
     }
 
@@ -180,12 +208,13 @@ impl Publisher {
 
     /// Remembers a gauge as sent. Whether it is another one than before.
     fn set(&mut self, worker: Worker, gauge: Gauge, now_ms: u64) -> bool {
-        let before = self.sent.get(&worker).map_or_else(Gauge::default, |sent| sent.gauge);
+        let before = self.sent.get(&worker).copied().unwrap_or(SentGauge { gauge: Gauge::default(), sent_ms: now_ms });
         // More workers than others accept cannot be sent: this router has no more places for workers.
-        if before == gauge || self.sent.len() >= ORIGIN_WORKERS_MAX && before.is_zero() {
+        let has_room = self.sent.len() < ORIGIN_WORKERS_MAX || !before.gauge.is_zero();
+        if !before.differs(&gauge, now_ms) || !has_room {
             return false;
         }
-        self.digest.remove(worker, &before);
+        self.digest.remove(worker, &before.gauge);
         self.digest.add(worker, &gauge);
         if gauge.is_zero() {
             self.sent.remove(&worker);
@@ -196,12 +225,12 @@ impl Publisher {
     }
 
     /// Answers a request for a snapshot: all gauges as of the last batch, and the bindings that this router knows, the
-    /// latest used first, up to a bound.
+    /// latest used first, up to a bound. A router gets one at most every [`LOAD_ANSWER_PAUSE_MS`].
     ///
     /// # Errors
     /// Why there is no answer.
     pub fn answer(
-        &self,
+        &mut self,
         asking: &Sender,
         request: &SnapshotRequest,
         bindings: impl Iterator<Item = Binding>,
@@ -215,6 +244,9 @@ impl Publisher {
         }
         if !(request.major_min..=request.major_max).contains(&MAJOR) {
             return Err(AnswerRefusal::Version(request.major_min, request.major_max));
+        }
+        if !self.may_answer(asking.origin, request.nonce, now_ms) {
+            return Err(AnswerRefusal::TooSoon);
         }
         let age_ms = |sent_ms: u64| u32::try_from(now_ms.saturating_sub(sent_ms)).unwrap_or(u32::MAX);
         let row = |(worker, sent): (&Worker, &SentGauge)| WorkerGauge {
@@ -237,5 +269,21 @@ impl Publisher {
             bindings: bindings.next().map_or_else(Vec::new, <[_]>::to_vec),
         };
         Ok((0..parts).map(section).collect())
+    }
+
+    /// Whether a router that asks may get an answer now. Notes that it gets one.
+    fn may_answer(&mut self, asking: OriginId, nonce: Nonce, now_ms: u64) -> bool {
+        if let Some(last) = self.answered.get(&asking) {
+            let is_soon = now_ms.saturating_sub(last.at_ms) < LOAD_ANSWER_PAUSE_MS;
+            if is_soon || last.nonce == nonce {
+                return false;
+            }
+        } else if self.answered.len() >= 2 * ORIGINS_MAX {
+            // Routers that asked long ago make room, so that restarted fleets with other numbers can ask.
+            let oldest = self.answered.iter().min_by_key(|(_, last)| last.at_ms).map(|(origin, _)| *origin);
+            oldest.map(|oldest| self.answered.remove(&oldest));
+        }
+        self.answered.insert(asking, LastAnswer { nonce, at_ms: now_ms });
+        true
     }
 }

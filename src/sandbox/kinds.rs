@@ -258,6 +258,8 @@ pub enum ThreadKind {
     Ingest,
     /// Receives the loads of engines.
     Loads,
+    /// Exchanges load with other routers.
+    Routers,
     /// Resolves the host names of endpoints.
     Names,
     /// Asks engines by HTTP.
@@ -301,6 +303,7 @@ impl ThreadKind {
         T::ServingUring,
         T::Ingest,
         T::Loads,
+        T::Routers,
         T::Names,
         T::Asking,
         T::Files,
@@ -327,6 +330,7 @@ impl ThreadKind {
             T::ServingUring => "serving_uring",
             T::Ingest => "ingest",
             T::Loads => "loads",
+            T::Routers => "routers",
             T::Names => "names",
             T::Asking => "asking",
             T::Files => "files",
@@ -354,6 +358,7 @@ impl ThreadKind {
             // A thread that panics starts the next one.
             T::Ingest => &[EVENTS, STREAMS, CONNECTIONS, THREADS, INGEST],
             T::Loads => &[EVENTS, STREAMS, CONNECTIONS],
+            T::Routers => &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, REMOVING],
             T::Names => &[READING, RESOLVER, THREADS],
             T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
             T::Files => &[EVENTS, READING, REMOVING, THREADS, WATCHING],
@@ -387,14 +392,14 @@ impl ThreadKind {
             T::Files => &[Place::Config, Place::Accounts, Place::Workers, Place::Process, Place::Snapshots],
             T::Snapshots | T::SnapshotLoads => &[Place::Snapshots],
             T::Journal => &[Place::Journal],
-            T::RelayControl | T::RelayPort => &[Place::Sockets],
+            T::Routers | T::RelayControl | T::RelayPort => &[Place::Sockets],
             _ => &[],
         }
     }
 
     /// Whether it makes connections.
     const fn connects(self) -> bool {
-        matches!(self, T::Control | T::Ingest | T::Loads | T::Names | T::Asking | T::Gateway)
+        matches!(self, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Gateway)
     }
 
     pub(super) const fn permits(self) -> Permits<'static> {
@@ -447,6 +452,7 @@ impl Program {
                 T::ServingUring,
                 T::Ingest,
                 T::Loads,
+                T::Routers,
                 T::Names,
                 T::Asking,
                 T::Files,

@@ -9617,6 +9617,308 @@ impl ::core::fmt::Debug for SourceStatus<'_> {
       ds.finish()
   }
 }
+pub enum RouterStatusOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct RouterStatus<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for RouterStatus<'a> {
+  type Inner = RouterStatus<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> RouterStatus<'a> {
+  pub const VT_ADDRESS: ::flatbuffers::VOffsetT = 4;
+  pub const VT_STATE: ::flatbuffers::VOffsetT = 6;
+  pub const VT_ORIGIN: ::flatbuffers::VOffsetT = 8;
+  pub const VT_INCARNATION: ::flatbuffers::VOffsetT = 10;
+  pub const VT_SEQUENCE: ::flatbuffers::VOffsetT = 12;
+  pub const VT_DIGEST: ::flatbuffers::VOffsetT = 14;
+  pub const VT_WORKERS: ::flatbuffers::VOffsetT = 16;
+  pub const VT_REQUESTS: ::flatbuffers::VOffsetT = 18;
+  pub const VT_PREFILL_TOKENS: ::flatbuffers::VOffsetT = 20;
+  pub const VT_DECODE_BLOCKS: ::flatbuffers::VOffsetT = 22;
+  pub const VT_AGE_MS: ::flatbuffers::VOffsetT = 24;
+  pub const VT_PROBLEM: ::flatbuffers::VOffsetT = 26;
+  pub const VT_COUNTERS: ::flatbuffers::VOffsetT = 28;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    RouterStatus { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args RouterStatusArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<RouterStatus<'bldr>> {
+    let mut builder = RouterStatusBuilder::new(_fbb);
+    builder.add_age_ms(args.age_ms);
+    builder.add_decode_blocks(args.decode_blocks);
+    builder.add_prefill_tokens(args.prefill_tokens);
+    builder.add_requests(args.requests);
+    builder.add_digest(args.digest);
+    builder.add_sequence(args.sequence);
+    builder.add_incarnation(args.incarnation);
+    builder.add_origin(args.origin);
+    if let Some(x) = args.counters { builder.add_counters(x); }
+    if let Some(x) = args.problem { builder.add_problem(x); }
+    builder.add_workers(args.workers);
+    if let Some(x) = args.state { builder.add_state(x); }
+    if let Some(x) = args.address { builder.add_address(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn address(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(RouterStatus::VT_ADDRESS, None).unwrap()}
+  }
+  #[inline]
+  pub fn state(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(RouterStatus::VT_STATE, None).unwrap()}
+  }
+  #[inline]
+  pub fn origin(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_ORIGIN, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn incarnation(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_INCARNATION, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn sequence(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_SEQUENCE, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn digest(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_DIGEST, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn workers(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(RouterStatus::VT_WORKERS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn requests(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_REQUESTS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn prefill_tokens(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_PREFILL_TOKENS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn decode_blocks(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_DECODE_BLOCKS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn age_ms(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RouterStatus::VT_AGE_MS, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn problem(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(RouterStatus::VT_PROBLEM, None)}
+  }
+  #[inline]
+  pub fn counters(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter>>>>(RouterStatus::VT_COUNTERS, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for RouterStatus<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("address", Self::VT_ADDRESS, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("state", Self::VT_STATE, true)?
+     .visit_field::<u64>("origin", Self::VT_ORIGIN, false)?
+     .visit_field::<u64>("incarnation", Self::VT_INCARNATION, false)?
+     .visit_field::<u64>("sequence", Self::VT_SEQUENCE, false)?
+     .visit_field::<u64>("digest", Self::VT_DIGEST, false)?
+     .visit_field::<u32>("workers", Self::VT_WORKERS, false)?
+     .visit_field::<u64>("requests", Self::VT_REQUESTS, false)?
+     .visit_field::<u64>("prefill_tokens", Self::VT_PREFILL_TOKENS, false)?
+     .visit_field::<u64>("decode_blocks", Self::VT_DECODE_BLOCKS, false)?
+     .visit_field::<u64>("age_ms", Self::VT_AGE_MS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("problem", Self::VT_PROBLEM, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Counter>>>>("counters", Self::VT_COUNTERS, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct RouterStatusArgs<'a> {
+    pub address: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub state: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub origin: u64,
+    pub incarnation: u64,
+    pub sequence: u64,
+    pub digest: u64,
+    pub workers: u32,
+    pub requests: u64,
+    pub prefill_tokens: u64,
+    pub decode_blocks: u64,
+    pub age_ms: u64,
+    pub problem: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub counters: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Counter<'a>>>>>,
+}
+impl<'a> Default for RouterStatusArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    RouterStatusArgs {
+      address: None, // required field
+      state: None, // required field
+      origin: 0,
+      incarnation: 0,
+      sequence: 0,
+      digest: 0,
+      workers: 0,
+      requests: 0,
+      prefill_tokens: 0,
+      decode_blocks: 0,
+      age_ms: 0,
+      problem: None,
+      counters: None,
+    }
+  }
+}
+
+pub struct RouterStatusBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouterStatusBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_address(&mut self, address: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouterStatus::VT_ADDRESS, address);
+  }
+  #[inline]
+  pub fn add_state(&mut self, state: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouterStatus::VT_STATE, state);
+  }
+  #[inline]
+  pub fn add_origin(&mut self, origin: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_ORIGIN, origin, 0);
+  }
+  #[inline]
+  pub fn add_incarnation(&mut self, incarnation: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_INCARNATION, incarnation, 0);
+  }
+  #[inline]
+  pub fn add_sequence(&mut self, sequence: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_SEQUENCE, sequence, 0);
+  }
+  #[inline]
+  pub fn add_digest(&mut self, digest: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_DIGEST, digest, 0);
+  }
+  #[inline]
+  pub fn add_workers(&mut self, workers: u32) {
+    self.fbb_.push_slot::<u32>(RouterStatus::VT_WORKERS, workers, 0);
+  }
+  #[inline]
+  pub fn add_requests(&mut self, requests: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_REQUESTS, requests, 0);
+  }
+  #[inline]
+  pub fn add_prefill_tokens(&mut self, prefill_tokens: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_PREFILL_TOKENS, prefill_tokens, 0);
+  }
+  #[inline]
+  pub fn add_decode_blocks(&mut self, decode_blocks: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_DECODE_BLOCKS, decode_blocks, 0);
+  }
+  #[inline]
+  pub fn add_age_ms(&mut self, age_ms: u64) {
+    self.fbb_.push_slot::<u64>(RouterStatus::VT_AGE_MS, age_ms, 0);
+  }
+  #[inline]
+  pub fn add_problem(&mut self, problem: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouterStatus::VT_PROBLEM, problem);
+  }
+  #[inline]
+  pub fn add_counters(&mut self, counters: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<Counter<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouterStatus::VT_COUNTERS, counters);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouterStatusBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    RouterStatusBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<RouterStatus<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, RouterStatus::VT_ADDRESS,"address");
+    self.fbb_.required(o, RouterStatus::VT_STATE,"state");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for RouterStatus<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("RouterStatus");
+      ds.field("address", &self.address());
+      ds.field("state", &self.state());
+      ds.field("origin", &self.origin());
+      ds.field("incarnation", &self.incarnation());
+      ds.field("sequence", &self.sequence());
+      ds.field("digest", &self.digest());
+      ds.field("workers", &self.workers());
+      ds.field("requests", &self.requests());
+      ds.field("prefill_tokens", &self.prefill_tokens());
+      ds.field("decode_blocks", &self.decode_blocks());
+      ds.field("age_ms", &self.age_ms());
+      ds.field("problem", &self.problem());
+      ds.field("counters", &self.counters());
+      ds.finish()
+  }
+}
 pub enum StatusOffset {}
 #[derive(Copy, Clone, PartialEq)]
 
@@ -9989,6 +10291,7 @@ impl<'a> StatusReply<'a> {
   pub const VT_FINDINGS: ::flatbuffers::VOffsetT = 18;
   pub const VT_DAEMON_VERSION: ::flatbuffers::VOffsetT = 20;
   pub const VT_METRICS_PORT: ::flatbuffers::VOffsetT = 22;
+  pub const VT_ROUTERS: ::flatbuffers::VOffsetT = 24;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -10003,6 +10306,7 @@ impl<'a> StatusReply<'a> {
     builder.add_uptime_ms(args.uptime_ms);
     builder.add_instance_id(args.instance_id);
     builder.add_fleet_version(args.fleet_version);
+    if let Some(x) = args.routers { builder.add_routers(x); }
     if let Some(x) = args.daemon_version { builder.add_daemon_version(x); }
     if let Some(x) = args.findings { builder.add_findings(x); }
     if let Some(x) = args.sources { builder.add_sources(x); }
@@ -10084,6 +10388,13 @@ impl<'a> StatusReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<u16>(StatusReply::VT_METRICS_PORT, Some(0)).unwrap()}
   }
+  #[inline]
+  pub fn routers(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<RouterStatus<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<RouterStatus>>>>(StatusReply::VT_ROUTERS, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for StatusReply<'_> {
@@ -10102,6 +10413,7 @@ impl ::flatbuffers::Verifiable for StatusReply<'_> {
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Finding>>>>("findings", Self::VT_FINDINGS, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("daemon_version", Self::VT_DAEMON_VERSION, false)?
      .visit_field::<u16>("metrics_port", Self::VT_METRICS_PORT, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<RouterStatus>>>>("routers", Self::VT_ROUTERS, false)?
      .finish();
     Ok(())
   }
@@ -10117,6 +10429,7 @@ pub struct StatusReplyArgs<'a> {
     pub findings: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Finding<'a>>>>>,
     pub daemon_version: Option<::flatbuffers::WIPOffset<&'a str>>,
     pub metrics_port: u16,
+    pub routers: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<RouterStatus<'a>>>>>,
 }
 impl<'a> Default for StatusReplyArgs<'a> {
   #[inline]
@@ -10132,6 +10445,7 @@ impl<'a> Default for StatusReplyArgs<'a> {
       findings: None,
       daemon_version: None,
       metrics_port: 0,
+      routers: None,
     }
   }
 }
@@ -10182,6 +10496,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> StatusReplyBuilder<'a, 'b, A>
     self.fbb_.push_slot::<u16>(StatusReply::VT_METRICS_PORT, metrics_port, 0);
   }
   #[inline]
+  pub fn add_routers(&mut self, routers: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<RouterStatus<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(StatusReply::VT_ROUTERS, routers);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> StatusReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     StatusReplyBuilder {
@@ -10210,6 +10528,7 @@ impl ::core::fmt::Debug for StatusReply<'_> {
       ds.field("findings", &self.findings());
       ds.field("daemon_version", &self.daemon_version());
       ds.field("metrics_port", &self.metrics_port());
+      ds.field("routers", &self.routers());
       ds.finish()
   }
 }

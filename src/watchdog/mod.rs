@@ -84,6 +84,8 @@ reasons! {
     WritingSnapshot = "writing a snapshot";
     /// Load reports of engines are read.
     ReadingLoads = "reading load reports";
+    /// Load is exchanged with other routers.
+    SharingLoad = "sharing load with other routers";
     /// Memory of the index is mapped and touched.
     MappingMemory = "mapping memory";
     /// A metrics page is made or served.

@@ -92,6 +92,37 @@ pub struct SourceStatus {
     pub problem: Option<String>,
 }
 
+/// This router, another router that shares its load, or an address from which none was heard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouterStatus {
+    /// Where it is heard; empty = not by an address of the configuration.
+    pub address: String,
+    /// `self`, `unreached`, or how far it is believed: `live`, `silent`, and so on.
+    pub state: String,
+    /// Its number; 0 = no router was heard there.
+    pub origin: u64,
+    /// Its run; 0 = none counts.
+    pub incarnation: u64,
+    /// Its last batch that counts.
+    pub sequence: u64,
+    /// The digest of its gauges that count.
+    pub digest: u64,
+    /// The number of those gauges.
+    pub workers: u32,
+    /// Requests in flight that they add to all workers.
+    pub requests: u64,
+    /// Tokens to prefill that they add.
+    pub prefill_tokens: u64,
+    /// Decode blocks that they add.
+    pub decode_blocks: u64,
+    /// The time since it last said something that counts, or anything if nothing counts, milliseconds.
+    pub age_ms: u64,
+    /// Why it does not count, with the remedy.
+    pub problem: Option<String>,
+    /// Its counters by name.
+    pub counters: Vec<(String, u64)>,
+}
+
 /// A page of status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusPage {
@@ -115,6 +146,8 @@ pub struct StatusPage {
     pub daemon_version: String,
     /// The port of the metrics page on the loopback interface; 0 = none.
     pub metrics_port: u16,
+    /// The routers, this one among them, on the first page; none = it shares no load.
+    pub routers: Vec<RouterStatus>,
 }
 
 /// The kinds of changes of workers.
@@ -390,6 +423,8 @@ fn encode_page(builder: &mut Builder, page: &StatusPage) -> WIPOffset<fb::Status
     let sources = builder.create_vector(&sources);
     let findings: Vec<_> = page.findings.iter().map(|finding| encode_finding(builder, finding)).collect();
     let findings = builder.create_vector(&findings);
+    let routers: Vec<_> = page.routers.iter().map(|router| encode_router(builder, router)).collect();
+    let routers = (!routers.is_empty()).then(|| builder.create_vector(&routers));
     let daemon_version = builder.create_string(&page.daemon_version);
     let args = fb::StatusReplyArgs {
         workers: Some(workers),
@@ -402,6 +437,7 @@ fn encode_page(builder: &mut Builder, page: &StatusPage) -> WIPOffset<fb::Status
         findings: Some(findings),
         daemon_version: Some(daemon_version),
         metrics_port: page.metrics_port,
+        routers,
     };
     fb::StatusReply::create(builder, &args)
 }
@@ -435,6 +471,25 @@ fn encode_source(builder: &mut Builder, source: &SourceStatus) -> WIPOffset<fb::
     let problem = source.problem.as_deref().map(|problem| builder.create_string(cut(problem)));
     let args = fb::SourceStatusArgs { name: Some(name), workers: source.workers, problem };
     fb::SourceStatus::create(builder, &args)
+}
+
+fn encode_router(builder: &mut Builder, router: &RouterStatus) -> WIPOffset<fb::RouterStatus<'static>> {
+    let args = fb::RouterStatusArgs {
+        address: Some(builder.create_string(&router.address)),
+        state: Some(builder.create_string(&router.state)),
+        origin: router.origin,
+        incarnation: router.incarnation,
+        sequence: router.sequence,
+        digest: router.digest,
+        workers: router.workers,
+        requests: router.requests,
+        prefill_tokens: router.prefill_tokens,
+        decode_blocks: router.decode_blocks,
+        age_ms: router.age_ms,
+        problem: router.problem.as_deref().map(|problem| builder.create_string(cut(problem))),
+        counters: Some(encode_counters(builder, &router.counters)),
+    };
+    fb::RouterStatus::create(builder, &args)
 }
 
 fn encode_finding(builder: &mut Builder, finding: &Finding) -> WIPOffset<fb::Finding<'static>> {
@@ -479,12 +534,31 @@ fn status(table: fb::StatusReply<'_>) -> Result<StatusPage> {
         findings: table.findings().map(|list| list.iter().map(finding).collect()).unwrap_or_default(),
         daemon_version: table.daemon_version().unwrap_or_default().to_owned(),
         metrics_port: table.metrics_port(),
+        routers: table.routers().map(|routers| routers.iter().map(router).collect()).unwrap_or_default(),
     })
 }
 
 fn source(table: fb::SourceStatus<'_>) -> SourceStatus {
     let problem = table.problem().map(str::to_owned);
     SourceStatus { name: table.name().to_owned(), workers: table.workers(), problem }
+}
+
+fn router(table: fb::RouterStatus<'_>) -> RouterStatus {
+    RouterStatus {
+        address: table.address().to_owned(),
+        state: table.state().to_owned(),
+        origin: table.origin(),
+        incarnation: table.incarnation(),
+        sequence: table.sequence(),
+        digest: table.digest(),
+        workers: table.workers(),
+        requests: table.requests(),
+        prefill_tokens: table.prefill_tokens(),
+        decode_blocks: table.decode_blocks(),
+        age_ms: table.age_ms(),
+        problem: table.problem().map(str::to_owned),
+        counters: counters(table.counters()),
+    }
 }
 
 fn finding(table: fb::Finding<'_>) -> Finding {
@@ -624,6 +698,21 @@ mod tests {
             findings: vec![found, Symptom::ClockStepped.finding()],
             daemon_version: "1.2.3".into(),
             metrics_port: 9100,
+            routers: vec![RouterStatus {
+                address: "tcp://r".into(),
+                state: "live".into(),
+                origin: u64::MAX,
+                incarnation: 1,
+                sequence: 2,
+                digest: 3,
+                workers: 4,
+                requests: 5,
+                prefill_tokens: 6,
+                decode_blocks: 7,
+                age_ms: 8,
+                problem: Some("none".into()),
+                counters: vec![("gaps".into(), 9)],
+            }],
             ..Default::default()
         }
     }

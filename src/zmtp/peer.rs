@@ -193,6 +193,18 @@ impl Peer {
         })
     }
 
+    /// Sends a message, as [`codec::message`] makes it, behind those of which at most `waiting_bytes_max` wait. `false` =
+    /// it is not connected, or more wait.
+    pub fn send(&mut self, message: Bytes, waiting_bytes_max: usize) -> bool {
+        let State::Up { wire, .. } = &mut self.state else { return false };
+        if wire.waiting().0 > waiting_bytes_max {
+            return false;
+        }
+        wire.queue(message);
+        // A connection that has ended shows when it is read.
+        wire.flush().is_ok()
+    }
+
     fn receive(&mut self, now_ms: u64) -> Result<Next, Broken> {
         let State::Up { wire, heard_ms, heard_bytes, pinged_ms, drained } = &mut self.state else {
             return Ok(Next::Drained);

@@ -27,7 +27,7 @@ use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     RELAY_HANDSHAKE_MS_MAX, RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEER_STALL_MS_MAX,
-    RELAY_PEERS_MAX, RELAY_PEERS_PER_ADDRESS_MAX, RELAY_SUBSCRIBER_LAG_FACTOR_MAX,
+    RELAY_SUBSCRIBER_LAG_FACTOR_MAX,
 };
 
 const LISTENER: Token = Token(usize::MAX);
@@ -41,6 +41,10 @@ pub struct ServerPlan {
     pub role: Role,
     /// The limits of what a peer may send.
     pub bounds: Bounds,
+    /// Peers that may be connected.
+    pub peers_max: usize,
+    /// Of these, peers from one address.
+    pub peers_per_address_max: usize,
     /// Bytes that may wait for one peer, unless nothing else waits.
     pub waiting_bytes_max: usize,
     /// Messages that may wait for one peer.
@@ -65,6 +69,18 @@ pub struct ServerCounts {
 pub struct PeerId {
     place: usize,
     number: u64,
+}
+
+impl PeerId {
+    /// The id of these numbers.
+    pub(crate) const fn of(place: usize, number: u64) -> Self {
+        Self { place, number }
+    }
+
+    /// Its numbers.
+    pub(crate) const fn parts(self) -> (usize, u64) {
+        (self.place, self.number)
+    }
 }
 
 /// The result of sending a message.
@@ -183,8 +199,7 @@ impl Server {
             Error::new(Kind::Config, format!("cannot bind `{}`", endpoint.as_str()), remedy).caused_by(cause)
         };
         let system = |cause: io::Error| {
-            Error::new(Kind::System, "cannot open a socket of the relay", "raise the limit of open files")
-                .caused_by(cause)
+            Error::new(Kind::System, "cannot open a listening socket", "raise the limit of open files").caused_by(cause)
         };
         let (mut listener, bound, file) = listen(&Address::parse(endpoint.as_str())?).map_err(refused)?;
         let poll = Poll::new().map_err(system)?;
@@ -283,6 +298,14 @@ impl Server {
         }
     }
 
+    /// Makes a peer of a ROUTER a subscriber, which [`Self::publish`] reaches.
+    pub fn subscribe(&mut self, peer: PeerId) {
+        let found = self.peers.get_mut(peer.place).and_then(Option::as_mut);
+        if let Some(connected) = found.filter(|connected| connected.number == peer.number) {
+            connected.subscriptions = 1;
+        }
+    }
+
     /// Sends a message to every subscriber. A peer misses it if too much waits for it. A peer for which too old a
     /// message waits is disconnected.
     pub fn publish(&mut self, message: &Bytes) {
@@ -315,7 +338,7 @@ impl Server {
     /// Accepts connections until none waits or no descriptor is left.
     fn accept(&mut self, now_ms: u64) {
         // Connections that are refused at once must not delay the peers.
-        for _ in 0..RELAY_PEERS_MAX {
+        for _ in 0..self.plan.peers_max {
             match self.listener.accept() {
                 Ok((stream, address)) => self.take_in(stream, address, now_ms),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -331,7 +354,8 @@ impl Server {
 
     fn take_in(&mut self, stream: Stream, address: Option<IpAddr>, now_ms: u64) {
         let from_there = || self.peers.iter().flatten().filter(|peer| peer.address == address).count();
-        if self.connected >= RELAY_PEERS_MAX || (address.is_some() && from_there() >= RELAY_PEERS_PER_ADDRESS_MAX) {
+        let ServerPlan { peers_max, peers_per_address_max, .. } = self.plan;
+        if self.connected >= peers_max || (address.is_some() && from_there() >= peers_per_address_max) {
             self.counts.peers_refused += 1;
             return;
         }
@@ -375,7 +399,7 @@ impl Server {
                     let times = self.counts.peers_cut;
                     if times.is_power_of_two() {
                         let (address, endpoint) = (connected.address, &self.endpoint);
-                        tracing::warn!(?address, endpoint, times, ?broken, "a peer of the relay was cut");
+                        tracing::warn!(?address, endpoint, times, ?broken, "a peer was cut");
                     }
                 }
                 self.close(place);

@@ -14,7 +14,7 @@ use super::*;
 use crate::budget::Gauge;
 use crate::endpoint::BoundEndpoint;
 use crate::limits::{
-    RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
+    RELAY_PEER_QUANTUM_BYTES_MAX, RELAY_PEER_QUANTUM_MESSAGES_MAX, RELAY_PEERS_MAX, RELAY_PEERS_PER_ADDRESS_MAX,
     RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_MESSAGE_BYTES_FREE, ZMQ_READ_BYTES,
 };
 
@@ -308,6 +308,8 @@ fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super:
 const PLAN: ServerPlan = ServerPlan {
     role: Role::Publisher,
     bounds: Bounds { message_bytes_max: 64, parts_max: 2, command_bytes_max: 512 },
+    peers_max: RELAY_PEERS_MAX,
+    peers_per_address_max: RELAY_PEERS_PER_ADDRESS_MAX,
     waiting_bytes_max: 1 << 20,
     waiting_messages_max: 1 << 10,
 };

@@ -14,6 +14,7 @@ mod journal;
 mod kit;
 mod laws;
 mod memory;
+mod routers;
 mod serve;
 mod snapshot;
 mod soak;

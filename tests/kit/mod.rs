@@ -11,6 +11,7 @@ pub(crate) mod engine;
 pub(crate) mod http;
 pub(crate) mod ports;
 mod proc;
+pub(crate) mod proxy;
 pub(crate) mod raw;
 pub(crate) mod replayer;
 

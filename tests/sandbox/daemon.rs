@@ -65,6 +65,7 @@ impl Site {
     fn new() -> Self {
         let folder = kit::folder();
         fs::create_dir(folder.path().join("workers")).expect("made");
+        fs::write(folder.path().join("secret"), [b'x'; 32]).expect("written");
         Self { folder, http: free_port(), metrics: free_port() }
     }
 
@@ -76,13 +77,17 @@ impl Site {
         let tables = format!(
             "[sandbox]\nmode = \"required\"\n[http]\nport = {}\nadminister = true\n[metrics]\nport = {}\n[snapshot]\ndir = {:?}\n\
              every_s = 1\n[journal]\ndir = {:?}\nfile_bytes_max = 4096\nfiles_max = 2\n[shadow]\nshare = 1.0\n\
-             policy = [\"device_credit=0.5\"]\n[discovery]\npath = {:?}\nrescan_ms = 100\n\
+             policy = [\"device_credit=0.5\"]\n[routers]\nlisten = \"ipc://{}\"\npeers = [\"ipc://{}\", \"tcp://localhost:1\"]\n\
+             secret_file = {:?}\n[discovery]\npath = {:?}\nrescan_ms = 100\n\
              [[space]]\nmodel = \"guessed\"\napproximate = true\nblock_size = 16\n[[worker]]\nid = 90\nmodel = \"guessed\"\n\
              [[worker]]\nid = 1\nmodel = \"m\"\n{}{more}",
             self.http,
             self.metrics,
             self.path("snapshots"),
             self.path("journal"),
+            self.path("routers"),
+            self.path("routers"),
+            self.path("secret"),
             self.path("workers"),
             engine.fields(),
         );
@@ -207,8 +212,10 @@ fn a_daemon_does_all_its_work_inside() {
     until("files of the journal have been closed and removed", || daemon.counter("journal_files_removed") > 0);
     until("there is a snapshot", || daemon.counter("snapshots_written") > 0);
     assert!(run(&["doctor", "--socket", text(&daemon.socket())]).status.code().is_some());
+    assert!(daemon.counter("router_heartbeats") > 0 && daemon.counter("router_messages_received") > 0);
     nothing_was_refused(&daemon);
     assert_eq!(daemon.process.end("-TERM"), Some(0), "it drains");
+    assert!(!Path::new(&site.path("routers")).exists(), "its sockets are gone");
     drop(daemon);
 
     // The next one has the blocks from the snapshot, and believes them once the stream has gone on.

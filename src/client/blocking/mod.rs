@@ -339,7 +339,7 @@ impl Client {
             let mut page = self.status_page(cursor, 0)?;
             all.workers.append(&mut page.workers);
             all.sources.append(&mut page.sources);
-            all = StatusPage { workers: all.workers, sources: all.sources, ..page };
+            all = StatusPage { workers: all.workers, sources: all.sources, routers: all.routers, ..page };
             at = cursor;
         }
         Ok(all)

@@ -43,7 +43,7 @@ pub(in crate::config) static FLEET: Section<FleetDraft> = Section {
     ],
 };
 
-pub(in crate::config) static ROUTERS: Section<RoutersDraft> = Section {
+pub(in crate::config) static FLEET_ROUTERS: Section<RoutersDraft> = Section {
     name: "routers",
     repeated: false,
     doc: "The routers: how many there are, and what they know of each other and of the engines.",

@@ -1,5 +1,7 @@
 //! The facts that a diagnosis is made from, as plain values.
 
+use std::sync::Arc;
+
 use super::super::sandboxed::SandboxCondition;
 use super::history::Counts;
 use crate::budget::Shed;
@@ -7,6 +9,7 @@ use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
 use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, DaemonCounter, RouteCounter, SnapshotCounter, WorkerCounter};
+use crate::routers::RoutersShown;
 use crate::trust::Trust;
 use crate::wire::SourceStatus;
 
@@ -34,6 +37,7 @@ pub(super) struct Facts {
     /// The recent jump of the wall clock, milliseconds; 0 = none.
     pub(super) clock_step_ms: i64,
     pub(super) sandbox: SandboxCondition,
+    pub(super) routers: Arc<RoutersShown>,
     /// The sources of workers, each with its problem.
     pub(super) naming: Vec<SourceStatus>,
     /// Changed fields of the configuration that need a restart.

@@ -10,6 +10,7 @@
 mod facts;
 mod findings;
 mod history;
+mod router_rules;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -156,6 +157,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         threads_stalled: stalled(statistics),
         clock_step_ms,
         sandbox: SandboxCondition::now(),
+        routers: statistics.routers.shown(),
         naming: Vec::new(),
         pending: Vec::new(),
     }

@@ -3,6 +3,7 @@
 use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, MemoryCondition, SpaceCondition, ThreadCondition, WorkerCondition};
 use super::findings::{Cause, FoundSymptom};
+use super::router_rules;
 use crate::finding::{Harm, Symptom};
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, Window};
@@ -27,6 +28,7 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(decisions(facts));
     symptoms.extend(process(facts));
     symptoms.extend(sandbox(&facts.sandbox));
+    symptoms.extend(router_rules::symptoms(&facts.routers));
     symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
     symptoms.extend(first_tokens_missing(facts));
     symptoms.extend(naming(facts));

@@ -1,5 +1,7 @@
 //! The findings in given facts: one row for each symptom, and one for each reason.
 
+use std::sync::Arc;
+
 use super::super::sandboxed::SandboxCondition;
 use super::facts::{Facts, MemoryCondition, SpaceCondition, ThreadCondition, WorkerCondition};
 use super::history::Counts;
@@ -13,6 +15,8 @@ use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
 };
+use crate::routers::protocol::Fault;
+use crate::routers::{Digest, Joining, Link, LinkShown, Notice, OriginId, OwnShown, RoutersShown, Sender};
 use crate::sandbox::{InForce, Mode, Refused};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use crate::wire::SourceStatus;
@@ -188,6 +192,30 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
 }
 
 /// Of symptoms of the daemon.
+fn of_routers(symptom: Symptom) -> Option<Examples> {
+    let address = || "tcp://b:1".to_owned();
+    let own = OwnShown { sender: Sender::default(), address: address(), sequence: 0, digest: Digest::default() };
+    let shown = RoutersShown { own: Some(own), ..RoutersShown::default() };
+    let with = |change: &dyn Fn(&mut RoutersShown)| {
+        let mut shown = shown.clone();
+        change(&mut shown);
+        Facts { routers: Arc::new(shown), ..Facts::default() }
+    };
+    let link = |refused| LinkShown { link: Link { address: address(), is_up: true, origin: None }, refused };
+    let noticed = |notice| with(&|shown| shown.recent.push((OriginId(2), notice)));
+    let sick = match symptom {
+        Symptom::RouterMissing => with(&|shown| shown.links.push(link(None))),
+        Symptom::RouterRefused => with(&|shown| shown.links.push(link(Some(Fault::WrongMac)))),
+        Symptom::RouterNameShared => noticed(Notice::OwnId),
+        Symptom::RouterSecret => noticed(Notice::WrongMac),
+        Symptom::RouterDiffers => noticed(Notice::DigestDiffers),
+        Symptom::RoutersTooMany => noticed(Notice::NoPlace),
+        Symptom::RoutersJoining => with(&|shown| shown.joining = Joining::Waiting { missing: 1 }),
+        _ => return None,
+    };
+    Some((sick, noticed(Notice::Stale)))
+}
+
 fn of_daemon(symptom: Symptom) -> Option<Examples> {
     let unschemed = |n| Facts {
         spaces: vec![SpaceCondition { id: SpaceId(0), model: "m".into(), scheme: None }],
@@ -282,7 +310,10 @@ const OUTSIDE: [Symptom; 11] = [
 #[test]
 fn every_symptom_is_found_at_its_threshold_and_not_below() {
     for symptom in Symptom::ALL.iter().filter(|symptom| !OUTSIDE.contains(symptom)) {
-        let (sick, well) = of_worker(*symptom).or_else(|| of_daemon(*symptom)).expect("every symptom has a row");
+        let (sick, well) = of_worker(*symptom)
+            .or_else(|| of_routers(*symptom))
+            .or_else(|| of_daemon(*symptom))
+            .expect("every symptom has a row");
         assert_eq!(names(&sick), [symptom.name()], "{symptom:?}");
         assert!(!names(&well).contains(&symptom.name().to_owned()), "{symptom:?}");
         let finding = &found(&sick)[0];

@@ -1,5 +1,6 @@
 //! Tests of the state that routers share.
 
+mod exchange;
 mod origin;
 mod origins;
 mod protocol;

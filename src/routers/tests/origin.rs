@@ -21,7 +21,8 @@ struct Receiver {
 
 impl Receiver {
     fn new() -> Self {
-        let origins = Origins::new(sender(100, 1), OriginSettings { silent_ms_max: SILENT_MS });
+        let origins =
+            Origins::new(sender(100, 1), OriginSettings { silent_ms_max: SILENT_MS, ..OriginSettings::default() });
         Self { origins, now_ms: 1_000_000, nonce: 0 }
     }
 

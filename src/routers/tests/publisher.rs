@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::super::protocol::MAJOR;
 use super::super::{AnswerRefusal, Publisher, PublisherSettings};
 use super::*;
-use crate::limits::{LOAD_BINDINGS_PENDING_MAX, LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX};
+use crate::limits::{
+    LOAD_ANSWER_PAUSE_MS, LOAD_BINDINGS_PENDING_MAX, LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX, ORIGINS_MAX,
+};
 
 const SETTINGS: PublisherSettings = PublisherSettings { batch_ms: 2, heartbeat_ms: 1000 };
 
@@ -84,14 +86,14 @@ fn a_snapshot_has_all_gauges_with_their_age_as_of_the_last_batch() {
         assert_eq!((section.sequence, section.digest), (publisher.sequence(), digest_of(&rows)));
     }
     assert_eq!(sections[0].bindings, [binding]);
-    let empty = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let mut empty = Publisher::new(sender(1, 2), SETTINGS, 0);
     assert_eq!(empty.answer(&sender(9, 9), &request(1), std::iter::empty(), 0).map(|sections| sections.len()), Ok(1));
 }
 
 #[test]
 fn a_router_of_another_fleet_or_version_gets_no_snapshot() {
-    let publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
-    let answer = |asking: Sender, request| publisher.answer(&asking, &request, std::iter::empty(), 0);
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let mut answer = |asking: Sender, request| publisher.answer(&asking, &request, std::iter::empty(), 0);
     assert_eq!(answer(sender(9, 9), request(3)), Err(AnswerRefusal::OtherOrigin(OriginId(3))));
     let foreign = Sender { fingerprint: Fingerprint(8), ..sender(9, 9) };
     assert_eq!(answer(foreign, request(1)), Err(AnswerRefusal::Fingerprint(Fingerprint(8))));
@@ -99,4 +101,44 @@ fn a_router_of_another_fleet_or_version_gets_no_snapshot() {
     assert_eq!(answer(sender(9, 9), newer), Err(AnswerRefusal::Version(MAJOR + 1, MAJOR + 2)));
     let wide = SnapshotRequest { major_min: 0, major_max: MAJOR + 2, ..request(1) };
     assert!(answer(sender(9, 9), wide).is_ok());
+}
+
+#[test]
+fn a_router_that_asks_too_often_or_asks_the_same_again_gets_no_snapshot() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let mut ask = |asking, nonce, now_ms| {
+        let request = SnapshotRequest { nonce: Nonce(nonce), ..request(1) };
+        publisher.answer(&sender(asking, 9), &request, std::iter::empty(), now_ms).map(drop)
+    };
+    assert_eq!(ask(9, 1, 100), Ok(()));
+    assert_eq!(ask(9, 2, 100 + LOAD_ANSWER_PAUSE_MS - 1), Err(AnswerRefusal::TooSoon));
+    assert_eq!(ask(8, 2, 101), Ok(()), "another router has a pause of its own");
+    assert_eq!(ask(9, 1, 100 + LOAD_ANSWER_PAUSE_MS), Err(AnswerRefusal::TooSoon), "a recording");
+    assert_eq!(ask(9, 3, 100 + LOAD_ANSWER_PAUSE_MS), Ok(()));
+    for asking in 0..4 * ORIGINS_MAX as u64 {
+        assert_eq!(ask(1000 + asking, 1, 1000 + asking), Ok(()), "those that asked long ago make room");
+    }
+}
+
+#[test]
+fn what_others_know_by_themselves_is_not_sent_again() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let running = Gauge { running_ns: 5_000_000_000, queued_ns: 5_000_000_000, ..gauge(2) };
+    let gauges = |publisher: &mut Publisher, now_ms, gauge: Gauge| {
+        publisher.note_changed(worker(1));
+        let contents = due(publisher, now_ms, &BTreeMap::from([(worker(1), gauge)])).into_iter();
+        contents.filter(|content| matches!(content, Content::Batch(_))).count()
+    };
+    assert_eq!(gauges(&mut publisher, 10, running), 1);
+    let goes_on = Gauge { elapsed_ns: running.elapsed_ns + 400_000_000, recent_share: 0.01, ..running };
+    assert_eq!(gauges(&mut publisher, 410, goes_on), 0, "the same prefill, and recent work that fades");
+    assert_eq!(gauges(&mut publisher, 413, running), 1, "another prefill of the same length");
+    let idle = Gauge { recent_share: 0.5, ..Gauge::default() };
+    assert_eq!(gauges(&mut publisher, 500, idle), 1);
+    assert_eq!(gauges(&mut publisher, 600, Gauge { recent_share: 0.25, ..idle }), 0);
+    // Nothing notes that it fades to nothing; the heartbeat looks.
+    let contents: Vec<_> =
+        [2_000, 2_010].into_iter().flat_map(|now_ms| due(&mut publisher, now_ms, &BTreeMap::new())).collect();
+    assert!(contents.iter().any(|content| matches!(content, Content::Batch(batch) if batch.gauges == [row(1, 0)])));
+    assert_eq!(publisher.digest(), Digest::default());
 }

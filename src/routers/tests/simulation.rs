@@ -100,7 +100,7 @@ fn fresh(kind: Kind, own: Sender, clock_ms: u64, now_ms: u64, known: BTreeSet<Wo
         clock_ms,
         is_alive: true,
         publisher: Publisher::new(sender, settings, clock_ms + now_ms),
-        origins: Origins::new(sender, OriginSettings { silent_ms_max: 3000 }),
+        origins: Origins::new(sender, OriginSettings { silent_ms_max: 3000, ..OriginSettings::default() }),
         own: BTreeMap::new(),
         known,
         applied: BTreeMap::new(),
@@ -319,7 +319,7 @@ impl World {
 
     fn answer(&mut self, at: usize, asking: &Sender, request: &SnapshotRequest) {
         let now_ms = self.clock(at);
-        let router = &self.routers[at];
+        let router = &mut self.routers[at];
         let binding = |(session, (worker, used_ms)): (&SessionName, &(Worker, u64))| Binding {
             session: *session,
             worker: *worker,

@@ -216,6 +216,8 @@ pub(crate) trait HttpBackend: Send + Sync + 'static {
 
     /// Whether a thread without which requests or events stand still is stalled.
     fn is_stalled(&self) -> bool;
+    /// Whether the load of other routers is still awaited.
+    fn is_joining(&self) -> bool;
 
     /// The current fleet table.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;

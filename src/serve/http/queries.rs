@@ -146,7 +146,7 @@ struct Ready {
     workers: Vec<Row>,
 }
 
-/// `/ready`: whether the daemon takes requests, its threads go round, and a worker may be chosen.
+/// `/ready`: whether the daemon takes requests, its threads go round, the load of other routers is known, and a worker may be chosen.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let workers = app.rows(&Filter::default());
     let schedulable_workers = workers.iter().filter(|row| row.is_schedulable()).count();
@@ -154,6 +154,8 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
         Some("the daemon drains")
     } else if app.backend.is_stalled() {
         Some("a thread is stalled: see kvrouted doctor")
+    } else if app.backend.is_joining() {
+        Some("the load of other routers is not known yet: see kvrouted status")
     } else {
         (schedulable_workers == 0).then_some("no worker may be chosen: register one, or see /workers")
     };

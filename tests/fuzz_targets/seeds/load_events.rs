@@ -35,10 +35,10 @@ fn speak(publisher: &mut Publisher, now_ms: u64, workers: std::ops::Range<u64>) 
     bodies
 }
 
-fn answer(publisher: &Publisher, nonce: u64) -> Vec<Vec<u8>> {
+fn answer(publisher: &mut Publisher, nonce: u64) -> Vec<Vec<u8>> {
     let asking = Sender { origin: OriginId(100), incarnation: Incarnation(1), fingerprint: FLEET };
     let request = SnapshotRequest { origin: OriginId(1), nonce: Nonce(nonce), major_min: 0, major_max: u16::MAX };
-    let sections = publisher.answer(&asking, &request, std::iter::empty(), 5_000).expect("an answer");
+    let sections = publisher.answer(&asking, &request, std::iter::empty(), 5_000 * nonce).expect("an answer");
     sections.into_iter().map(|section| body(publisher, &Content::Section(section))).collect()
 }
 
@@ -47,12 +47,12 @@ pub(crate) fn load_events() -> Vec<Vec<u8>> {
     let pause = || vec![Vec::new()];
     let (mut first, mut second) = (publisher(5), publisher(6));
     let begin = speak(&mut first, 10, 0..4);
-    let joined = [begin.clone(), answer(&first, 1)].concat();
+    let joined = [begin.clone(), answer(&mut first, 1)].concat();
     let more = speak(&mut first, 1_100, 2..6);
     let lost = speak(&mut first, 2_200, 0..3);
     let last = speak(&mut first, 3_300, 1..2);
-    let repaired = answer(&first, 2);
-    let restarted = [speak(&mut second, 10, 3..5), pause(), answer(&second, 2)].concat();
+    let repaired = answer(&mut first, 2);
+    let restarted = [speak(&mut second, 10, 3..5), pause(), answer(&mut second, 2)].concat();
     [
         vec![begin.clone()],
         vec![joined.clone(), more.clone(), lost, last.clone()],

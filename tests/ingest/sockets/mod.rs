@@ -18,7 +18,6 @@ use crate::kit::{WAIT_MAX, until};
 use crate::vllm::{self, BLOCK_SIZE, Batch};
 
 mod fleet;
-mod proxy;
 mod recovery;
 mod relayed;
 #[allow(dead_code, reason = "each test that takes seeds needs a part of it")]

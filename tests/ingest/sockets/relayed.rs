@@ -7,9 +7,9 @@ use kvrouted::relay::{Relay, RelayPlan};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::proxy::{FINE, Proxy, Weather};
 use super::seeds::for_seeds;
 use super::*;
+use crate::kit::proxy::{FINE, Proxy, Weather};
 use crate::kit::replayer::Replayer;
 
 /// Batches sent in bad weather.

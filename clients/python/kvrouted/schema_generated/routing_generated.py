@@ -4531,6 +4531,189 @@ def SourceStatusEnd(builder):
 
 
 
+class RouterStatus(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = RouterStatus()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsRouterStatus(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def RouterStatusBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # RouterStatus
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # RouterStatus
+    def Address(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # RouterStatus
+    def State(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # RouterStatus
+    def Origin(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Incarnation(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Sequence(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Digest(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Workers(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Requests(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def PrefillTokens(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def DecodeBlocks(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def AgeMs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RouterStatus
+    def Problem(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # RouterStatus
+    def Counters(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Counter()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # RouterStatus
+    def CountersLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # RouterStatus
+    def CountersIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(28))
+        return o == 0
+
+def RouterStatusStart(builder):
+    builder.StartObject(13)
+
+def RouterStatusAddAddress(builder, address):
+    builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(address), 0)
+
+def RouterStatusAddState(builder, state):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(state), 0)
+
+def RouterStatusAddOrigin(builder, origin):
+    builder.PrependUint64Slot(2, origin, 0)
+
+def RouterStatusAddIncarnation(builder, incarnation):
+    builder.PrependUint64Slot(3, incarnation, 0)
+
+def RouterStatusAddSequence(builder, sequence):
+    builder.PrependUint64Slot(4, sequence, 0)
+
+def RouterStatusAddDigest(builder, digest):
+    builder.PrependUint64Slot(5, digest, 0)
+
+def RouterStatusAddWorkers(builder, workers):
+    builder.PrependUint32Slot(6, workers, 0)
+
+def RouterStatusAddRequests(builder, requests):
+    builder.PrependUint64Slot(7, requests, 0)
+
+def RouterStatusAddPrefillTokens(builder, prefillTokens):
+    builder.PrependUint64Slot(8, prefillTokens, 0)
+
+def RouterStatusAddDecodeBlocks(builder, decodeBlocks):
+    builder.PrependUint64Slot(9, decodeBlocks, 0)
+
+def RouterStatusAddAgeMs(builder, ageMs):
+    builder.PrependUint64Slot(10, ageMs, 0)
+
+def RouterStatusAddProblem(builder, problem):
+    builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(problem), 0)
+
+def RouterStatusAddCounters(builder, counters):
+    builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(counters), 0)
+
+def RouterStatusStartCountersVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def RouterStatusCreateCountersVector(builder, data):
+    return builder.CreateVectorOfTables(data)
+
+def RouterStatusEnd(builder):
+    return builder.EndObject()
+
+
+
 class Status(object):
     __slots__ = ['_tab']
 
@@ -4887,8 +5070,32 @@ class StatusReply(object):
             return self._tab.Get(flatbuffers.number_types.Uint16Flags, o + self._tab.Pos)
         return 0
 
+    # StatusReply
+    def Routers(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = RouterStatus()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # StatusReply
+    def RoutersLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # StatusReply
+    def RoutersIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        return o == 0
+
 def StatusReplyStart(builder):
-    builder.StartObject(10)
+    builder.StartObject(11)
 
 def StatusReplyAddWorkers(builder, workers):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(workers), 0)
@@ -4943,6 +5150,15 @@ def StatusReplyAddDaemonVersion(builder, daemonVersion):
 
 def StatusReplyAddMetricsPort(builder, metricsPort):
     builder.PrependUint16Slot(9, metricsPort, 0)
+
+def StatusReplyAddRouters(builder, routers):
+    builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(routers), 0)
+
+def StatusReplyStartRoutersVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def StatusReplyCreateRoutersVector(builder, data):
+    return builder.CreateVectorOfTables(data)
 
 def StatusReplyEnd(builder):
     return builder.EndObject()

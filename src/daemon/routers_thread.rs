@@ -1,0 +1,205 @@
+//! The thread that exchanges load with the other routers of the fleet, beside the requests.
+//!
+//! The socket is bound and the secrets are read before the sandbox. The thread begins once the tables are there.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::endable_thread::EndableThread;
+use super::resources::Resources;
+use crate::config::{Config, RoutersConfig, SpaceConfig};
+use crate::endpoint::{BoundEndpoint, Endpoint};
+use crate::error::{Error, Kind, Result};
+use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
+use crate::requests::{OthersLoads, RequestTables};
+use crate::routers::{
+    Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings, PublisherSettings,
+    RoutersView, Sender, SharedTables, ZeroMq, opening,
+};
+use crate::sandbox::{self, ThreadKind};
+use crate::watchdog::Activity;
+use crate::zmtp::Server;
+
+/// What the thread needs of the system.
+#[derive(Debug)]
+pub(super) struct RoutersPort {
+    server: Server,
+    keys: Keys,
+    peers: Vec<Endpoint>,
+    own: Sender,
+}
+
+impl RoutersPort {
+    /// Binds the socket and reads the secrets; `None` = the configuration shares no load.
+    ///
+    /// # Errors
+    /// `Config` if an endpoint cannot be bound, or a secret cannot be read or is too short.
+    pub(super) fn open(config: &Config) -> Result<Option<Self>> {
+        let routers = &config.routers;
+        let Some(listen) = &routers.listen else { return Ok(None) };
+        let remedy = "correct it in [routers]";
+        let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
+        let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
+        let peers =
+            routers.peers.iter().map(|peer| Endpoint::parse(peer)).collect::<Result<_, _>>().map_err(invalid)?;
+        let keys = keys(routers)?;
+        let own = Sender {
+            origin: origin(routers, listen),
+            incarnation: Incarnation(rand::rng().random_range(1..=u64::MAX)),
+            fingerprint: fingerprint(&config.spaces),
+        };
+        Ok(Some(Self { server: ZeroMq::bind(&bound)?, keys, peers, own }))
+    }
+}
+
+impl RoutersPort {
+    /// The secret of the hashes of affinity sessions, the same at all routers.
+    pub(super) const fn affinity_secret(&self) -> u64 {
+        self.keys.affinity_secret()
+    }
+}
+
+/// Starts the thread, if there is a port.
+///
+/// # Errors
+/// `System` if it cannot be started.
+pub(super) fn start(
+    config: &Config,
+    port: Option<RoutersPort>,
+    tables: &RequestTables,
+    resources: &Resources,
+) -> Result<(Arc<RoutersView>, Option<EndableThread>)> {
+    let Some(RoutersPort { server, keys, peers, own }) = port else { return Ok((Arc::default(), None)) };
+    let (routers, view, now_ns) = (&config.routers, Arc::new(RoutersView::joining()), tables.clock());
+    let settings = ExchangeSettings {
+        publisher: PublisherSettings { batch_ms: routers.batch_ms, heartbeat_ms: LOAD_HEARTBEAT_MS },
+        origins: OriginSettings { silent_ms_max: routers.silent_ms_max, origins_max: routers.origins_max() },
+        join_ms_max: routers.join_ms_max,
+    };
+    let began_ns = now_ns();
+    let carrier = ZeroMq::connect(server, &peers, &opening(&own, &keys), began_ns / 1_000_000)?;
+    let shared = SharedTables {
+        loads: &tables.loads,
+        others: &OthersLoads::new(Arc::clone(&tables.loads), Arc::clone(&tables.queue)),
+        fleet: &tables.fleet,
+        affinities: &tables.affinities,
+        policies: &tables.policies,
+    };
+    let nonces = Box::new(|| Nonce(rand::rng().random()));
+    let mut exchange = Exchange::new((carrier, keys), own, settings, shared, (&view, began_ns), nonces);
+    let mark = resources.watchlist.add("routers", false);
+    tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = peers.len(), "this router shares its load");
+    let thread = EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
+        sandbox::enter(ThreadKind::Routers);
+        while !ending.is_asked_for() {
+            // It waits in a round for less than a stall takes.
+            mark.begin_round(Activity::SharingLoad);
+            if let Err(error) = exchange.round(&now_ns) {
+                tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
+                std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
+            }
+        }
+        mark.wait();
+    })?;
+    Ok((view, Some(thread)))
+}
+
+fn keys(routers: &RoutersConfig) -> Result<Keys> {
+    let signing = routers.secret_file.as_deref().map_or_else(|| Ok(Vec::new()), secret)?;
+    let accepted = routers.accepted_secret_file.as_deref().map(secret).transpose()?;
+    Keys::new(&signing, accepted.as_deref()).map_err(|fault| {
+        let what = "a secret of [routers] is too short";
+        Error::new(Kind::Config, what, "make one: head -c 32 /dev/urandom | base64").caused_by(fault)
+    })
+}
+
+/// The secret in a file, without white space at its end.
+fn secret(path: &Path) -> Result<Vec<u8>> {
+    let unreadable = |cause: std::io::Error| {
+        let what = format!("cannot read the secret of the routers in {}", path.display());
+        Error::new(Kind::Config, what, "name a file that the daemon's user can read").caused_by(cause)
+    };
+    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > ROUTER_SECRET_BYTES_CEILING {
+        let what = format!("the secret of the routers in {} has {bytes} bytes", path.display());
+        return Err(Error::new(Kind::Config, what, "make one: head -c 32 /dev/urandom | base64"));
+    }
+    let secret = std::fs::read(path).map_err(unreadable)?;
+    Ok(secret.trim_ascii_end().to_vec())
+}
+
+/// The number of this router, which it has after a restart too.
+fn origin(routers: &RoutersConfig, listen: &str) -> OriginId {
+    let host = || format!("{} {listen}", rustix::system::uname().nodename().to_string_lossy());
+    let name = routers.name.clone().unwrap_or_else(host);
+    OriginId(xxh3_64(name.as_bytes()))
+}
+
+/// A hash of what routers of one fleet have in common.
+fn fingerprint(spaces: &[SpaceConfig]) -> Fingerprint {
+    let mut text = String::new();
+    for space in spaces {
+        let SpaceConfig { model, namespace, role, block_size, window, .. } = space;
+        // Lengths, so that no two lists make one text.
+        let (model_bytes, namespace_bytes) = (model.len(), namespace.len());
+        text +=
+            &format!("{model_bytes} {model} {namespace_bytes} {namespace} {} {block_size} {window:?};", role.name());
+    }
+    Fingerprint(xxh3_64(text.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, parse};
+
+    fn config(text: &str) -> Config {
+        parse("t", text, &Flags::default()).expect("valid")
+    }
+
+    #[test]
+    fn only_what_all_routers_have_in_common_is_in_the_fingerprint() {
+        let of = |text: &str| fingerprint(&config(text).spaces);
+        let plain = of("[[space]]\nmodel = \"m\"\nblock_size = 16\n");
+        assert_eq!(plain, of("[serve]\ncores = 3\n[[space]]\nmodel = \"m\"\nblock_size = 16\nmemory_bytes_max = 0\n"));
+        for other in [
+            "[[space]]\nmodel = \"n\"\nblock_size = 16\n",
+            "[[space]]\nmodel = \"m\"\nblock_size = 32\n",
+            "[[space]]\nmodel = \"m\"\nnamespace = \"n\"\nblock_size = 16\n",
+            "[[space]]\nmodel = \"m\"\nblock_size = 16\nrole = \"decode\"\n",
+            "[[space]]\nmodel = \"m\"\nblock_size = 16\n[[space]]\nmodel = \"n\"\n",
+        ] {
+            assert_ne!(plain, of(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_router_keeps_its_number_and_another_name_has_another() {
+        let named = |name: &str| RoutersConfig { name: Some(name.into()), ..RoutersConfig::default() };
+        assert_eq!(origin(&named("a"), "tcp://*:1"), origin(&named("a"), "tcp://*:2"));
+        assert_ne!(origin(&named("a"), "tcp://*:1"), origin(&named("b"), "tcp://*:1"));
+        let unnamed = RoutersConfig::default();
+        assert_ne!(origin(&unnamed, "tcp://*:1"), origin(&unnamed, "tcp://*:2"));
+    }
+
+    #[test]
+    fn secrets_that_are_missing_short_or_huge_are_refused_with_the_file_and_a_remedy() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        let routers = RoutersConfig { secret_file: Some(path.clone()), ..RoutersConfig::default() };
+        let refused = |routers: &RoutersConfig| keys(routers).expect_err("refused").to_string();
+        assert!(refused(&routers).contains("secret"));
+        std::fs::write(&path, "short").expect("written");
+        assert!(refused(&routers).contains("too short"));
+        std::fs::write(&path, vec![b'x'; 1 + ROUTER_SECRET_BYTES_CEILING as usize]).expect("written");
+        assert!(refused(&routers).contains("bytes"));
+        std::fs::write(&path, "0123456789abcdef0123456789abcdef\n").expect("written");
+        assert!(keys(&routers).is_ok());
+        let rotating = RoutersConfig { accepted_secret_file: Some(folder.path().join("other")), ..routers };
+        assert!(refused(&rotating).contains("other"));
+    }
+}

@@ -1,0 +1,352 @@
+//! Several daemons that share their load: what one books counts at the others, and no more once it has ended there.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvrouted::client::Client;
+use kvrouted::ids::Worker;
+use kvrouted::load::{BookingHandle, BookingRef};
+use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
+use kvrouted::wire::{RouterStatus, StatusPage};
+use tempfile::TempDir;
+
+use crate::kit::proxy::{FINE, Proxy, Weather};
+use crate::kit::{Daemon, configure, folder, prompt, text, until, until_ok};
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+const OTHER_SECRET: &str = "fedcba9876543210fedcba9876543210";
+const WORKERS: &str = "[[worker]]\nid = 1\n[[worker]]\nid = 2\n";
+/// Longer than any test waits: what ends earlier did not end because of it.
+const NEVER_MS: u64 = 600_000;
+
+/// A router's folder and its settings.
+struct Site {
+    folder: Arc<TempDir>,
+    name: &'static str,
+    /// Where it listens; `None` = at a socket in its folder.
+    listen: Option<String>,
+    peers: Vec<String>,
+    secret: &'static str,
+    join_ms_max: u64,
+    silent_ms_max: u64,
+    /// Further tables.
+    tables: String,
+}
+
+impl Site {
+    fn new(name: &'static str) -> Self {
+        Self {
+            folder: folder(),
+            name,
+            listen: None,
+            peers: Vec::new(),
+            secret: SECRET,
+            join_ms_max: 0,
+            silent_ms_max: 3000,
+            tables: WORKERS.to_owned(),
+        }
+    }
+
+    /// The address at which others hear it.
+    fn address(&self) -> String {
+        self.listen.clone().unwrap_or_else(|| format!("ipc://{}/routers", self.folder.path().display()))
+    }
+
+    fn config(&self) -> PathBuf {
+        let secret = self.folder.path().join("secret");
+        std::fs::write(&secret, self.secret).expect("written");
+        let Self { name, peers, join_ms_max, silent_ms_max, .. } = self;
+        let tables = format!(
+            "[log]\nlevel = \"debug\"\n[routers]\nname = \"{name}\"\nlisten = \"{}\"\npeers = {peers:?}\nsecret_file = {secret:?}\n\
+             join_ms_max = {join_ms_max}\nsilent_ms_max = {silent_ms_max}\n{}",
+            self.address(),
+            self.tables
+        );
+        configure(self.folder.path(), &tables)
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::serve(Arc::clone(&self.folder), &["--config", text(&self.config())])
+    }
+}
+
+/// Routers that know each other.
+fn fleet<const N: usize>(names: [&'static str; N]) -> [Site; N] {
+    let mut sites = names.map(Site::new);
+    let addresses: Vec<String> = sites.iter().map(Site::address).collect();
+    // The list is the same at all of them, so each finds its own address in it.
+    sites.iter_mut().for_each(|site| site.peers.clone_from(&addresses));
+    sites
+}
+
+fn row(page: &StatusPage, address: &str) -> Option<RouterStatus> {
+    page.routers.iter().find(|of| of.address == address).cloned()
+}
+
+/// What a router says of itself.
+fn own(of: &Daemon) -> RouterStatus {
+    let page = of.status();
+    page.routers.into_iter().find(|of| of.state == "self").expect("its own row")
+}
+
+fn until_live(at: &Daemon, address: &str) {
+    until_ok("the other router's load is known", || {
+        let row = row(&at.status(), address);
+        row.as_ref().is_some_and(|of| of.state == "live").then_some(()).ok_or(format!("{row:?}"))
+    });
+}
+
+/// Waits until one router holds what another one has, by their digests.
+fn until_equal(at: &Daemon, address: &str, of: &Daemon) {
+    until_ok("both hold the same", || {
+        let (held, own) = (row(&at.status(), address), own(of));
+        let is_equal = held.as_ref().is_some_and(|held| {
+            (held.digest, held.sequence, held.workers) == (own.digest, own.sequence, own.workers)
+                && held.state == "live"
+        });
+        is_equal.then_some(()).ok_or(format!("{held:?}, {own:?}"))
+    });
+}
+
+/// A counter of a worker; `None` if it is not shown.
+fn counter(of: &Daemon, worker: u64, name: &str) -> Option<u64> {
+    let page = of.status();
+    let status = page.workers.iter().find(|status| status.worker == Worker::new(worker, 0)).expect("the worker");
+    status.counters.iter().find(|(of, _)| of == name).map(|(_, value)| *value)
+}
+
+fn others_requests(of: &Daemon, worker: u64) -> u64 {
+    counter(of, worker, "others_requests").unwrap_or(0)
+}
+
+fn route(client: &mut Client, request_id: &str, pin: Option<u64>) -> (Worker, BookingHandle) {
+    let space = client.space("m", None).expect("the space").id;
+    let tokens = prompt(request_id.len() as u32, 3200);
+    let book = Some(BookingRequest { request_id, attempt: 0 });
+    let pin = pin.map(|worker| Worker::new(worker, 0));
+    let reply = client.route(&RouteRequest { book, pin, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) });
+    let reply = reply.expect("a reply");
+    (reply.candidates[0].worker, reply.booking.expect("a booking"))
+}
+
+fn free(client: &mut Client, booking: BookingHandle) {
+    client.free(&BookingRef::Handle(booking)).expect("freed");
+}
+
+#[track_caller]
+fn findings(of: &Daemon) -> Vec<String> {
+    of.status().findings.into_iter().map(|finding| finding.name).collect()
+}
+
+#[test]
+fn a_booking_counts_at_the_other_router_until_it_is_freed() {
+    let [a, b] = fleet(["a", "b"]);
+    let (at_a, at_b) = (a.start(), b.start());
+    until_live(&at_a, &b.address());
+    until_live(&at_b, &a.address());
+    let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
+    let (worker, booking) = route(&mut of_a, "a", Some(1));
+    assert_eq!(worker, Worker::new(1, 0));
+    until("the booking counts", || others_requests(&at_b, 1) == 1);
+    assert_eq!(counter(&at_b, 1, "active_requests"), Some(1), "it is part of the load");
+    assert!(counter(&at_b, 1, "others_prefill_tokens") == Some(3200) && others_requests(&at_b, 2) == 0);
+    assert_eq!(others_requests(&at_a, 1), 0, "it is no other router's at the router that booked it");
+    for _ in 0..5 {
+        let (worker, booking) = route(&mut of_b, "b", None);
+        assert_eq!(worker, Worker::new(2, 0), "the other router's worker is busy");
+        free(&mut of_b, booking);
+    }
+    until_equal(&at_b, &a.address(), &at_a);
+    free(&mut of_a, booking);
+    until("it no longer counts", || others_requests(&at_b, 1) == 0);
+    until_equal(&at_b, &a.address(), &at_a);
+    until_equal(&at_a, &b.address(), &at_b);
+    let text = String::from_utf8(crate::kit::run(&["status", "--socket", text(&at_b.socket())]).stdout).expect("text");
+    assert!(text.contains("heard at") && text.contains(&a.address()), "{text}");
+    assert_eq!(at_b.said(&["status"])["routers"][0]["state"], "self");
+}
+
+#[test]
+fn a_router_that_was_killed_no_longer_counts_and_none_of_three_holds_a_phantom() {
+    let [a, b, c] = fleet(["a", "b", "c"]);
+    let (mut at_a, at_b, at_c) = (a.start(), b.start(), c.start());
+    for at in [&at_b, &at_c] {
+        until_live(at, &a.address());
+    }
+    until_live(&at_c, &b.address());
+    let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
+    let (_, _kept) = route(&mut of_a, "a", Some(1));
+    let (_, of_b_booking) = route(&mut of_b, "b", Some(1));
+    until("both count", || others_requests(&at_c, 1) == 2 && others_requests(&at_b, 1) == 1);
+    assert_eq!(at_a.process.end("-KILL"), None);
+    until("the killed router's booking no longer counts", || {
+        others_requests(&at_c, 1) == 1 && others_requests(&at_b, 1) == 0
+    });
+    until_ok("its row says so", || {
+        let row = row(&at_c.status(), &a.address()).expect("its row");
+        (row.state == "silent" && row.requests == 0).then_some(()).ok_or(format!("{row:?}"))
+    });
+    until("a finding names it", || findings(&at_c).contains(&"router_missing".to_owned()));
+    free(&mut of_b, of_b_booking);
+    until("nothing is left", || others_requests(&at_c, 1) == 0);
+    until_equal(&at_c, &b.address(), &at_b);
+}
+
+#[test]
+fn a_router_that_was_restarted_is_taken_anew_at_once() {
+    let [mut a, mut b] = fleet(["a", "b"]);
+    (a.silent_ms_max, b.silent_ms_max) = (NEVER_MS, NEVER_MS);
+    let (mut at_a, at_b) = (a.start(), b.start());
+    until_live(&at_b, &a.address());
+    let (_, _lost) = route(&mut at_a.client(), "a", Some(1));
+    until("the booking counts", || others_requests(&at_b, 1) == 1);
+    let before = row(&at_b.status(), &a.address()).expect("its row");
+    assert_eq!(at_a.process.end("-KILL"), None);
+    let at_a = a.start();
+    until_ok("the new run counts", || {
+        let row = row(&at_b.status(), &a.address()).expect("its row");
+        (row.incarnation != before.incarnation && row.state == "live").then_some(()).ok_or(format!("{row:?}"))
+    });
+    assert_eq!(row(&at_b.status(), &a.address()).expect("its row").origin, before.origin, "the same router");
+    until("what the run before had booked no longer counts", || others_requests(&at_b, 1) == 0);
+    let (_, booking) = route(&mut at_a.client(), "b", Some(2));
+    until("the new run's booking counts", || others_requests(&at_b, 2) == 1);
+    free(&mut at_a.client(), booking);
+    until_equal(&at_b, &a.address(), &at_a);
+}
+
+#[test]
+fn routers_with_another_secret_or_fleet_and_strangers_are_refused_counted_and_named() {
+    let [mut a, mut secret, mut fleet] = ["a", "secret", "fleet"].map(Site::new);
+    a.listen = Some("tcp://127.0.0.1:0".to_owned());
+    a.peers = vec![secret.address(), fleet.address()];
+    secret.secret = OTHER_SECRET;
+    fleet.tables = format!("[[space]]\nmodel = \"n\"\n{}", WORKERS.replace("]]\n", "]]\nmodel = \"m\"\n"));
+    let at_a = a.start();
+    let bound = own(&at_a).address;
+    (secret.peers, fleet.peers) = (vec![bound.clone()], vec![bound.clone()]);
+    let (at_secret, at_fleet) = (secret.start(), fleet.start());
+    for at in [&at_secret, &at_fleet] {
+        let (_, _booked) = route(&mut at.client(), "a", Some(1));
+    }
+    until_ok("both are named", || {
+        let page = at_a.status();
+        let rows = [secret.address(), fleet.address()].map(|address| row(&page, &address).expect("a row"));
+        let problems = rows.map(|row| row.problem.unwrap_or_default());
+        let is_named = problems[0].contains("not signed with a secret") && problems[1].contains("serves another fleet");
+        is_named.then_some(()).ok_or(format!("{problems:?}"))
+    });
+    until("a finding names them", || findings(&at_a).iter().filter(|name| *name == "router_refused").count() == 2);
+    assert!(at_a.counter("router_messages_wrong_mac") > 0 && at_a.counter("router_quarantines") > 0);
+    assert_eq!(others_requests(&at_a, 1), 0);
+    // Neither do they count this router's bookings: the one without its secret, and the one that gets nothing from it.
+    let (_, booking) = route(&mut at_a.client(), "b", Some(2));
+
+    // A stranger that sends what no ZeroMQ peer sends, one that sends what no router sends, and one that sends too much.
+    let host = bound.strip_prefix("tcp://").expect("a port");
+    TcpStream::connect(host).expect("a connection").write_all(&[0x41; 4096]).expect("sent");
+    let context = zmq::Context::new();
+    let stranger = context.socket(zmq::DEALER).expect("a socket");
+    stranger.connect(&bound).expect("connects");
+    stranger.send("KVLM and more", 0).expect("sent");
+    until("the stranger's message is refused", || at_a.counter("router_messages_unreadable") > 0);
+    let flood = context.socket(zmq::DEALER).expect("a socket");
+    flood.connect(&bound).expect("connects");
+    flood.send(vec![0_u8; 4 << 20], 0).expect("sent");
+    until("both are cut", || at_a.counter("router_connections_cut") >= 2);
+    assert_eq!((others_requests(&at_secret, 2), others_requests(&at_fleet, 2)), (0, 0));
+    free(&mut at_a.client(), booking);
+}
+
+#[test]
+fn what_a_link_loses_and_repeats_is_repaired() {
+    let (mut a, mut b) = (Site::new("a"), Site::new("b"));
+    a.listen = Some("tcp://127.0.0.1:0".to_owned());
+    let at_a = a.start();
+    let proxy = Proxy::start(&own(&at_a).address, 7);
+    b.peers = vec![proxy.endpoint()];
+    let at_b = b.start();
+    until_live(&at_b, &proxy.endpoint());
+    let (mut client, mut booked) = (at_a.client(), 0);
+    for weather in
+        [Weather { lost: 0.3, repeated: 0.0, delay_ms_max: 0 }, Weather { lost: 0.1, repeated: 0.3, delay_ms_max: 5 }]
+    {
+        proxy.set_weather(weather);
+        let lost_before = proxy.done().lost.load(Ordering::Relaxed);
+        let mut bookings = Vec::new();
+        until("messages were lost", || {
+            booked += 1;
+            bookings.push(route(&mut client, &format!("request {booked}"), None).1);
+            if bookings.len() > 8 {
+                free(&mut client, bookings.remove(0));
+            }
+            proxy.done().lost.load(Ordering::Relaxed) > lost_before + 5
+        });
+        bookings.into_iter().for_each(|booking| free(&mut client, booking));
+        proxy.set_weather(FINE);
+        until_equal(&at_b, &proxy.endpoint(), &at_a);
+        assert_eq!((others_requests(&at_b, 1), others_requests(&at_b, 2)), (0, 0), "no phantom");
+    }
+    assert!(at_b.counter("router_gaps") > 0 && at_b.counter("router_snapshots_asked") > 1);
+    proxy.part(true);
+    proxy.cut();
+    let (_, booking) = route(&mut client, "while parted", Some(1));
+    until("the silent router no longer counts", || {
+        row(&at_b.status(), &proxy.endpoint()).is_some_and(|row| row.state == "silent")
+    });
+    proxy.part(false);
+    until("it counts again", || others_requests(&at_b, 1) == 1);
+    free(&mut client, booking);
+    until_equal(&at_b, &proxy.endpoint(), &at_a);
+}
+
+#[test]
+fn a_daemon_is_ready_once_it_knows_the_load_of_its_peers_or_was_not_to_wait_longer() {
+    let [mut a, mut b] = fleet(["a", "b"]);
+    (a.join_ms_max, b.join_ms_max) = (NEVER_MS, 0);
+    let at_a = a.start();
+    let said = at_a.said(&["status"]);
+    assert_eq!(said["ready"], false, "{said}");
+    assert!(findings(&at_a).contains(&"routers_joining".to_owned()));
+    let (_, booking) = route(&mut at_a.client(), "a", None);
+    let at_b = b.start();
+    until("the first one is ready", || at_a.said(&["status"])["ready"] == true);
+    assert_eq!((at_a.counter("router_join_state"), at_b.said(&["status"])["ready"].as_bool()), (0, Some(true)));
+    free(&mut at_a.client(), booking);
+    let mut alone = Site::new("alone");
+    alone.peers = vec![format!("ipc://{}/nobody", alone.folder.path().display())];
+    let at_alone = alone.start();
+    until("it says that it does not know its peer's load", || at_alone.counter("router_join_state") == 2);
+    assert_eq!(
+        (at_alone.counter("router_join_missing"), at_alone.said(&["status"])["ready"].as_bool()),
+        (1, Some(true))
+    );
+    assert_eq!(row(&at_alone.status(), &alone.peers[0]).expect("a row").state, "unreached");
+}
+
+#[test]
+fn the_load_of_a_worker_that_joins_later_is_there_when_it_joins() {
+    let [mut a, b] = fleet(["a", "b"]);
+    a.tables.push_str("[[worker]]\nid = 3\n");
+    let (at_a, at_b) = (a.start(), b.start());
+    until_live(&at_b, &a.address());
+    let (_, booking) = route(&mut at_a.client(), "a", Some(3));
+    until_equal(&at_b, &a.address(), &at_a);
+    at_b.worker_ok(&["add", "id=3"]);
+    until("the worker has joined with the other router's load", || {
+        at_b.status().workers.len() == 3 && others_requests(&at_b, 3) == 1
+    });
+    free(&mut at_a.client(), booking);
+    until("it no longer counts", || others_requests(&at_b, 3) == 0);
+}
+
+#[test]
+fn two_routers_of_one_name_are_named() {
+    let [a, mut b] = fleet(["a", "b"]);
+    b.name = "a";
+    let (at_a, _at_b) = (a.start(), b.start());
+    until("a finding says so", || findings(&at_a).contains(&"router_name_shared".to_owned()));
+}

@@ -10,8 +10,8 @@ use http_body_util::BodyExt as _;
 use kvrouted_gateway::demo::SimulatedEngines;
 use serde_json::{Value, json};
 
-use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
 use crate::kit::ports::free_address;
+use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
 use crate::process::{Kind, Process};
 
 const CHAT_PATH: &str = "/v1/chat/completions";

@@ -8,6 +8,8 @@
 mod bench;
 #[path = "epp/kit.rs"]
 mod kit;
+#[path = "../../tests/kit/ports.rs"]
+mod ports;
 #[path = "envoy/process.rs"]
 mod process;
 #[path = "envoy/upstream.rs"]

@@ -12,7 +12,7 @@ mod process;
 
 use std::net::SocketAddr;
 
-use kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
+use kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip, ports};
 use kvrouted::ids::Worker;
 use kvrouted_gateway::demo::SimulatedEngines;
 use kvrouted_gateway::epp::messages::{ProcessingRequest, Value};

@@ -25,32 +25,6 @@ def binary():
     raise Unusable(f"{named or built[0]} is not there: cargo build --release, or set KVROUTED_BIN")
 
 
-def free_ports(count, ranks=1):
-    """Bases of `count` runs of `ranks` TCP ports that were free a moment ago."""
-    while True:
-        held = []
-        try:
-            for _ in range(count):
-                base = listen(0)
-                held.append([base, *(listen(base.getsockname()[1] + rank) for rank in range(1, ranks))])
-            return [run[0].getsockname()[1] for run in held]
-        except (OSError, OverflowError):
-            continue
-        finally:
-            for one in [one for run in held for one in run]:
-                one.close()
-
-
-def listen(port):
-    held = socket.socket()
-    try:
-        held.bind(("127.0.0.1", port))
-    except BaseException:
-        held.close()
-        raise
-    return held
-
-
 class Daemon:
     """`workers`: one --worker value each. `snapshot_every_s`: None = it keeps no snapshots."""
 

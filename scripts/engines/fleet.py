@@ -12,6 +12,7 @@ import proxy
 from chaos_engine import BLOCK_SIZE
 from loader import cache
 from history import History
+from ports import free_ports
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RATE = 40
@@ -102,7 +103,7 @@ class Fleet:
 
     def __init__(self, folder, seed, snapshot_every_s):
         self.folder = folder
-        ports = daemons.free_ports(4 * len(KINDS))
+        ports = free_ports(4 * len(KINDS))
         self.engines = [Engine(at + 1, kind, seed, folder, ports[4 * at:4 * at + 4]) for at, kind in enumerate(KINDS)]
         self.proxies = [one for engine in self.engines for one in engine.proxies]
         records = [engine.record for engine in self.engines]

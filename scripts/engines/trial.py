@@ -11,6 +11,7 @@ import time
 
 import daemon as daemons
 from loader import cache
+from ports import free_ports
 from scenarios import Daemon, Must
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,7 +79,7 @@ def play(scenario):
     """Returns what was seen, as one flat object."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvrouted-") as folder:
-        ports = daemons.free_ports(2, len(scenario.ranks))
+        ports = free_ports(2, len(scenario.ranks))
         daemon = daemons.Daemon(folder, workers(scenario, ports), BLOCK_SIZE, scenario.salts,
                                 full_reports=scenario.full_reports)
         publishers = []

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use crate::attackers::{Attackers, Orders, Role};
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{WAIT_MAX, until};
 use crate::scene::Scene;
 use crate::trial::Trial;

@@ -9,7 +9,8 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::snapshot::{decode_laws, encode_laws};
 use tempfile::TempDir;
 
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, configure, folder, prompt, text, until, until_ok};
 
 /// A folder whose daemons have two workers without events, of one class.

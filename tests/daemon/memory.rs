@@ -15,7 +15,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, get};
+use crate::kit::http::get;
+use crate::kit::ports::free_port;
 use crate::kit::raw::{Raw, encoded};
 use crate::kit::{Daemon, Process, configure_serve, folder, options, prompt, run, skipped, text, until};
 

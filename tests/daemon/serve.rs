@@ -13,7 +13,8 @@ use kvrouted::trust::TrustLevel;
 use serde_json::Value;
 
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, Process, WAIT_MAX, options, prompt, text, until};
 
 /// The workers as `kvrouted status` lists them.

@@ -9,7 +9,8 @@ use kvrouted::route::{Prompt, RouteRequest};
 use kvrouted::wire::StatusPage;
 
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, get, scrape};
+use crate::kit::http::{get, scrape};
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, Process, asked, configure, folder, options, prompt, text, until, until_ok};
 
 /// A round longer than this is a stall.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, Process, folder, text, until, until_ok};
 use crate::vllm::{self, BLOCK_SIZE, Batch};
 

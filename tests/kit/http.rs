@@ -3,12 +3,6 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
-/// A port of the loopback interface on which no process listens.
-pub(crate) fn free_port() -> u16 {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    free.local_addr().expect("an address").port()
-}
-
 /// Head and text of the metrics page.
 pub(crate) fn scrape(port: u16) -> (String, String) {
     get(port, "/metrics")

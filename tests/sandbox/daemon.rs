@@ -15,7 +15,8 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use tempfile::TempDir;
 
 use crate::kit::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
-use crate::kit::http::{free_port, scrape, server};
+use crate::kit::http::{scrape, server};
+use crate::kit::ports::free_port;
 use crate::kit::replayer::Replayer;
 use crate::kit::{self, Daemon, Process, WAIT_MAX, prompt, replace, run, text, until, until_ok};
 use crate::{kernel_has_all, sandbox_of};

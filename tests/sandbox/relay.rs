@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::kernel_has_all;
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, Process, folder, prompt, text, until};
 use kvrouted::ids::Worker;
 

@@ -11,7 +11,8 @@ use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 
 use crate::frozen_list::compare;
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{self, Daemon, Process, folder, prompt, text, until, until_ok};
 
 // ---- metrics -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 
 use crate::attackers::Attackers;
 use crate::http1::{ask, chat, connect, posted};
+use crate::kit::ports::free_address;
 use crate::kit::{Figures, Gateway, PATIENCE, kvrouted_or_skip, open_descriptors};
 use crate::player::{self, CHAT, Connection, opening, request_body, response_body, response_headers};
 use crate::trial::{Bystander, Trial, Watch};
@@ -53,8 +54,7 @@ impl Scene {
     /// A picker with these flags.
     pub(crate) fn picker(flags: &[&str]) -> Option<Self> {
         let (kvrouted, runtime, engines) = engines()?;
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
-        let admin = port.to_string();
+        let admin = free_address().to_string();
         let flags = [&["--plaintext", "--admin", admin.as_str()], flags].concat();
         let gateway = Gateway::start_picker(&kvrouted, &engines.urls(), &flags);
         Some(Self::begin(Kind::Picker, runtime, engines, gateway, admin))

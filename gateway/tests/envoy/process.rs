@@ -13,6 +13,8 @@ use hyper::Request;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
+use crate::ports::free_address;
+
 /// How long Envoy may take to start.
 const START: Duration = Duration::from_secs(30);
 
@@ -100,7 +102,7 @@ impl Envoy {
         engines: &[SocketAddr],
     ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let (callers, admin) = (free_port(), free_port());
+        let (callers, admin) = (free_address(), free_address());
         let mut ports = vec![(10000, callers.port()), (9901, admin.port()), (9002, picker.port())];
         ports.extend((8001..).zip(engines.iter().map(SocketAddr::port)));
         let config = folder.path().join("envoy.yaml");
@@ -146,11 +148,6 @@ impl Envoy {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-}
-
-fn free_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address")
 }
 
 /// The body of a reply with status 200.

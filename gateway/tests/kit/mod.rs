@@ -5,6 +5,8 @@
 #![allow(dead_code, unused_imports, clippy::print_stderr)]
 
 mod caller;
+#[path = "../../../tests/kit/ports.rs"]
+pub(crate) mod ports;
 #[path = "../../../tests/kit/proc.rs"]
 mod proc;
 mod processes;

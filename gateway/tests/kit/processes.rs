@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
 use super::PATIENCE;
+use super::ports::free_address;
 
 /// Sends a signal to a process.
 pub(crate) fn signal(pid: u32, signal: Signal) {
@@ -160,7 +161,7 @@ impl Gateway {
         let named = std::env::var_os("KVROUTED_GATEWAY_BIN");
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));
         command.arg("serve").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+        let port = free_address();
         command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags).args(sandboxed(flags));
         // What a killed gateway leaves is removed with the test's folder.
         command.env_remove("RUST_LOG").env("NO_COLOR", "1").env("TMPDIR", folder.path());

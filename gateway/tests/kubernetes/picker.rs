@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 
 use super::player::{self, Connection, Stream, opening, request_body, response_body, response_headers};
 use super::*;
+use crate::kit::ports::free_address;
 use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
 
 const POST: [(&str, &str); 2] = [(":method", "POST"), (":path", "/v1/chat/completions")];
@@ -26,12 +27,6 @@ async fn operator(address: SocketAddr, path: &str) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).await.expect("read");
     text
-}
-
-/// A port that is free now.
-fn free_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address")
 }
 
 struct Fixture {
@@ -115,7 +110,7 @@ async fn a_pod_is_picked_once_it_is_ready_and_no_more_once_it_ends() {
     std::fs::write(&token, "the token").expect("written");
     let pods = vec![ready("1", "127.0.0.1"), ready("2", "127.0.0.1")];
     let workers: Vec<Worker> = pods.iter().map(|pod| Worker::new(worker_id(&pod.uid), 0)).collect();
-    let admin = free_port();
+    let admin = free_address();
     let (gateway, picker) = start_picker(kvrouted, api.url.clone(), token, admin).await;
     let fixture = Fixture { api, picker, pods, addresses };
     assert!(!fixture.is_ready().await, "there is no pod yet");

@@ -10,8 +10,9 @@ use http_body_util::BodyExt as _;
 use kvrouted_gateway::demo::SimulatedEngines;
 use serde_json::{Value, json};
 
+use crate::kit::ports::free_address;
 use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
-use crate::process::{Kind, Process, free_port};
+use crate::process::{Kind, Process};
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 
@@ -34,7 +35,7 @@ impl Fleet {
         let kvrouted = kvrouted_or_skip("a proxy and simulated engines")?;
         let engines = SimulatedEngines::start(&kvrouted, 3).await.expect("engines");
         let addresses: Vec<_> = engines.faces.iter().map(kvrouted_gateway::demo::Face::address).collect();
-        let (pick, log) = (free_port(), free_port());
+        let (pick, log) = (free_address(), free_address());
         let process = Process::start(kind, &program, &addresses, pick, log).await;
         let caller = Caller::of(&format!("http://{}", process.callers));
         let mut fleet = Self { kvrouted, engines, gateway: None, figures: None, pick, log, caller, _process: process };

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::kit::ports::free_address;
+
 /// How long a proxy may take to start.
 const START: Duration = Duration::from_secs(30);
 
@@ -110,7 +112,7 @@ impl Process {
         // The workers of a root's nginx are of another user.
         let open_to_all = fs::Permissions::from_mode(0o755);
         let folder = tempfile::Builder::new().permissions(open_to_all).tempdir().expect("a folder");
-        let callers = free_port();
+        let callers = free_address();
         write_recipe(kind, folder.path(), callers, engines, pick, log);
         let mut command = Command::new(program);
         match kind {
@@ -134,12 +136,6 @@ impl Process {
         }
         process
     }
-}
-
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address")
 }
 
 /// Writes the recipe's files with the test's addresses, and for nginx with a folder of the test's.

@@ -4,11 +4,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
 import urllib.request
+
+from ports import free_ports
 
 PATIENCE_S = 120
 RECIPE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "gateway", "recipes", "envoy.yaml")
@@ -19,9 +20,7 @@ class Missing(Exception):
 
 
 def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    return free_ports(1)[0]
 
 
 def get(url, timeout=30):

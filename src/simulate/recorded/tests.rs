@@ -49,6 +49,8 @@ struct Recording<'a> {
     policy: Policy,
     /// Whether the daemon knows the size of the engines' memory.
     knows_capacity: bool,
+    /// Whether requests name their session.
+    names_sessions: bool,
 }
 
 impl Recording<'_> {
@@ -106,7 +108,7 @@ impl Recording<'_> {
             observation: Observation { request, workers, ..Observation::default() },
             identity: RequestIdentity {
                 booking: Some(at as u64),
-                session: Some(*session as u64),
+                session: self.names_sessions.then_some(*session as u64),
                 prefix_tokens: IDENTITY_TOKENS,
                 prefix: blocks.iter().map(|block| block.chain).collect(),
                 ..RequestIdentity::default()
@@ -212,7 +214,7 @@ fn the_fleet_behind_a_journal_is_fitted_and_its_load_feels_the_same() {
     let settings = crate::simulate::tests::fleet(3);
     let policy = Policy { mode: Mode::Kv, ..Policy::default() };
     let ran = ran(&original, &settings, &policy);
-    let recording = Recording { ran, settings: &settings, policy, knows_capacity: true };
+    let recording = Recording { ran, settings: &settings, policy, knows_capacity: true, names_sessions: true };
     let load = loaded_from(&recording.file(1.0, |_| true));
     assert_eq!((load.len(), *load.policy(), load.block_size()), (900, Policy { version: 0, ..policy }, BLOCK_SIZE));
 
@@ -250,7 +252,8 @@ fn a_workload_from_a_journal_has_the_turns_of_the_recorded_one() {
     let workload = chat(200);
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true, names_sessions: true };
     let read = loaded_from(&recording.file(1.0, |_| true)).workload();
     assert_eq!(read.sessions.len(), workload.sessions.len());
     let tokens = |turn: &Turn| (turn.prompt_tokens(), turn.output.tokens);
@@ -270,11 +273,32 @@ fn a_workload_from_a_journal_has_the_turns_of_the_recorded_one() {
 }
 
 #[test]
+fn conversations_that_no_request_names_run_in_closed_loop_too() {
+    let workload = chat(200);
+    let settings = crate::simulate::tests::fleet(2);
+    let ran = ran(&workload, &settings, &Policy::default());
+    let policy = Policy::default();
+    let recording = Recording { ran, settings: &settings, policy, knows_capacity: true, names_sessions: false };
+    let read = loaded_from(&recording.file(1.0, |_| true)).workload();
+    let waits = |workload: &Workload| {
+        let turns = workload.sessions.iter().flat_map(|session| session.turns.iter().skip(1));
+        let mut waits: Vec<u64> = turns.map(|turn| (turn.think_s * 1e6).round() as u64).collect();
+        waits.sort_unstable();
+        waits
+    };
+    let (read, truth) = (waits(&read), waits(&workload));
+    assert!(read.len() * 10 >= truth.len() * 9, "{} of {} turns wait for the one before", read.len(), truth.len());
+    let known = |wait: &u64| truth.iter().any(|of| of.abs_diff(*wait) <= 1);
+    assert!(read.iter().all(known), "a turn waits for another than its own");
+}
+
+#[test]
 fn a_sample_of_sessions_is_scaled_back_to_the_recorded_rate() {
     let workload = chat(600);
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true, names_sessions: true };
     let all = loaded_from(&recording.file(1.0, |_| true));
     let half = loaded_from(&recording.file(0.5, |(session, ..)| session % 2 == 0));
     assert!(half.len() < all.len() * 6 / 10 && (half.sample() - 0.5).abs() < 1e-9);
@@ -301,7 +325,7 @@ fn a_slow_worker_and_the_size_of_caches_are_found() {
     settings.changes = vec![FleetChange { at_s: 0.0, worker: 1, kind: FleetChangeKind::Slows(1.8) }];
     let policy = Policy { mode: Mode::Lmetric, ..Policy::default() };
     let ran = ran(&workload, &settings, &policy);
-    let recording = Recording { ran, settings: &settings, policy, knows_capacity: false };
+    let recording = Recording { ran, settings: &settings, policy, knows_capacity: false, names_sessions: true };
     let fleet = FittedFleet::of(&loaded_from(&recording.file(1.0, |_| true)), IDENTITY_TOKENS);
     let changes = fleet.settings().changes;
     let slowness = |worker: usize| {
@@ -321,7 +345,8 @@ fn what_a_journal_lacks_is_said() {
     let workload = chat(120);
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: false };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: false, names_sessions: true };
     let mut file = Vec::new();
     let mut encoder = Encoder::begin(&Origin { sample: 1.0, ..Origin::default() }, &mut file);
     for at in 0..recording.ran.len() {
@@ -352,7 +377,8 @@ fn absurd_values_are_bounded() {
     let workload = chat(80);
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: false };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: false, names_sessions: true };
     let mut file = Vec::new();
     let origin = Origin { sample: -3.0, started_unix_ms: u64::MAX, ..Origin::default() };
     let mut encoder = Encoder::begin(&origin, &mut file);
@@ -390,7 +416,8 @@ fn blocks_of_absurd_sizes_are_bounded() {
     let workload = chat(40);
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true, names_sessions: true };
     for (block_size, prefix_tokens) in [(u32::MAX, u32::MAX), (u32::MAX - 1, 1), (3 << 30, 1 << 31), (1, 1)] {
         let mut file = Vec::new();
         let mut encoder = Encoder::begin(&Origin { sample: 1.0, ..Origin::default() }, &mut file);
@@ -417,7 +444,8 @@ fn a_large_journal_gives_its_newest_requests() {
     let settings = crate::simulate::tests::fleet(2);
     let ran = ran(&workload, &settings, &Policy::default());
     let last_ns = ran[260].2.arrived_ns;
-    let recording = Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true };
+    let recording =
+        Recording { ran, settings: &settings, policy: Policy::default(), knows_capacity: true, names_sessions: true };
     let file = recording.file(1.0, |_| true);
     let load = read(&file, &LoadBounds::of(40)).expect("a load");
     assert_eq!((load.len(), load.losses.skipped, load.requests[0].booked_ns), (40, 260, last_ns));

@@ -2,6 +2,7 @@
 //!
 //! * **Sessions** run in closed loop: a turn comes as long after the end of the turn before as it was recorded. A turn that
 //!   came before that end runs beside it, at its own time.
+//! * **Continuations** do too: no user continues an answer before it is there, with or without a named session.
 //! * **Other requests** come at their own times.
 //! * **Outputs.** The engine caches an output, and the next turn's prompt may hold it. So where a later request of the same
 //!   session, or of no session, continues a prompt and has room for its output, the tokens behind the prompt are taken to
@@ -31,11 +32,15 @@ impl RecordedLoad {
         let first_ns = self.requests.first().map_or(0, |request| request.arrived_ns);
         let at_s = |request: &RecordedRequest| request.arrived_ns.saturating_sub(first_ns) as f64 * 1e-9;
         let mut sessions: Vec<(Owner, Session)> = Vec::new();
-        // By session: its place, and the end of its last turn.
+        // By session, and by the request that continues one without a session: its place, and the end of its last turn.
         let mut open: HashMap<SessionName, (usize, u64)> = HashMap::new();
+        let mut awaited: HashMap<usize, (usize, u64)> = HashMap::new();
         let owners = self.owners(&continued);
-        for ((request, mut turn), owner) in self.requests.iter().zip(turns).zip(owners) {
-            let before = request.session.and_then(|name| open.get(&name).copied());
+        for (at, ((request, mut turn), owner)) in self.requests.iter().zip(turns).zip(owners).enumerate() {
+            let before = match request.session {
+                Some(name) => open.get(&name).copied(),
+                None => awaited.remove(&at),
+            };
             let place = match before {
                 Some((place, end_ns)) if end_ns <= request.arrived_ns => {
                     turn.think_s = (request.arrived_ns - end_ns) as f64 * 1e-9;
@@ -47,8 +52,11 @@ impl RecordedLoad {
                     sessions.len() - 1
                 }
             };
-            if let Some((name, end_ns)) = request.session.zip(request.end_ns()) {
+            let Some(end_ns) = request.end_ns() else { continue };
+            if let Some(name) = request.session {
                 open.insert(name, (place, end_ns));
+            } else if let Some(next) = continued[at] {
+                awaited.insert(next, (place, end_ns));
             }
         }
         Workload::sorted(with_copies(sessions, self.sample, contents), Arrivals::Timed)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::daemon::{problem, workers};
-use crate::kit::http::free_port;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, configure, peak_kib, replace, run, text, until};
 
 /// A daemon that follows the workers' files of a folder.

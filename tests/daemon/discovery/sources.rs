@@ -11,7 +11,8 @@ use kvrouted::route::{Prompt, RouteRequest};
 use super::daemon::{problem, workers};
 use super::hostile::{answering, first_line, http};
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, server};
+use crate::kit::http::server;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, prompt, replace, until};
 
 #[test]

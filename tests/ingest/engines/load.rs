@@ -4,7 +4,7 @@ use kvrouted::route::{Prompt, RouteRequest};
 
 use super::BLOCK_SIZE;
 use super::publisher::{Engine, environment, skip};
-use crate::kit::http::free_port;
+use crate::kit::ports::free_port;
 use crate::kit::{self, Daemon, until};
 
 #[test]

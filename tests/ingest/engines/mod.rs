@@ -11,7 +11,6 @@
 mod load;
 mod publisher;
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use self::publisher::{Engine, environment, skip};
+use crate::kit::ports::free_port;
 use crate::kit::{self, Daemon, text, until_ok};
 
 const BLOCK_SIZE: &str = "16";
@@ -212,10 +212,8 @@ struct Ports {
 
 impl Ports {
     fn free() -> Self {
-        // All are held until the last is known, so that they differ.
-        let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let port = |at: usize| held[at].local_addr().unwrap().port();
-        Self { events: port(0), replay: port(1), absent_events: port(2), absent_replay: port(3), lossy: port(4) }
+        let [events, replay, lossy, absent_events, absent_replay] = std::array::from_fn(|_| free_port());
+        Self { events, replay, lossy, absent_events, absent_replay }
     }
 }
 

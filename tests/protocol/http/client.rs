@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kit::http::free_port;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, WAIT_MAX};
 
 /// A daemon with an HTTP port.

@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use serde_json::json;
 
 use super::client::Served;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, folder, run, text, until};
 
 #[test]

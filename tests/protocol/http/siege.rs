@@ -8,7 +8,8 @@ use kvrouted::limits::{HTTP_CONNECTIONS_MAX, HTTP_REPLIES_BYTES_MAX, METRICS_CON
 use serde_json::{Value, json};
 
 use super::client::Served;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, WAIT_MAX, resident_kib, until};
 
 /// How much more memory than the bound is no breach of it: what the allocator keeps, and one reply that is being made.

@@ -10,7 +10,8 @@ use kvrouted::ids::Worker;
 
 use crate::kit::endless::{Hostile, endless, greeting, ready, say};
 use crate::kit::engine::Publisher;
-use crate::kit::http::{free_port, scrape};
+use crate::kit::http::scrape;
+use crate::kit::ports::free_port;
 use crate::kit::{Daemon, Process, WAIT_MAX, folder, peak_kib, prompt, run, text, until};
 
 /// What a daemon or relay with nothing to hold may take at its peak; the hostile offer a multiple of it.

@@ -511,6 +511,12 @@ impl ShardWriter {
         self.tree.garbage.waiting_bytes() > self.limits.garbage_bytes_max
     }
 
+    /// How many dormant children of a worker have been walked.
+    #[cfg(test)]
+    pub(super) fn dormant_children_walked(&self, slot: WorkerSlot) -> u64 {
+        self.worker(slot).map_or(0, |worker| worker.dormant.walked())
+    }
+
     #[cfg(test)]
     pub(super) fn all_workers(&self) -> impl Iterator<Item = &Worker> + '_ {
         self.workers.iter().filter_map(|slot| if let Slot::Used(worker) = slot { Some(&**worker) } else { None })

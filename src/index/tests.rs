@@ -432,11 +432,10 @@ fn references_are_refused_before_they_overflow() {
 }
 
 #[test]
-fn many_dormant_children_of_one_parent_take_no_longer_than_others() {
+fn the_work_for_a_dormant_child_does_not_grow_with_its_siblings() {
     let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
     let reader = super::IndexReader::new(vec![reader]);
     let slot = writer.add_worker().expect("room");
-    let begin = std::time::Instant::now();
     for at in 0..40_000 {
         store(&mut writer, slot, Some(1), &[10 + at], &[10 + at]);
     }
@@ -444,7 +443,9 @@ fn many_dormant_children_of_one_parent_take_no_longer_than_others() {
     store(&mut writer, slot, None, &[1], &[1]);
     while writer.sweep(8192) {}
     assert_eq!((writer.held(slot).dormant, device(&reader, slot, &[1, 12])), (0, 2));
-    assert!(begin.elapsed().as_secs() < 20, "it took {:?}", begin.elapsed());
+    // Each slice of a sweep looks at one child more than it places. Invariants are not checked here: they walk all.
+    let walked = writer.dormant_children_walked(slot);
+    assert!(walked <= 2 * 40_000, "{walked} children were walked to place 40000");
 }
 
 #[test]

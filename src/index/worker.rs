@@ -441,9 +441,18 @@ pub(super) struct DormantBlocks {
     children: HashMap<EngineHash, EngineHash>,
     /// How many dormant children of one parent have the same content.
     alike: HashMap<(EngineHash, LocalHash), u32>,
+    /// How many children have been walked, so that a test can say that the work does not grow with the siblings.
+    #[cfg(test)]
+    walked: std::cell::Cell<u64>,
 }
 
 impl DormantBlocks {
+    /// How many children have been walked.
+    #[cfg(test)]
+    pub(super) const fn walked(&self) -> u64 {
+        self.walked.get()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -468,7 +477,11 @@ impl DormantBlocks {
     /// The dormant children of `parent`.
     pub(super) fn children(&self, parent: EngineHash) -> impl Iterator<Item = EngineHash> + '_ {
         let first = self.children.get(&parent).copied();
-        std::iter::successors(first, |name| self.blocks.get(name)?.next)
+        std::iter::successors(first, |name| {
+            #[cfg(test)]
+            self.walked.set(self.walked.get() + 1);
+            self.blocks.get(name)?.next
+        })
     }
 
     /// How many dormant children of `parent` have this content.

@@ -124,6 +124,11 @@ impl Rank {
         Ok(())
     }
 
+    /// Whether a daemon is connected to its replay socket.
+    pub(super) const fn has_requester(&self) -> bool {
+        self.replays.peers() > 0
+    }
+
     /// Goes on with its answers; `true` = an answer has more.
     pub(super) fn answer(&mut self) -> bool {
         let first_seq = self.next_seq - self.history.len() as u64;

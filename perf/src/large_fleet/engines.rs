@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use kvrouted::ingest::descriptors;
+use kvrouted::zmtp::{Message, PeerId};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::contents::Owner;
@@ -147,12 +148,11 @@ impl Engines {
         self.published < due
     }
 
-    /// Attends as many ranks as are due.
-    fn attend(
-        &mut self,
-        now_ms: u64,
-        received: &mut Vec<(kvrouted::zmtp::PeerId, kvrouted::zmtp::Message)>,
-    ) -> std::io::Result<()> {
+    /// Attends as many ranks as are due, and those whose replays go on: a recovery is not to wait for its turn.
+    fn attend(&mut self, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> std::io::Result<()> {
+        if self.is_cut_off {
+            return Ok(());
+        }
         let every = ATTEND_EVERY[usize::from(self.per_s == 0.0)].as_secs_f64();
         let share = self.last_attended.elapsed().as_secs_f64() / every;
         let due = ((share * self.ranks.len() as f64) as usize).min(self.ranks.len());
@@ -160,12 +160,12 @@ impl Engines {
             return Ok(());
         }
         self.last_attended = Instant::now();
-        if self.is_cut_off {
-            return Ok(());
-        }
         for _ in 0..due {
             self.attended = (self.attended + 1) % self.ranks.len();
             self.ranks[self.attended].attend(now_ms, received)?;
+        }
+        for rank in self.ranks.iter_mut().filter(|rank| rank.has_requester()) {
+            rank.attend(now_ms, received)?;
         }
         Ok(())
     }

@@ -7,9 +7,11 @@ use serde::{Serialize, Serializer};
 
 use crate::ingest::Shape;
 
+mod fleet;
 mod gateway;
 mod socket;
 
+pub(crate) use fleet::{FleetArgs, FleetEnginesArgs};
 pub(crate) use gateway::{Asked, GatewayArgs, UpstreamArgs, Way};
 pub(crate) use socket::{Io, ServedBy, SocketArgs, SocketAskArgs, SocketServeArgs};
 
@@ -41,6 +43,11 @@ pub(crate) enum Command {
     Lane(LaneArgs),
     /// Put the gateway, the picker and other proxies in front of one trivial upstream, in turns.
     Gateway(GatewayArgs),
+    /// Run daemons on a large fleet of simulated engines, and ask them from many gateways.
+    Fleet(FleetArgs),
+    /// Simulate engines; `fleet` starts these.
+    #[command(hide = true)]
+    FleetEngines(FleetEnginesArgs),
     /// Answer fixed bytes over HTTP; `gateway` starts one.
     #[command(hide = true)]
     GatewayUpstream(UpstreamArgs),
@@ -369,6 +376,11 @@ fn parse_ratio(text: &str) -> Result<f64, String> {
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
     parse_minutes(text)
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "a number of at least 0".to_owned())
 }
 
 fn parse_minutes(text: &str) -> Result<f64, String> {

@@ -43,6 +43,13 @@ pub(crate) enum Failure {
     Contract(String),
 }
 
+/// An error of the daemon, or of a client of it.
+impl From<kvrouted::error::Error> for Failure {
+    fn from(error: kvrouted::error::Error) -> Self {
+        Self::Contract(error.to_string())
+    }
+}
+
 impl Failure {
     /// A file that cannot be read or written.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {

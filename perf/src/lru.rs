@@ -71,6 +71,12 @@ impl Lru {
         }
     }
 
+    /// Adds a node as the oldest.
+    pub(crate) fn insert_oldest(&mut self, node: NodeId) {
+        self.remove(node);
+        self.put(node, self.oldest, NONE);
+    }
+
     /// Takes the oldest node out.
     pub(crate) fn pop_oldest(&mut self) -> Option<NodeId> {
         let node = self.slots.get(self.oldest as usize)?.node;
@@ -130,9 +136,10 @@ mod tests {
         (1..=5).for_each(|node| lru.touch(NodeId(node)));
         lru.touch(NodeId(2));
         lru.insert_behind(NodeId(9), Some(NodeId(4)));
+        lru.insert_oldest(NodeId(8));
         assert!(lru.remove(NodeId(3)) && !lru.remove(NodeId(3)));
-        assert_eq!(lru.len(), 5);
-        assert_eq!(order(&mut lru), [1, 9, 4, 5, 2]);
+        assert_eq!(lru.len(), 6);
+        assert_eq!(order(&mut lru), [8, 1, 9, 4, 5, 2]);
         assert_eq!((lru.len(), lru.pop_oldest()), (0, None));
     }
 

@@ -3,8 +3,8 @@
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
 //! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.
-//! `decide` times decisions on both sides, `parity` compares them. `gateway` measures proxies over HTTP. What the figures
-//! mean is in the README.
+//! `decide` times decisions on both sides, `parity` compares them. `gateway` measures proxies over HTTP. `large_fleet`
+//! runs daemons on thousands of ranks. What the figures mean is in the README.
 
 mod args;
 mod chart;
@@ -15,6 +15,7 @@ mod fleet;
 mod gateway;
 mod generator;
 mod ingest;
+mod large_fleet;
 mod lru;
 mod measure;
 mod memory;
@@ -40,7 +41,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde::Serialize;
 
-use crate::args::{Cli, Command, DecideArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs};
+use crate::args::{
+    Cli, Command, DecideArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs,
+};
 use crate::failure::Failure;
 
 /// Both sides allocate from it.
@@ -63,6 +66,12 @@ fn main() -> ExitCode {
         Command::Socket(args) => ask_over_sockets(args, &mut out),
         Command::Lane(args) => ask_by_lane(args, &mut out),
         Command::Gateway(args) => ask_through_proxies(args, &mut out),
+        Command::Fleet(args) => run_large_fleet(args, &mut out),
+        Command::FleetEngines(args) => {
+            // The child speaks for itself.
+            drop(out);
+            return ended(large_fleet::serve_engines(args));
+        }
         Command::GatewayUpstream(args) => return ended(gateway::serve(args)),
         Command::SocketServe(args) => return ended(socket::serve(args)),
         Command::SocketAsk(args) => {
@@ -119,6 +128,13 @@ fn ask_by_lane(args: &LaneArgs, out: &mut impl Write) -> Result<(), Failure> {
 
 fn ask_through_proxies(args: &GatewayArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = gateway::run(args)?;
+    let (json, table) = (json(&report)?, report.table());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
+    print(out, if args.json { &json } else { &table })
+}
+
+fn run_large_fleet(args: &FleetArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = large_fleet::run(args)?;
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })

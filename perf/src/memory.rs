@@ -29,7 +29,16 @@ pub(crate) struct Memory {
 /// # Errors
 /// The system does not say.
 pub(crate) fn rss_bytes() -> Result<u64, Failure> {
-    let status = std::fs::read_to_string("/proc/self/status").map_err(Failure::file("/proc/self/status"))?;
+    rss_bytes_of(std::process::id())
+}
+
+/// Bytes of a process that are in memory.
+///
+/// # Errors
+/// It is gone.
+pub(crate) fn rss_bytes_of(process: u32) -> Result<u64, Failure> {
+    let file = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&file).map_err(Failure::file(&file))?;
     resident(&status).ok_or_else(|| Failure::Child("no VmRSS in the status of a process".to_owned()))
 }
 

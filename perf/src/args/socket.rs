@@ -39,7 +39,7 @@ pub(crate) struct SocketArgs {
     #[arg(long, default_value_t = 1000.0, value_parser = super::parse_seconds)]
     pub(crate) rate: f64,
     /// Messages a second from the engines while it is asked, where it is measured with them too; 0 = never.
-    #[arg(long, default_value_t = 10_000.0, value_parser = parse_rate)]
+    #[arg(long, default_value_t = 10_000.0, value_parser = super::parse_rate)]
     pub(crate) ingest_rate: f64,
     /// Workers of the fleet.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
@@ -159,9 +159,4 @@ pub(crate) struct SocketAskArgs {
     /// The number before that of its first request.
     #[arg(long)]
     pub(crate) after: u64,
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
-    rate.ok_or_else(|| "a number of at least 0".to_owned())
 }

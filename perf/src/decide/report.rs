@@ -80,6 +80,9 @@ pub(crate) struct Fleet {
     pub(crate) rows: Vec<Row>,
 }
 
+/// A part of a decision, and its figures.
+type Part = (&'static str, fn(&Times) -> Percentiles);
+
 /// What a run found.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
@@ -118,7 +121,7 @@ impl Report {
         table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
         let in_us = |times: Percentiles| format!("{:.2} / {:.2} us", times.p50 / 1e3, times.p99 / 1e3);
         for (fleet, row) in self.fleets.iter().flat_map(|fleet| fleet.rows.iter().map(move |row| (fleet, row))) {
-            let parts: [(&str, fn(&Times) -> Percentiles); 3] =
+            let parts: [Part; 3] =
                 [("decide + book", |times| times.decide), ("free", |times| times.free), ("both", |times| times.both)];
             for (name, of) in parts {
                 let (peer, ours) = (of(&row.peer), of(&row.kvrouted));

@@ -62,7 +62,7 @@ impl Shape {
             let store = shape.store(at);
             let removed = shape.removed(at);
             match shape.wire {
-                Wire::Msgpack => msgpack(at, &store, &removed),
+                Wire::Msgpack => msgpack(at, 0, &store, &removed),
                 Wire::Flatbuffer => flatbuffer(&mut encoder, &store, &removed),
             }
         })
@@ -136,17 +136,29 @@ fn flatbuffer(encoder: &mut flat::Encoder, store: &Store, removed: &[EngineHash]
 /// A message that stores blocks from the beginning of a prompt, as vLLM puts it.
 #[must_use]
 pub(crate) fn stored(at: u64, hashes: Vec<EngineHash>, tokens: Vec<u32>) -> Vec<u8> {
-    msgpack(at, &Store { parent: None, hashes, tokens }, &[])
+    msgpack(at, 0, &Store { parent: None, hashes, tokens }, &[])
 }
 
 /// The same, with `removed` gone in the same message.
 #[must_use]
 pub(crate) fn turned_over(at: u64, hashes: Vec<EngineHash>, tokens: Vec<u32>, removed: &[EngineHash]) -> Vec<u8> {
-    msgpack(at, &Store { parent: None, hashes, tokens }, removed)
+    msgpack(at, 0, &Store { parent: None, hashes, tokens }, removed)
+}
+
+/// The same of one data-parallel rank, where the stored blocks follow `parent`.
+#[must_use]
+pub(crate) fn continued(
+    (at, rank): (u64, u32),
+    parent: Option<EngineHash>,
+    hashes: Vec<EngineHash>,
+    tokens: Vec<u32>,
+    removed: &[EngineHash],
+) -> Vec<u8> {
+    msgpack(at, rank, &Store { parent, hashes, tokens }, removed)
 }
 
 /// `[time, [event map…], rank]` as vLLM 0.24 and later send it, every number in its shortest form.
-fn msgpack(at: u64, store: &Store, removed: &[EngineHash]) -> Vec<u8> {
+fn msgpack(at: u64, rank: u32, store: &Store, removed: &[EngineHash]) -> Vec<u8> {
     let mut out = vec![0x93, 0xcb];
     out.extend((1.7e9 + at as f64).to_be_bytes());
     out.push(0x91 + u8::from(!removed.is_empty()));
@@ -179,7 +191,7 @@ fn msgpack(at: u64, store: &Store, removed: &[EngineHash]) -> Vec<u8> {
         text(&mut out, "medium");
         text(&mut out, "GPU");
     }
-    out.push(0x00);
+    number(&mut out, u64::from(rank));
     out
 }
 

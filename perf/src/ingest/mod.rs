@@ -15,7 +15,7 @@ mod seen;
 mod sender;
 mod threads;
 
-pub(crate) use frames::{BLOCK_SIZE, SCHEME, Shape, name, stored, tokens, turned_over};
+pub(crate) use frames::{BLOCK_SIZE, SCHEME, Shape, continued, name, stored, tokens, turned_over};
 pub(crate) use run::run;
 pub(crate) use sender::serve;
-pub(crate) use threads::clock_ns;
+pub(crate) use threads::{clock_ns, nap, nap_exactly};

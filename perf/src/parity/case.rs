@@ -156,7 +156,7 @@ pub(crate) struct Ask {
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// A request was booked: its number is its place among these.
-    Booked(Ask),
+    Booked(Box<Ask>),
     /// The prefill of a request was done.
     Prefilled(usize),
     /// A request ended.
@@ -347,7 +347,7 @@ impl Maker {
         for number in 0..booked {
             let pin = Some(self.one_of(ranks));
             let at = self.chance.random_range(0..1000);
-            order.push((at, Step::Booked(Ask { pin, ..self.ask(case.block_size, texts) })));
+            order.push((at, Step::Booked(Box::new(Ask { pin, ..self.ask(case.block_size, texts) }))));
             let prefilled = self.is(0.5).then(|| at + self.chance.random_range(1..400));
             order.extend(prefilled.map(|at| (at, Step::Prefilled(number))));
             let freed = self.is(0.4).then(|| prefilled.unwrap_or(at) + self.chance.random_range(1..400));

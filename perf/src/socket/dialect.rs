@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use dynamo_kv_router::protocols::{BlockHashOptions, compute_block_hash_for_seq, compute_seq_hash_for_block};
 use kvrouted::hash;
-use kvrouted::ids::{CorrelationId, SpaceId};
+use kvrouted::ids::{CorrelationId, LocalHash, SpaceId};
 use kvrouted::limits::FRAME_HEADER_BYTES;
 use kvrouted::load::BookingRef;
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
@@ -80,6 +80,20 @@ impl Form {
     }
 }
 
+fn route_by_hashes(space: SpaceId, prompt: &[LocalHash]) -> Result<Form, Failure> {
+    let hashes: Vec<u8> = prompt.iter().flat_map(|local| local.0.to_le_bytes()).collect();
+    let token_count = tokens_of(prompt.len() as u64) as u32;
+    route_form(space, Prompt::LocalHashes { hashes: &hashes, scheme: SCHEME, token_count })
+}
+
+fn route_form(space: SpaceId, prompt: Prompt<'_>) -> Result<Form, Failure> {
+    let book = Some(BookingRequest { request_id: NAME, attempt: 0 });
+    let (request, mut out) = (RouteRequest { book, ..RouteRequest::new(space, prompt) }, Vec::new());
+    let encoded = RequestEncoder::default().route(CorrelationId(0), &request, &mut out);
+    encoded.map_err(|error| Failure::Contract(error.to_string()))?;
+    Form::new(out)
+}
+
 /// kvrouted's frames.
 #[derive(Clone)]
 pub(crate) struct Frames {
@@ -95,27 +109,27 @@ impl Frames {
     /// # Errors
     /// They cannot be encoded.
     pub(crate) fn new(size: Size, space: SpaceId) -> Result<Self, Failure> {
-        let mut encoder = RequestEncoder::default();
-        let mut route = |prompt: u64| {
+        let route = |prompt: u64| {
             let tokens = prompt_tokens(prompt, size.blocks);
-            let hashes: Vec<u8> =
-                prompt_hashes(prompt, size.blocks).iter().flat_map(|local| local.0.to_le_bytes()).collect();
-            let prompt = match size.given {
-                Given::Tokens => Prompt::Tokens(hash::token_bytes(&tokens)),
-                Given::Hashes => {
-                    Prompt::LocalHashes { hashes: &hashes, scheme: SCHEME, token_count: tokens.len() as u32 }
-                }
-            };
-            let book = Some(BookingRequest { request_id: NAME, attempt: 0 });
-            let (request, mut out) = (RouteRequest { book, ..RouteRequest::new(space, prompt) }, Vec::new());
-            encoder
-                .route(CorrelationId(0), &request, &mut out)
-                .map_err(|error| Failure::Contract(error.to_string()))?;
-            Form::new(out)
+            match size.given {
+                Given::Tokens => route_form(space, Prompt::Tokens(hash::token_bytes(&tokens))),
+                Given::Hashes => route_by_hashes(space, &prompt_hashes(prompt, size.blocks)),
+            }
         };
-        let routes = (0..PROMPTS).map(&mut route).collect::<Result<_, _>>()?;
-        let mut free = Vec::new();
-        encoder.free(CorrelationId(0), &BookingRef::Request { request_id: NAME, attempt: 0 }, &mut free);
+        Self::of_routes((0..PROMPTS).map(route).collect::<Result<_, _>>()?)
+    }
+
+    /// Requests about these prompts, in turns.
+    ///
+    /// # Errors
+    /// They cannot be encoded.
+    pub(crate) fn of_hashes(prompts: &[Vec<LocalHash>], space: SpaceId) -> Result<Self, Failure> {
+        Self::of_routes(prompts.iter().map(|prompt| route_by_hashes(space, prompt)).collect::<Result<_, _>>()?)
+    }
+
+    fn of_routes(routes: Vec<Form>) -> Result<Self, Failure> {
+        let (booking, mut free) = (BookingRef::Request { request_id: NAME, attempt: 0 }, Vec::new());
+        RequestEncoder::default().free(CorrelationId(0), &booking, &mut free);
         Ok(Self { routes, free: Form::new(free)?, reply_bytes: std::rc::Rc::default() })
     }
 
@@ -128,7 +142,7 @@ impl Frames {
 
 impl Dialect for Frames {
     fn ask(&mut self, slot: u32, number: u64, out: &mut Vec<u8>) {
-        let start = self.routes[(number % PROMPTS) as usize].append(number, out);
+        let start = self.routes[(number % self.routes.len() as u64) as usize].append(number, out);
         out[start..][CORRELATION].copy_from_slice(&u64::from(slot + 1).to_le_bytes());
     }
 

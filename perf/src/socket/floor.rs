@@ -104,7 +104,6 @@ async fn answer_polled(
         if let Some(ready) = ready.as_mut().filter(|_| read < room) {
             ready.clear_ready();
         }
-        drop(ready);
         if read == 0 {
             tokio::task::yield_now().await;
             continue;

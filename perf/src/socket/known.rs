@@ -49,11 +49,10 @@ pub(crate) type Holders = Vec<(u64, u64)>;
 /// # Errors
 /// It does not answer.
 pub(crate) fn held_by_us(server: &Server, tokens: &[u32]) -> Result<Holders, Failure> {
-    let contract = |error: kvrouted::error::Error| Failure::Contract(error.to_string());
     connect(&server.socket())?;
-    let mut client = Client::connect(&server.socket(), &ClientOptions::default()).map_err(contract)?;
+    let mut client = Client::connect(&server.socket(), &ClientOptions::default())?;
     let asked = RouteRequest::new(SpaceId(0), Prompt::Tokens(hash::token_bytes(tokens)));
-    let overlaps = client.overlap(&asked).map_err(contract)?;
+    let overlaps = client.overlap(&asked)?;
     Ok(overlaps.workers.iter().map(|entry| (entry.worker.id.0, u64::from(entry.overlap.device))).collect())
 }
 

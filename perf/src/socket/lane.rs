@@ -96,14 +96,10 @@ pub(crate) fn run(args: &LaneArgs) -> Result<Report, Failure> {
     Ok(Report { args: args.clone(), rows, lane_of_socket })
 }
 
-fn contract(error: kvrouted::error::Error) -> Failure {
-    Failure::Contract(error.to_string())
-}
-
 fn client(server: &Server, lane: LaneUse, looks: bool) -> Result<Client, Failure> {
     let spin = if looks { SPIN } else { Duration::ZERO };
     let options = ClientOptions { name: "perf".to_owned(), lane, spin, ..ClientOptions::default() };
-    Client::connect(&server.socket(), &options).map_err(contract)
+    Ok(Client::connect(&server.socket(), &options)?)
 }
 
 /// A size of requests by both ways. Both sides look where the server has processors of its own.
@@ -139,7 +135,7 @@ fn histogram() -> Result<Histogram<u64>, Failure> {
 
 /// Routes and frees for `time`.
 fn ask(client: &mut Client, size: Size, time: Duration) -> Result<Histogram<u64>, Failure> {
-    let space = client.space("m", None).map_err(contract)?.id;
+    let space = client.space("m", None)?.id;
     let prompts: Vec<(Vec<u32>, Vec<u8>)> = (0..PROMPTS)
         .map(|prompt| {
             let hashes = prompt_hashes(prompt, size.blocks);
@@ -155,10 +151,10 @@ fn ask(client: &mut Client, size: Size, time: Duration) -> Result<Histogram<u64>
         let book = Some(BookingRequest { request_id: "perf-lane", attempt: 0 });
         let request = RouteRequest { book, ..RouteRequest::new(space, prompt) };
         let asked = Instant::now();
-        let reply = client.route(&request).map_err(contract)?;
+        let reply = client.route(&request)?;
         latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
         let handle = reply.booking.ok_or_else(|| Failure::Contract("nothing was booked".to_owned()))?;
-        client.free(&BookingRef::Handle(handle)).map_err(contract)?;
+        client.free(&BookingRef::Handle(handle))?;
         if began.elapsed() >= time {
             break;
         }
@@ -173,9 +169,9 @@ fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64
         Given::Tokens => prompt_tokens(0, size.blocks).len() * 4,
     };
     let (request, reply) = (vec![7; request], vec![9; FLOOR_REPLY_BYTES]);
-    let sizes = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING).map_err(contract)?;
-    let mut made = LaneMemory::make(sizes).map_err(contract)?;
-    let mapped = LaneMemory::map(&made.share().map_err(contract)?, sizes).map_err(contract)?;
+    let sizes = LaneSizes::requested(0, 0, LANE_RING_BYTES_CEILING)?;
+    let mut made = LaneMemory::make(sizes)?;
+    let mapped = LaneMemory::map(&made.share()?, sizes)?;
     let (mut gateway, mut daemon) = (LaneEnd::new(mapped, LaneSide::Gateway), LaneEnd::new(made, LaneSide::Daemon));
     let (done, request_bytes, mut latency_ns) = (AtomicBool::new(false), request.len(), histogram()?);
     std::thread::scope(|scope| {

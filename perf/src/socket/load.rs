@@ -1,6 +1,7 @@
 //! One thread that asks over several connections, with several requests in flight on each: a request is a route that
-//! books, and once it is answered the free of that booking.
+//! books, and once it is answered, and held for a while if wanted, the free of that booking.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,10 @@ pub(crate) struct Wire {
     received: Vec<u8>,
     slots: Vec<Slot>,
     idle: Vec<u32>,
+    /// How long a booking is held before it is freed.
+    hold: Duration,
+    /// The bookings that are held, by the time of their free.
+    held: VecDeque<(Instant, u32)>,
 }
 
 #[derive(Clone, Copy)]
@@ -67,7 +72,30 @@ impl Wire {
     pub(crate) fn new(fd: OwnedFd, dialect: Box<dyn Dialect>, depth: u32) -> Self {
         let slots = vec![Slot { number: 0, since: Instant::now() }; depth as usize];
         let (out, received, idle) = (Vec::new(), Vec::new(), (0..depth).collect());
-        Self { fd, dialect, out, sent: 0, received, slots, idle }
+        let (hold, held) = (Duration::ZERO, VecDeque::new());
+        Self { fd, dialect, out, sent: 0, received, slots, idle, hold, held }
+    }
+
+    /// The same with bookings that are held for this long before they are freed.
+    #[must_use]
+    pub(crate) fn holding(self, hold: Duration) -> Self {
+        Self { hold, ..self }
+    }
+
+    /// Asks for the frees that are due; the time of the next one.
+    fn release_due(&mut self, now: Instant) -> Option<Instant> {
+        while let Some((due, slot)) = self.held.front().copied() {
+            if due > now {
+                return Some(due);
+            }
+            self.held.pop_front();
+            self.release(slot);
+        }
+        None
+    }
+
+    fn release(&mut self, slot: u32) {
+        self.dialect.release(slot, self.slots[slot as usize].number, &mut self.out);
     }
 
     fn ask(&mut self, slot: u32, number: u64, due: Option<Instant>) {
@@ -124,7 +152,11 @@ impl Wire {
             match reply.step {
                 Step::Route => {
                     latency_ns.saturating_record((now - slot.since).as_nanos() as u64);
-                    self.dialect.release(reply.slot, slot.number, &mut self.out);
+                    if self.hold.is_zero() {
+                        self.release(reply.slot);
+                    } else {
+                        self.held.push_back((now + self.hold, reply.slot));
+                    }
                 }
                 Step::Free => {
                     self.idle.push(reply.slot);
@@ -156,8 +188,9 @@ pub(crate) fn run(
         let now = Instant::now();
         let is_over = now - began >= time;
         if is_over {
-            // As many as one round trip leaves behind, whatever the pace.
-            kept_up.get_or_insert(begun - requests <= 1 + begun / 100);
+            // As many as one round trip leaves behind, whatever the pace. Held bookings were answered.
+            let held = wires.iter().map(|wire| wire.held.len() as u64).sum::<u64>();
+            kept_up.get_or_insert(begun - requests - held <= 1 + begun / 100 && is_on_time(pace, begun, time));
             if begun == requests {
                 break;
             }
@@ -172,12 +205,14 @@ pub(crate) fn run(
                 wires[wire].ask(slot, *number, due);
             }
         }
+        let next_release = wires.iter_mut().filter_map(|wire| wire.release_due(now)).min();
         wires.iter_mut().try_for_each(Wire::flush)?;
         let done = if spins {
             wires.iter_mut().try_fold(0, |done, wire| Ok::<_, Failure>(done + wire.take(&mut latency_ns)?))?
         } else {
             let has_room = !is_over && wires.iter().any(Wire::has_room);
             let wait = next_wait(pace, began.elapsed(), begun, time, has_room);
+            let wait = next_release.map_or(wait, |due| wait.min(due.saturating_duration_since(now)));
             wait_and_take(wires, wait, &mut latency_ns)?
         };
         requests += done;
@@ -199,6 +234,14 @@ fn due(pace: Pace, began: Instant, begun: u64, now: Instant) -> Option<Option<In
             let due = began + Duration::from_secs_f64(begun as f64 / per_second);
             (due <= now).then_some(Some(due))
         }
+    }
+}
+
+/// Whether hardly a request is yet to begin that was due within `time`.
+fn is_on_time(pace: Pace, begun: u64, time: Duration) -> bool {
+    match pace {
+        Pace::Closed => true,
+        Pace::Open(per_second) => begun as f64 >= 0.98 * (per_second * time.as_secs_f64()).floor(),
     }
 }
 
@@ -274,6 +317,46 @@ mod tests {
             done += wire.take(&mut latency_ns).unwrap();
             assert!(wire.out.len() <= 2 * (DEPTH as usize + 1) * REQUEST_BYTES, "{} bytes held", wire.out.len());
         }
+    }
+
+    /// A route is one byte, its slot; the free of it has the highest bit set. The reply is the same byte.
+    struct Echoed;
+
+    const FREE: u8 = 0x80;
+
+    impl Dialect for Echoed {
+        fn ask(&mut self, slot: u32, _: u64, out: &mut Vec<u8>) {
+            out.push(slot as u8);
+        }
+
+        fn release(&mut self, slot: u32, _: u64, out: &mut Vec<u8>) {
+            out.push(slot as u8 | FREE);
+        }
+
+        fn reply(&mut self, received: &[u8]) -> Result<Option<Answered>, Failure> {
+            let step = |byte: u8| if byte & FREE == 0 { Step::Route } else { Step::Free };
+            let answered = |byte: &u8| Answered { bytes: 1, slot: u32::from(byte & !FREE), step: step(*byte) };
+            Ok(received.first().map(answered))
+        }
+    }
+
+    #[test]
+    fn a_booking_is_freed_once_it_was_held_for_its_time() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut wire = Wire::new(ours.into(), Box::new(Echoed), 1).holding(Duration::from_secs(60));
+        let mut latency_ns = Histogram::new(3).unwrap();
+        let slot = wire.idle.pop().unwrap();
+        wire.ask(slot, 0, None);
+        wire.flush().unwrap();
+        theirs.write_all(&[slot as u8]).unwrap();
+        assert_eq!((wire.take(&mut latency_ns).unwrap(), latency_ns.len()), (0, 1), "answered, and held");
+        let due = wire.release_due(Instant::now()).unwrap();
+        assert!(wire.is_sent() && !wire.has_room());
+        assert_eq!((wire.release_due(due), &wire.out[..]), (None, &[slot as u8 | FREE][..]));
+        wire.flush().unwrap();
+        theirs.write_all(&[slot as u8 | FREE]).unwrap();
+        assert_eq!((wire.take(&mut latency_ns).unwrap(), wire.has_room()), (1, true));
     }
 
     #[test]

@@ -20,7 +20,11 @@ mod run;
 mod scaling;
 mod server;
 
+pub(crate) use dialect::Frames;
+pub(crate) use known::framed;
 pub(crate) use lane::run as run_lane;
+pub(crate) use load::{Measured, Pace, Wire, run as ask_wires};
+pub(crate) use report::load_average;
 pub(crate) use run::run;
 pub(crate) use scaling::{ask, run as scale};
-pub(crate) use server::serve;
+pub(crate) use server::{Server, serve};

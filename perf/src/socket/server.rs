@@ -1,5 +1,6 @@
 //! The servers, each a process of its own: a child of this binary.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -63,9 +64,7 @@ impl Server {
         lines: &[&[String]],
         processors: &[usize],
     ) -> Result<Self, Failure> {
-        let folder = folder()?;
-        let mut config =
-            format!("[serve]\nsocket = \"{}\"\nio = \"{}\"\ncores = {cores}\n", folder.join("s").display(), io.name());
+        let mut config = format!("io = \"{}\"\ncores = {cores}\n", io.name());
         for line in lines.iter().copied().flatten() {
             config.push_str(&format!("{line}\n"));
         }
@@ -73,6 +72,16 @@ impl Server {
         for (worker, endpoint) in engines.endpoints.iter().enumerate() {
             config.push_str(&format!("[[worker]]\nid = {worker}\nendpoint = \"{endpoint}\"\n"));
         }
+        Self::daemon(&config, processors)
+    }
+
+    /// Starts the daemon on these processors (none = all). `config` begins within `[serve]`, after its socket.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub(crate) fn daemon(config: &str, processors: &[usize]) -> Result<Self, Failure> {
+        let folder = folder()?;
+        let config = format!("[serve]\nsocket = \"{}\"\n{config}", folder.join("s").display());
         let file = folder.join("kvrouted.toml");
         std::fs::write(&file, config).map_err(Failure::file(&file))?;
         let mut command = this(ServedBy::Kvrouted, processors)?;
@@ -145,14 +154,30 @@ impl Server {
     /// # Errors
     /// It is gone.
     pub(crate) fn cpu_ns(&self) -> Result<u64, Failure> {
+        Ok(self.threads_ns()?.values().sum())
+    }
+
+    /// The same by the names of its threads.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn threads_ns(&self) -> Result<BTreeMap<String, u64>, Failure> {
         let folder = PathBuf::from(format!("/proc/{}/task", self.child.id()));
-        let mut sum = 0;
+        let mut threads = BTreeMap::new();
         for task in std::fs::read_dir(&folder).map_err(Failure::file(&folder))?.flatten() {
             // A thread may end while it is asked about.
             let Ok(spent) = std::fs::read_to_string(task.path().join("schedstat")) else { continue };
-            sum += spent.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            let Ok(name) = std::fs::read_to_string(task.path().join("comm")) else { continue };
+            let ns = spent.split_whitespace().next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            *threads.entry(name.trim_end().to_owned()).or_default() += ns;
         }
-        Ok(sum)
+        Ok(threads)
+    }
+
+    /// Its process.
+    #[must_use]
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
     }
 }
 

@@ -27,11 +27,19 @@ const END: u64 = u64::MAX;
 
 /// What a subscriber or a requester may send: it sends next to nothing.
 const REQUESTS: Bounds = Bounds { message_bytes_max: 1 << 10, parts_max: 4, command_bytes_max: ZMQ_COMMAND_BYTES_MAX };
+/// More daemons than any run starts.
+const DAEMONS_MAX: usize = 256;
 /// vLLM's default of `hwm`.
-const PUBLISHING: ServerPlan =
-    ServerPlan { role: Role::Publisher, bounds: REQUESTS, waiting_bytes_max: 64 << 20, waiting_messages_max: 100_000 };
+const PUBLISHING: ServerPlan = ServerPlan {
+    role: Role::Publisher,
+    bounds: REQUESTS,
+    waiting_bytes_max: 64 << 20,
+    waiting_messages_max: 100_000,
+    peers_max: DAEMONS_MAX,
+    peers_per_address_max: DAEMONS_MAX,
+};
 const REPLAYING: ServerPlan =
-    ServerPlan { role: Role::Router, bounds: REQUESTS, waiting_bytes_max: 4 << 20, waiting_messages_max: 512 };
+    ServerPlan { role: Role::Router, waiting_bytes_max: 4 << 20, waiting_messages_max: 512, ..PUBLISHING };
 
 /// Where a requester is in its answer.
 struct Asker {

@@ -7,10 +7,12 @@ use serde::{Serialize, Serializer};
 
 use crate::ingest::Shape;
 
+mod faults;
 mod fleet;
 mod gateway;
 mod socket;
 
+pub(crate) use faults::FaultsArgs;
 pub(crate) use fleet::{FleetArgs, FleetEnginesArgs};
 pub(crate) use gateway::{Asked, GatewayArgs, UpstreamArgs, Way};
 pub(crate) use socket::{Io, ServedBy, SocketArgs, SocketAskArgs, SocketServeArgs};
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Gateway(GatewayArgs),
     /// Run daemons on a large fleet of simulated engines, and ask them from many gateways.
     Fleet(FleetArgs),
+    /// Run routers, engines and gateways in network namespaces under faults; fails unless all agree at the end. Needs root.
+    Faults(FaultsArgs),
     /// Simulate engines; `fleet` starts these.
     #[command(hide = true)]
     FleetEngines(FleetEnginesArgs),

@@ -4,13 +4,14 @@
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
 //! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.
 //! `decide` times decisions on both sides, `parity` compares them. `gateway` measures proxies over HTTP. `large_fleet`
-//! runs daemons on thousands of ranks. What the figures mean is in the README.
+//! runs daemons on thousands of ranks, `faults` several routers in a network that fails. What the figures mean is in the README.
 
 mod args;
 mod chart;
 mod compare;
 mod decide;
 mod failure;
+mod faults;
 mod fleet;
 mod gateway;
 mod generator;
@@ -42,7 +43,8 @@ use clap::Parser;
 use serde::Serialize;
 
 use crate::args::{
-    Cli, Command, DecideArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs, SocketArgs,
+    Cli, Command, DecideArgs, FaultsArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs,
+    SocketArgs,
 };
 use crate::failure::Failure;
 
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Lane(args) => ask_by_lane(args, &mut out),
         Command::Gateway(args) => ask_through_proxies(args, &mut out),
         Command::Fleet(args) => run_large_fleet(args, &mut out),
+        Command::Faults(args) => run_under_faults(args, &mut out),
         Command::FleetEngines(args) => {
             // The child speaks for itself.
             drop(out);
@@ -138,6 +141,14 @@ fn run_large_fleet(args: &FleetArgs, out: &mut impl Write) -> Result<(), Failure
     let (json, table) = (json(&report)?, report.table());
     save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     print(out, if args.json { &json } else { &table })
+}
+
+fn run_under_faults(args: &FaultsArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = faults::run(args)?;
+    let (json, text) = (json(&report)?, report.text());
+    save(args.save.as_deref(), args.name.as_deref(), &json, &text)?;
+    print(out, if args.json { &json } else { &text })?;
+    report.verdict()
 }
 
 fn compare_decisions(args: &ParityArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -41,6 +41,14 @@ const PUBLISHING: ServerPlan = ServerPlan {
 const REPLAYING: ServerPlan =
     ServerPlan { role: Role::Router, waiting_bytes_max: 4 << 20, waiting_messages_max: 512, ..PUBLISHING };
 
+/// Where a rank binds its sockets.
+pub(crate) struct Sockets {
+    /// The publisher.
+    pub(crate) events: String,
+    /// The replay socket.
+    pub(crate) replays: String,
+}
+
 /// Where a requester is in its answer.
 struct Asker {
     peer: PeerId,
@@ -48,7 +56,7 @@ struct Asker {
 }
 
 /// A rank.
-pub(super) struct Rank {
+pub(crate) struct Rank {
     owner: Owner,
     events: Server,
     replays: Server,
@@ -67,16 +75,25 @@ impl Rank {
     ///
     /// # Errors
     /// No port or no descriptor is left.
-    pub(super) fn new(owner: Owner, cache_blocks: u32) -> Result<Self, Failure> {
-        let bind = |plan| {
-            let any = BoundEndpoint::parse("tcp://127.0.0.1:*").map_err(|error| error.to_string());
-            any.and_then(|any| Server::bind(&any, plan).map_err(|error| error.to_string())).map_err(Failure::Contract)
+    pub(crate) fn new(owner: Owner, cache_blocks: u32) -> Result<Self, Failure> {
+        let any = || "tcp://127.0.0.1:*".to_owned();
+        Self::bound(owner, cache_blocks, &Sockets { events: any(), replays: any() }, 0)
+    }
+
+    /// Binds these sockets. An engine does other work in each of its lives.
+    ///
+    /// # Errors
+    /// An address is taken or not of this host, or no descriptor is left.
+    pub(crate) fn bound(owner: Owner, cache_blocks: u32, sockets: &Sockets, life: u64) -> Result<Self, Failure> {
+        let bind = |at: &str, plan| {
+            let at = BoundEndpoint::parse(at).map_err(|error| error.to_string());
+            at.and_then(|at| Server::bind(&at, plan).map_err(|error| error.to_string())).map_err(Failure::Contract)
         };
-        let seed = u64::from(owner.worker) << 32 | u64::from(owner.rank);
+        let seed = life << 48 | u64::from(owner.worker) << 16 | u64::from(owner.rank);
         Ok(Self {
             owner,
-            events: bind(PUBLISHING)?,
-            replays: bind(REPLAYING)?,
+            events: bind(&sockets.events, PUBLISHING)?,
+            replays: bind(&sockets.replays, REPLAYING)?,
             cache: Cache::new(cache_blocks),
             random: Xoshiro256PlusPlus::seed_from_u64(seed),
             history: VecDeque::new(),
@@ -87,19 +104,29 @@ impl Rank {
     }
 
     /// The worker's id.
-    pub(super) const fn worker(&self) -> u32 {
+    pub(crate) const fn worker(&self) -> u32 {
         self.owner.worker
     }
 
     /// Computes until the cache is full.
-    pub(super) fn fill(&mut self) {
+    pub(crate) fn fill(&mut self) {
         while !self.cache.is_full() {
             self.step(0.0);
         }
     }
 
-    /// Computes a step and publishes its batch, unless chance (`loss`, 0 to 1) drops it.
-    pub(super) fn step(&mut self, loss: f64) {
+    /// Whether each further step evicts.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.cache.is_full()
+    }
+
+    /// Leading blocks of a prompt that it holds.
+    pub(crate) fn depth(&self, prompt: u32) -> u8 {
+        self.cache.depth(prompt)
+    }
+
+    /// Computes a step and publishes its batch, unless chance (`loss`, 0 to 1) drops it. The number of the batch.
+    pub(crate) fn step(&mut self, loss: f64) -> (u64, Step) {
         let step = self.cache.step(&mut self.random);
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -112,13 +139,14 @@ impl Rank {
         } else if self.events.peers() > 0 {
             self.events.publish(&zmtp::message(&[b"", &seq.to_be_bytes()], &self.owner.payload(seq, &step)));
         }
+        (seq, step)
     }
 
     /// Takes connections and questions, and sends what the kernel takes.
     ///
     /// # Errors
     /// An event loop failed.
-    pub(super) fn attend(&mut self, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> io::Result<()> {
+    pub(crate) fn attend(&mut self, now_ms: u64, received: &mut Vec<(PeerId, Message)>) -> io::Result<()> {
         self.events.serve_peers(Duration::ZERO, now_ms, received)?;
         received.clear();
         self.replays.serve_peers(Duration::ZERO, now_ms, received)?;
@@ -133,12 +161,12 @@ impl Rank {
     }
 
     /// Whether a daemon is connected to its replay socket.
-    pub(super) const fn has_requester(&self) -> bool {
+    pub(crate) const fn has_requester(&self) -> bool {
         self.replays.peers() > 0
     }
 
     /// Goes on with its answers; `true` = an answer has more.
-    pub(super) fn answer(&mut self) -> bool {
+    pub(crate) fn answer(&mut self) -> bool {
         let first_seq = self.next_seq - self.history.len() as u64;
         let Self { owner, replays, history, askers, .. } = self;
         askers.retain_mut(|asker| {
@@ -160,14 +188,14 @@ impl Rank {
     }
 
     /// Where its sockets are.
-    pub(super) fn endpoints(&self) -> Endpoints {
+    pub(crate) fn endpoints(&self) -> Endpoints {
         let Owner { worker, rank } = self.owner;
         let (endpoint, replay) = (self.events.endpoint().to_owned(), self.replays.endpoint().to_owned());
         Endpoints { worker, rank, endpoint, replay }
     }
 
     /// What the daemon should know of it.
-    pub(super) fn state(&self) -> RankState {
+    pub(crate) fn state(&self) -> RankState {
         let newest = self.cache.newest_private();
         RankState {
             worker: self.owner.worker,

@@ -6,8 +6,8 @@
 
 mod cache;
 mod children;
-mod contents;
-mod engine;
+pub(crate) mod contents;
+pub(crate) mod engine;
 mod engines;
 mod gateways;
 mod orders;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// An order to a process of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Compute until every cache is full.
     Fill,
     /// Publish this number of batches a second, all ranks in turns; 0 = none.
@@ -33,7 +33,7 @@ pub(super) enum Order {
 /// The reply to an order.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     /// It is done. The batches and the processor time are those of the process since its start.
     Done {
         /// Batches computed since the caches were filled.
@@ -49,34 +49,34 @@ pub(super) enum Reply {
 
 /// Where one rank is.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Endpoints {
+pub(crate) struct Endpoints {
     /// The worker.
-    pub(super) worker: u32,
+    pub(crate) worker: u32,
     /// The rank.
-    pub(super) rank: u32,
+    pub(crate) rank: u32,
     /// Its publisher.
-    pub(super) endpoint: String,
+    pub(crate) endpoint: String,
     /// Its replay socket.
-    pub(super) replay: String,
+    pub(crate) replay: String,
 }
 
 /// What one rank holds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct RankState {
+pub(crate) struct RankState {
     /// The worker.
-    pub(super) worker: u32,
+    pub(crate) worker: u32,
     /// The rank.
-    pub(super) rank: u32,
+    pub(crate) rank: u32,
     /// The sequence number of its next batch.
-    pub(super) next_seq: u64,
+    pub(crate) next_seq: u64,
     /// Blocks in its cache.
-    pub(super) held_blocks: u32,
+    pub(crate) held_blocks: u32,
     /// Leading blocks of each shared prompt.
-    pub(super) shared: Vec<u8>,
+    pub(crate) shared: Vec<u8>,
     /// The newest of its own prompts, and the leading blocks of it.
-    pub(super) private: Option<(u32, u8)>,
+    pub(crate) private: Option<(u32, u8)>,
     /// Batches that were not published, or missed by a subscriber.
-    pub(super) dropped: u64,
+    pub(crate) dropped: u64,
     /// Subscribers that were disconnected.
-    pub(super) cut: u64,
+    pub(crate) cut: u64,
 }

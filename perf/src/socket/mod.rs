@@ -27,4 +27,4 @@ pub(crate) use load::{Measured, Pace, Wire, run as ask_wires};
 pub(crate) use report::load_average;
 pub(crate) use run::run;
 pub(crate) use scaling::{ask, run as scale};
-pub(crate) use server::{Server, serve};
+pub(crate) use server::{Server, daemon_command, serve};

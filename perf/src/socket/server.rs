@@ -84,9 +84,7 @@ impl Server {
         let config = format!("[serve]\nsocket = \"{}\"\n{config}", folder.join("s").display());
         let file = folder.join("kvrouted.toml");
         std::fs::write(&file, config).map_err(Failure::file(&file))?;
-        let mut command = this(ServedBy::Kvrouted, processors)?;
-        command.arg("--path").arg(file);
-        Self::spawn(command, folder, 0)
+        Self::spawn(daemon_command(&file, processors)?, folder, 0)
     }
 
     /// Starts the peer's selection service on these processors and tells it of its workers.
@@ -206,6 +204,16 @@ fn this(side: ServedBy, processors: &[usize]) -> Result<Command, Failure> {
         let processors: Vec<_> = processors.iter().map(usize::to_string).collect();
         command.args(["--processors", &processors.join(",")]);
     }
+    Ok(command)
+}
+
+/// What runs the daemon of a configuration file on these processors (none = all).
+///
+/// # Errors
+/// This program cannot be found.
+pub(crate) fn daemon_command(config: &Path, processors: &[usize]) -> Result<Command, Failure> {
+    let mut command = this(ServedBy::Kvrouted, processors)?;
+    command.arg("--path").arg(config);
     Ok(command)
 }
 

@@ -1,0 +1,47 @@
+//! Arguments of `faults`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+/// Arguments of `faults`.
+#[derive(Args, Clone, Debug, Serialize)]
+pub(crate) struct FaultsArgs {
+    /// Routers, each in a network namespace of its own.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=16))]
+    pub(crate) routers: u8,
+    /// Simulated engines, each in a network namespace of its own.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=60))]
+    pub(crate) engines: u8,
+    /// Gateways, as many at each router.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) gateways: u32,
+    /// Minutes of faults.
+    #[arg(long, default_value_t = 10.0, value_parser = super::parse_seconds)]
+    pub(crate) minutes: f64,
+    /// Batches a second that all engines publish.
+    #[arg(long, default_value_t = 400.0, value_parser = super::parse_seconds)]
+    pub(crate) batches_per_s: f64,
+    /// Routes a second that all gateways ask for.
+    #[arg(long, default_value_t = 600.0, value_parser = super::parse_seconds)]
+    pub(crate) routes_per_s: f64,
+    /// Blocks in the cache of each engine.
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    pub(crate) cache_blocks: u32,
+    /// Fixes the plan of faults, not the timing.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON object in place of the text.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) json: bool,
+    /// Also write NAME.json and NAME.txt into this folder.
+    #[arg(long, value_name = "DIR", requires = "name")]
+    #[serde(skip)]
+    pub(crate) save: Option<PathBuf>,
+    /// The name of what `--save` writes.
+    #[arg(long, value_name = "NAME", requires = "save")]
+    #[serde(skip)]
+    pub(crate) name: Option<String>,
+}

@@ -162,6 +162,11 @@ pub const CLIENT_IN_FLIGHT_MAX_DEFAULT: usize = 1024;
 /// Reports that wait until the daemon is back. Beyond it the oldest are forgotten and counted; their bookings end by
 /// age.
 pub const CLIENT_REPORTS_STORED_MAX: usize = 1 << 16;
+/// How long a client remembers what it has freed, to free it once more at a daemon that crashed, milliseconds. It exceeds
+/// the default of `bookings_image_ms`.
+pub const CLIENT_FREES_KEPT_MS: u64 = 5_000;
+/// Freed bookings that a client remembers. Of more, the oldest are forgotten.
+pub const CLIENT_FREES_KEPT_MAX: usize = 1 << 14;
 /// Default timeout of a call, connecting included, milliseconds.
 pub const CLIENT_TIMEOUT_MS_DEFAULT: u64 = 1_000;
 /// First back-off after a daemon did not answer, milliseconds. Doubles each time.

@@ -7,7 +7,7 @@ mod failure;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::client::conversation::{Channel, Conversation, Incoming, Opened, Rejection};
 use crate::client::fallback::{FallbackReason, Fleet};
@@ -15,8 +15,8 @@ use crate::client::spaces::Spaces;
 use crate::client::{LaneUse, SteadyOptions, lost};
 use crate::error::{Error, Result};
 use crate::ids::{CorrelationId, Worker};
-use crate::limits::CLIENT_REPORTS_STORED_MAX;
-use crate::protocol::{BookingHandle, BookingRef, SessionToken};
+use crate::limits::{CLIENT_FREES_KEPT_MAX, CLIENT_FREES_KEPT_MS, CLIENT_REPORTS_STORED_MAX};
+use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, SessionToken};
 use crate::wire::{HelloReply, LaneOpened, Reply, RequestEncoder, WatchReply, features};
 use backoff::Silence;
 
@@ -73,6 +73,8 @@ pub(super) struct ClientState<W> {
     pub(super) conversation: Conversation<InFlight<W>>,
     /// Reports for the next connection.
     stored_reports: VecDeque<Report>,
+    /// Bookings that this run of the daemon has freed lately, and when: a crash may have brought them back.
+    freed: VecDeque<(Instant, BookingHandle)>,
     pub(super) phase: Phase,
     pub(super) silence: Silence,
     back_off: BackOff,
@@ -101,6 +103,7 @@ impl<W: Waiter> ClientState<W> {
         Self {
             conversation: Conversation::default(),
             stored_reports: VecDeque::new(),
+            freed: VecDeque::new(),
             phase: Phase::Connecting { is_first: true },
             silence: Silence::default(),
             back_off: options.back_off,
@@ -188,6 +191,7 @@ impl<W: Waiter> ClientState<W> {
         if self.hello.as_ref().is_some_and(|last| last.instance_id != hello.instance_id) {
             // Another run of the daemon has no bookings of the last one.
             self.stored_reports.clear();
+            self.freed.clear();
         }
         self.spaces.learn(&hello.spaces);
         let watches = self.learns_fleet && hello.features & features::WATCH != 0;
@@ -198,6 +202,10 @@ impl<W: Waiter> ClientState<W> {
         self.count(ClientCounter::Connected);
         for report in std::mem::take(&mut self.stored_reports) {
             self.send_report(&report, None);
+        }
+        // If the daemon has crashed, it goes on with what it had written down before the last of these were freed.
+        for (_, handle) in std::mem::take(&mut self.freed) {
+            self.send_report(&Report { name: BookingName::Handle(handle), kind: ReportKind::Free }, None);
         }
         if watches {
             self.conversation.watch(None);
@@ -343,7 +351,7 @@ impl<W: Waiter> ClientState<W> {
             self.heard_at = Some(now);
             self.silence.answered();
             match incoming {
-                Incoming::Reply { waiter, reply, .. } => self.answered(waiter, reply),
+                Incoming::Reply { waiter, reply, .. } => self.answered(waiter, reply, now),
                 Incoming::Fleet(fleet) => self.learn(fleet),
                 // An error ends the watch; the fleet stays as it was. The end of the connection follows by itself.
                 Incoming::WatchEnded(_) | Incoming::Closing(_) | Incoming::Other => {}
@@ -352,12 +360,19 @@ impl<W: Waiter> ClientState<W> {
         Ok(())
     }
 
-    fn answered(&mut self, request: InFlight<W>, reply: Result<Reply>) {
-        if let (Err(_), Leftover::Booking { request_id, attempt }) = (&reply, request.leftover) {
-            // The reply cannot be read, so the booking is freed by its name.
-            self.count(ClientCounter::BookingsGivenBack);
-            let name = BookingName::Request { request_id, attempt };
-            self.send_report(&Report { name, kind: ReportKind::Free }, None);
+    fn answered(&mut self, request: InFlight<W>, reply: Result<Reply>, now: Instant) {
+        match (&reply, request.leftover) {
+            (Err(_), Leftover::Booking { request_id, attempt }) => {
+                // The reply cannot be read, so the booking is freed by its name.
+                self.count(ClientCounter::BookingsGivenBack);
+                let name = BookingName::Request { request_id, attempt };
+                self.send_report(&Report { name, kind: ReportKind::Free }, None);
+            }
+            (
+                Ok(Reply::Free(BookingOutcome::Applied)),
+                Leftover::Report(Report { name: BookingName::Handle(handle), kind: ReportKind::Free }),
+            ) => self.note_freed(handle, now),
+            _ => {}
         }
         let instance_id = self.instance_id();
         let reply = reply.map(|reply| RunReply { reply, instance_id });
@@ -368,6 +383,15 @@ impl<W: Waiter> ClientState<W> {
         if let Some(reply) = unclaimed {
             self.free_unclaimed(&reply);
         }
+    }
+
+    /// Remembers for a while that the daemon has freed a booking.
+    fn note_freed(&mut self, handle: BookingHandle, now: Instant) {
+        let is_old = |at: &Instant| now.saturating_duration_since(*at) > Duration::from_millis(CLIENT_FREES_KEPT_MS);
+        while self.freed.front().is_some_and(|(at, _)| is_old(at)) || self.freed.len() >= CLIENT_FREES_KEPT_MAX {
+            self.freed.pop_front();
+        }
+        self.freed.push_back((now, handle));
     }
 
     /// Frees the bookings of a reply that no call takes: nothing else would free them.

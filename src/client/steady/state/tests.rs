@@ -252,3 +252,38 @@ fn calls_wait_for_the_first_try_and_fail_during_pauses() {
     assert!(matches!(talk.may_send(over + LASTING, &mut later), Err(Failure::Unreachable(_))));
     assert!(talk.may_send(over + 2 * LASTING, &mut later).expect("the pause is over"));
 }
+
+#[test]
+fn what_was_freed_lately_is_freed_again_on_the_next_connection_to_the_same_run() {
+    let (mut talk, ear) = (talk(), RecordingWaiter::default());
+    let first = Instant::now();
+    let mut freed = |talk: &mut Talk, slot, at| {
+        let report = free_of(slot);
+        talk.send_report(&report, Some(ear.clone()));
+        let (id, _) = daemon_script::said(&mut talk.conversation.unsent).pop().expect("a report");
+        talk.receive(Channel::Socket, &free_reply(id), at).expect("valid frames");
+    };
+    freed(&mut talk, 1, first);
+    let later = first + Duration::from_millis(CLIENT_FREES_KEPT_MS + 1);
+    freed(&mut talk, 2, later);
+    freed(&mut talk, 3, later);
+    talk.ended(None, Instant::now() + LASTING, 0.5);
+    assert_eq!(connect(&mut talk, 1), [free_words(2), free_words(3), "watch".to_owned()], "1 was freed too long ago");
+    freed(&mut talk, 4, later);
+    talk.ended(None, Instant::now() + LASTING, 0.5);
+    let told = [free_words(2), free_words(3), free_words(4)];
+    assert_eq!(connect(&mut talk, 1)[..3], told, "the first two were not answered");
+    talk.ended(None, Instant::now() + LASTING, 0.5);
+    assert_eq!(connect(&mut talk, 2), ["watch"], "another run knows none of them");
+}
+
+#[test]
+fn only_so_many_freed_bookings_are_remembered() {
+    let mut talk = talk();
+    let now = Instant::now();
+    for slot in 0..CLIENT_FREES_KEPT_MAX as u64 + 2 {
+        talk.note_freed(BookingHandle { slot, generation: 1 }, now);
+    }
+    assert_eq!(talk.freed.len(), CLIENT_FREES_KEPT_MAX);
+    assert_eq!(talk.freed.front().map(|(_, handle)| handle.slot), Some(2));
+}

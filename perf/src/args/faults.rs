@@ -29,6 +29,9 @@ pub(crate) struct FaultsArgs {
     /// Blocks in the cache of each engine.
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
     pub(crate) cache_blocks: u32,
+    /// Routers hear each other over a real nats-server, which fails too, in place of ZeroMQ.
+    #[arg(long)]
+    pub(crate) nats: bool,
     /// Fixes the plan of faults, not the timing.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

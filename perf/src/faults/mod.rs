@@ -3,9 +3,11 @@
 //! the routers must agree, and nothing may stay booked.
 //!
 //! `namespace` is a place of the network, `network` carries packets between places, `plan` says which faults come when.
-//! `engine` runs a simulated engine and notes what it held (`truth`), `router` a daemon, `gateways` ask. `check` compares
+//! `engine` runs a simulated engine and notes what it held (`truth`), `router` a daemon, `broker` a
+//! nats-server, `gateways` ask. `check` compares
 //! what daemons say with the truth. `run` puts it together, `report` says it.
 
+mod broker;
 mod check;
 mod engine;
 mod gateways;

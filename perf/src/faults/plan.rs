@@ -18,17 +18,24 @@ pub(super) struct Places {
     pub(super) routers: u8,
     /// Engines.
     pub(super) engines: u8,
+    /// Brokers: 1 if routers hear each other over NATS, else 0.
+    pub(super) brokers: u8,
 }
 
 impl Places {
     /// All places.
     pub(super) const fn all(self) -> u8 {
-        self.routers + self.engines
+        self.routers + self.engines + self.brokers
     }
 
     /// The place of an engine.
     pub(super) const fn engine(self, engine: u8) -> u8 {
         self.routers + engine
+    }
+
+    /// The place of the broker, if there is one.
+    pub(super) fn broker(self) -> Option<u8> {
+        (self.brokers > 0).then_some(self.routers + self.engines)
     }
 }
 
@@ -103,6 +110,8 @@ pub(super) enum ProcessFault {
     KillEngine(u8, Duration),
     /// An engine drops this share of its batches, as at its high-water mark.
     DropBatches(u8, f64),
+    /// SIGKILL to the broker, which starts again after a while.
+    KillBroker(Duration),
 }
 
 impl ProcessFault {
@@ -113,17 +122,19 @@ impl ProcessFault {
             Self::RestartRouter(_) => "a router restarted",
             Self::KillEngine(..) => "an engine killed",
             Self::DropBatches(..) => "an engine dropped batches",
+            Self::KillBroker(_) => "the broker killed",
         }
     }
 
     fn draw(random: &mut impl Rng, places: Places) -> Self {
         let (router, engine) = (random.random_range(0..places.routers), random.random_range(0..places.engines));
         let pause = Duration::from_millis(random.random_range(100..4000));
-        match random.random_range(0..4) {
+        match random.random_range(0..4 + places.brokers) {
             0 => Self::KillRouter(router, pause),
             1 => Self::RestartRouter(router),
             2 => Self::KillEngine(engine, pause),
-            _ => Self::DropBatches(engine, random.random_range(0.01..0.3)),
+            3 => Self::DropBatches(engine, random.random_range(0.01..0.3)),
+            _ => Self::KillBroker(pause),
         }
     }
 }
@@ -167,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_seed_fixes_the_plan_and_every_fault_comes() {
-        let places = Places { routers: 3, engines: 8 };
+        let places = Places { routers: 3, engines: 8, brokers: 1 };
         let plan = || {
             let mut random = Xoshiro256PlusPlus::seed_from_u64(5);
             (0..200).map(|_| Round::draw(&mut random, places)).collect::<Vec<_>>()
@@ -176,12 +187,12 @@ mod tests {
         assert_eq!(rounds, plan());
         let network: BTreeSet<_> = rounds.iter().filter_map(|round| round.network).map(NetworkFault::name).collect();
         let process: BTreeSet<_> = rounds.iter().filter_map(|round| round.process).map(ProcessFault::name).collect();
-        assert_eq!((network.len(), process.len()), (5, 4));
+        assert_eq!((network.len(), process.len()), (5, 5));
     }
 
     #[test]
     fn a_cut_names_the_lower_place_first_and_no_place_with_itself() {
-        let places = Places { routers: 3, engines: 2 };
+        let places = Places { routers: 3, engines: 2, brokers: 0 };
         let cut = |fault: NetworkFault| fault.weather(places).cut.into_iter().collect::<Vec<_>>();
         assert_eq!(cut(NetworkFault::CutRouters(2, 0)), [(0, 2)]);
         assert_eq!(cut(NetworkFault::CutEngines(1, 0b10)), [(1, 4)]);

@@ -44,8 +44,8 @@ pub(super) struct Agreement {
     pub(super) digests_equal_s: Option<f64>,
     /// Bookings live in all routers then.
     pub(super) bookings_live: u64,
-    /// Seconds from the moment at which gateways had freed everything and left until each router counted for each other one
-    /// what that one had booked itself; `None` = not in time.
+    /// Seconds from the moment at which gateways had freed everything and left until digests were equal again; `None` = not in
+    /// time.
     pub(super) known_s: Option<f64>,
     /// Bookings live in all routers then: those that were freed just before a router was killed, and that its image
     /// brought back.
@@ -86,13 +86,14 @@ impl Report {
     /// The report as text.
     #[must_use]
     pub(crate) fn text(&self) -> String {
-        let FaultsArgs { routers, engines, gateways, batches_per_s, routes_per_s, seed, .. } = &self.args;
+        let FaultsArgs { routers, engines, gateways, batches_per_s, routes_per_s, seed, nats, .. } = &self.args;
+        let carrier = if *nats { "NATS" } else { "ZeroMQ" };
         let mut text = String::new();
         let mut line = |of: std::fmt::Arguments<'_>| {
             let _ = writeln!(text, "{of}");
         };
         line(format_args!(
-            "{routers} routers x {engines} engines x {gateways} gateways, {batches_per_s} batches/s, {routes_per_s} routes/s, \
+            "{routers} routers over {carrier} x {engines} engines x {gateways} gateways, {batches_per_s} batches/s, {routes_per_s} routes/s, \
              seed {seed}; {}; load average {:.1}",
             self.machine, self.load_average
         ));
@@ -127,8 +128,8 @@ impl Report {
             seconds(self.exact_s)
         ));
         line(format_args!(
-            "after gateways had freed everything and left: routers counted for others what these had booked after {}; \
-             {bookings_kept} bookings that images had brought back were gone after {}; {bookings_left} bookings left, \
+            "after gateways had freed everything and left: digests equal after {}; {bookings_kept} \
+             bookings that images had brought back, none after {}; {bookings_left} bookings left, \
              {phantoms} phantom requests",
             seconds(known_s),
             seconds(none_s)

@@ -9,6 +9,7 @@ use kvrouted::client::{Client, ClientOptions};
 use kvrouted::wire::StatusPage;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::broker::NATS_PORT;
 use super::engine::{EVENTS_PORT, REPLAY_PORT};
 use super::namespace::{Namespace, address};
 use super::plan::Places;
@@ -58,16 +59,21 @@ impl Router {
 
     fn config(&self, places: Places) -> String {
         let at = |name: &str| self.folder.join(name).display().to_string();
-        let peers: Vec<_> =
-            (0..places.routers).map(|router| format!("tcp://{}:{ROUTERS_PORT}", address(router))).collect();
+        let hears = match places.broker() {
+            Some(broker) => format!("nats = [\"nats://{}:{NATS_PORT}\"]", address(broker)),
+            None => {
+                let at = |router| format!("tcp://{}:{ROUTERS_PORT}", address(router));
+                let peers: Vec<_> = (0..places.routers).map(at).collect();
+                format!("listen = \"tcp://{}:{ROUTERS_PORT}\"\npeers = {peers:?}", self.place.address())
+            }
+        };
         let mut config = format!(
             "[serve]\nsocket = {:?}\n[snapshot]\ndir = {:?}\nevery_s = 2\nbookings_image_ms = {BOOKINGS_IMAGE_MS}\n\
-             [routers]\nname = {:?}\nlisten = \"tcp://{}:{ROUTERS_PORT}\"\npeers = {peers:?}\nsecret_file = {:?}\n\
+             [routers]\nname = {:?}\n{hears}\nsecret_file = {:?}\n\
              [[space]]\nmodel = \"m\"\nblock_size = {BLOCK_SIZE}\nsalts = \"none\"\nfull_reports = \"none\"\n",
             at("s"),
             at("snapshots"),
             self.name,
-            self.place.address(),
             at("secret"),
         );
         for engine in 0..places.engines {

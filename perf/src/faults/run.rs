@@ -11,6 +11,7 @@ use kvrouted::wire::{RouterStatus, StatusPage};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::broker::Broker;
 use super::check::{Checker, Compared};
 use super::engine::Engine;
 use super::gateways::Gateways;
@@ -29,6 +30,8 @@ use crate::socket::load_average;
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// How often they are asked about it.
 const ASK_EVERY: Duration = Duration::from_millis(20);
+/// How long something is waited for before the run says so.
+const TELL_AFTER: Duration = Duration::from_secs(2);
 /// The pause between two looks at overlaps while there are faults.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// How long the fleet runs before the first fault.
@@ -39,8 +42,11 @@ struct Run {
     network: Network,
     engines: Vec<Engine>,
     routers: Vec<Router>,
+    broker: Option<Broker>,
     /// When routers that are dead start again.
     due: Vec<Option<Instant>>,
+    /// When the broker does, if it is dead.
+    broker_due: Option<Instant>,
     checker: Checker,
     random: Xoshiro256PlusPlus,
     faults: BTreeMap<&'static str, u32>,
@@ -98,7 +104,7 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<Report, Failure> {
 
 impl Run {
     fn start(args: &FaultsArgs) -> Result<Self, Failure> {
-        let places = Places { routers: args.routers, engines: args.engines };
+        let places = Places { routers: args.routers, engines: args.engines, brokers: u8::from(args.nats) };
         let (mut namespaces, mut devices) = (Vec::new(), Vec::new());
         for place in 0..places.all() {
             let (namespace, device) = Namespace::new(place)?;
@@ -111,6 +117,7 @@ impl Run {
             Engine::start(&namespaces[usize::from(places.engine(engine))], u32::from(engine), args.cache_blocks, per_s)
         };
         let engines = (0..args.engines).map(engine).collect::<Result<_, _>>()?;
+        let broker = places.broker().map(|place| Broker::start(&namespaces[usize::from(place)])).transpose()?;
         let router = |router: u8| Router::start(router, &namespaces[usize::from(router)], places);
         let routers: Vec<_> = (0..args.routers).map(router).collect::<Result<_, _>>()?;
         let prompts: Vec<_> = (0..SHARED_PROMPTS).map(shared_prompt).collect();
@@ -118,7 +125,9 @@ impl Run {
             places,
             network,
             engines,
+            broker,
             due: vec![None; routers.len()],
+            broker_due: None,
             checker: Checker::new(routers.len(), &prompts),
             routers,
             random: Xoshiro256PlusPlus::seed_from_u64(args.seed),
@@ -164,6 +173,12 @@ impl Run {
             }
             ProcessFault::KillEngine(engine, pause) => self.engines[usize::from(engine)].die(pause),
             ProcessFault::DropBatches(engine, share) => self.engines[usize::from(engine)].drop_batches(share),
+            ProcessFault::KillBroker(pause) => {
+                if let Some(broker) = &mut self.broker {
+                    broker.kill();
+                    self.broker_due = Some(Instant::now() + pause);
+                }
+            }
         }
         Ok(())
     }
@@ -193,6 +208,12 @@ impl Run {
                 *due = None;
             }
         }
+        if self.broker_due.is_some_and(&is_due)
+            && let Some(broker) = &mut self.broker
+        {
+            broker.start_again()?;
+            self.broker_due = None;
+        }
         Ok(())
     }
 
@@ -217,8 +238,7 @@ impl Run {
         let exact_s = self.trust()?;
         runtime.block_on(gateways.end())?;
         let ended = Instant::now();
-        let known = |pages: &[StatusPage]| all_agree(pages) && others(pages) == (pages.len() as u64 - 1) * own(pages);
-        let known_s = self.until("routers know what is freed", known).ok().map(|_| ended.elapsed().as_secs_f64());
+        let known_s = self.until("routers know what is freed", all_agree).ok().map(|_| ended.elapsed().as_secs_f64());
         let bookings_kept = sum(&self.pages()?, "bookings_live");
         let has_none = |pages: &[StatusPage]| others(pages) == 0 && sum(pages, "bookings_live") == 0;
         let none_s = self.until("nothing is booked", has_none).ok().map(|_| ended.elapsed().as_secs_f64());
@@ -252,10 +272,13 @@ impl Run {
 
     fn until(&mut self, what: &str, is_so: impl Fn(&[StatusPage]) -> bool) -> Result<(), Failure> {
         let began = Instant::now();
-        let mut last = None;
+        let (mut last, mut is_told) = (None, false);
         while began.elapsed() < SETTLE_MAX {
             for router in &mut self.routers {
                 router.check()?;
+            }
+            if began.elapsed() > TELL_AFTER && !std::mem::replace(&mut is_told, true) {
+                tell(&format!("waits until {what}: {:?}", self.pages().ok().map(|pages| rows(&pages))));
             }
             // One that has just started does not answer yet.
             last = self.pages().ok();
@@ -264,8 +287,7 @@ impl Run {
             }
             thread::sleep(ASK_EVERY);
         }
-        let routers = last.into_iter().flatten().map(|page| page.routers).collect::<Vec<_>>();
-        tell(&format!("waited in vain until {what}: {routers:?}"));
+        tell(&format!("waited in vain until {what}: {:?}", last.as_deref().map(rows)));
         Err(Failure::Contract(format!("waited in vain until {what}")))
     }
 
@@ -279,6 +301,7 @@ fn is_ready(page: &StatusPage) -> bool {
     !page.workers.is_empty()
         && page.workers.iter().all(|worker| worker.trust.level == kvrouted::trust::TrustLevel::Exact)
         && page.routers.iter().all(|router| ["self", "live"].contains(&router.state.as_str()))
+        && page.routers.len() > 1
 }
 
 /// Whether each router holds what each other one has, by their digests.
@@ -294,9 +317,13 @@ fn all_agree(pages: &[StatusPage]) -> bool {
     })
 }
 
-/// Requests that routers have booked themselves.
-fn own(pages: &[StatusPage]) -> u64 {
-    pages.iter().flat_map(|page| &page.routers).filter(|of| of.state == "self").map(|of| of.requests).sum()
+/// What each router says of itself and of the others: state, number, run, sequence, digest, workers, requests.
+fn rows(pages: &[StatusPage]) -> Vec<String> {
+    let row = |of: &RouterStatus| {
+        let RouterStatus { state, origin, incarnation, sequence, digest, workers, requests, .. } = of;
+        format!("{state} {origin:x} {incarnation:x} {sequence} {digest:x} {workers} {requests}")
+    };
+    pages.iter().map(|page| page.routers.iter().map(row).collect::<Vec<_>>().join("; ")).collect()
 }
 
 /// Requests that routers count for others.

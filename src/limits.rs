@@ -4,11 +4,13 @@
 mod events;
 mod http;
 mod process;
+mod remote;
 mod serving;
 
 pub use events::*;
 pub use http::*;
 pub use process::*;
+pub use remote::*;
 pub use serving::*;
 
 /// Bytes of the frame header.

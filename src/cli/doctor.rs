@@ -266,7 +266,7 @@ fn check_open_files(config: &Config, max: Option<u64>) -> Option<Finding> {
 /// The users of descriptors in a daemon with this configuration, as far as the configuration fixes them.
 fn takers(config: &Config, publishers: usize) -> Takers {
     let (cores, shards) = (usize::from(config.serve.cores), usize::from(config.ingest.shards));
-    Takers { cores: cores.max(1), shards, publishers, lanes: 0 }
+    Takers { cores: cores.max(1), shards, publishers, lanes: 0, remote: config.remote.connections() }
 }
 
 /// Most workers named in one line.

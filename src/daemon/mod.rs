@@ -36,6 +36,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rand::RngExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
 
 use crate::budget::{MemoryAccounts, MemoryPart, Shed};
 use crate::config::Config;
@@ -53,7 +54,8 @@ use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreMemory, CoreOptions, HttpPort, IoBackend,
-    Lanes, MetricsPort, MetricsThread, PortThread, choose_io_backend,
+    Lanes, MetricsPort, MetricsThread, PortThread, RemoteAccess, RemoteConnection, RemotePort, RunningRemotePort,
+    choose_io_backend,
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -114,6 +116,8 @@ struct Daemon {
     acceptor: Acceptor,
     cores: Vec<Core>,
     http: Http,
+    /// Replaces what the files of the remote port say; `None` = there is no such port.
+    remote: Option<watch::Sender<Arc<RemoteAccess>>>,
     ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
     others: OtherThreads,
@@ -127,7 +131,7 @@ impl Daemon {
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let (signals, listeners, snapshots) = open(config).await?;
-        let Listeners { routing, admin, admissions, scrapes, http } = listeners;
+        let Listeners { routing, admin, admissions, scrapes, http, remote } = listeners;
         let made = startup::prepare(config, &resources.memory, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
@@ -160,11 +164,12 @@ impl Daemon {
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
+        let (remote_thread, remote, opened) = start_remote(config, remote, &stats)?;
         let (memory, watchdog) = start_watches(config, resources, &stats)?;
-        let others =
-            OtherThreads { predictor, keeper, journal, listener, http: http.thread.take(), metrics, memory, watchdog };
+        let ports = http.thread.take().into_iter().chain(remote_thread).collect();
+        let others = OtherThreads { predictor, keeper, journal, listener, ports, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
-        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
+        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?.receiving(opened);
         sandbox::enter(ThreadKind::Control);
         announce(config, io_backend, resources.cores, ingest_threads.len());
         Ok(Self {
@@ -180,6 +185,7 @@ impl Daemon {
             acceptor,
             cores,
             http,
+            remote,
             ingest_threads,
             snapshots,
             others,
@@ -188,7 +194,7 @@ impl Daemon {
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, ingest_threads, snapshots, others, .. } = self;
+        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, others, .. } = self;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         let sources = WorkerSources {
             config,
@@ -200,6 +206,7 @@ impl Daemon {
             ingest_threads: &ingest_threads,
             tables: &tables,
             admissions: &admissions,
+            remote: remote.as_ref(),
             mark: &mark,
         };
         let version = || tables.fleet.load().version;
@@ -321,6 +328,7 @@ struct Listeners {
     admissions: Admissions,
     scrapes: Option<MetricsPort>,
     http: Option<HttpPort>,
+    remote: Option<RemotePort>,
 }
 
 impl Listeners {
@@ -329,9 +337,20 @@ impl Listeners {
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
         let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
-        Ok(Self { routing, admin, admissions, scrapes, http: HttpPort::bind(&config.http)? })
+        let (http, remote) = (HttpPort::bind(&config.http)?, RemotePort::bind(&config.remote)?);
+        Ok(Self { routing, admin, admissions, scrapes, http, remote })
     }
 }
+
+/// Starts the thread of the remote port, if there is one: the thread, what replaces its files, and what it opens.
+fn start_remote(config: &Config, port: Option<RemotePort>, statistics: &Statistics) -> Result<Remote> {
+    let Some(port) = port else { return Ok((None, None, None)) };
+    let shown = (Arc::clone(&statistics.remote), statistics.watchlist.add("remote", true));
+    let RunningRemotePort { thread, access, opened } = port.start(config.serve.user_share_percent, shown)?;
+    Ok((Some(thread), Some(access), Some(opened)))
+}
+
+type Remote = (Option<PortThread>, Option<watch::Sender<Arc<RemoteAccess>>>, Option<mpsc::Receiver<RemoteConnection>>);
 
 /// Starts the thread that renders the metrics page for both ports, and serves it on the metrics port if there is one.
 fn start_metrics(
@@ -539,7 +558,7 @@ fn end(
     snapshots: &Snapshots,
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, journal, listener, http, metrics, memory, watchdog } = others;
+    let OtherThreads { predictor, keeper, journal, listener, ports, metrics, memory, watchdog } = others;
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
     for core in &cores {
@@ -550,8 +569,8 @@ fn end(
     ingest_threads.shed.set(Shed::Dumps, false);
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     ended.extend(cores.into_iter().map(Core::join));
-    // Until now it has answered requests with the error `draining`.
-    ended.extend(http.map(PortThread::stop));
+    // Until now the HTTP port has answered requests with the error `draining`, and the remote port has carried replies.
+    ended.extend(ports.into_iter().map(PortThread::stop));
     ended.push(metrics.stop());
     snapshots::finish(keeper, deadline, &snapshots.stats);
     // This is the last reference. If another were left, the threads would end with the process.
@@ -599,7 +618,7 @@ mod tests {
         let statistics = Statistics::new(served, views, Vec::new(), &counters, counted, of_process);
         let (memory, watchdog) = start_watches(&config, &resources, &statistics).unwrap();
         let others =
-            OtherThreads { predictor: None, keeper: None, journal, listener, http: None, metrics, memory, watchdog };
+            OtherThreads { predictor: None, keeper: None, journal, listener, ports: vec![], metrics, memory, watchdog };
         let (handles, ingest_threads) = ([core.handle()], IngestThreads::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let watched = runtime.block_on(async {

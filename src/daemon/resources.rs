@@ -130,6 +130,7 @@ fn demands(config: &Config, cores: usize, descriptors: Descriptors) -> Demands {
         index_bytes_max: of_index.sum::<Option<u64>>().filter(|bytes| *bytes > 0),
         affinity_sessions_max: config.policy.affinity_sessions_max as u64,
         ended_bookings_max: config.journal.ended_waiting_max() as u64,
+        remote_connections_max: config.remote.connections() as u64,
         http_body_bytes_max: (config.http.port != 0).then_some(config.http.body_bytes_max),
         snapshots: config.snapshot.dir.is_some(),
     }
@@ -141,7 +142,7 @@ fn descriptors_for(config: &Config, cores: usize) -> Result<(Takers, Descriptors
     let count = |has: fn(&WorkerConfig) -> bool| config.workers.iter().filter(|worker| has(worker)).count();
     let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
     let (shards, lanes) = (usize::from(config.ingest.shards), config.serve.lanes_max);
-    let takers = Takers { cores, shards, publishers, lanes };
+    let takers = Takers { cores, shards, publishers, lanes, remote: config.remote.connections() };
     let descriptors = descriptors::divide(descriptors::raise(), takers)?;
     let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
     if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {

@@ -17,7 +17,7 @@ use crate::load::Loads;
 use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, PageCounter, RouteCounter};
 use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
 use crate::route::PolicyTable;
-use crate::serve::{CoreHandle, Lanes};
+use crate::serve::{CoreHandle, Lanes, RemoteStats};
 use crate::snapshot::SnapshotStats;
 use crate::watchdog::Watchlist;
 
@@ -38,6 +38,7 @@ pub(super) struct Statistics {
     pub(super) queue: Arc<RequestQueue>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
+    pub(super) remote: Arc<RemoteStats>,
     pub(super) pages: Arc<CounterSet<PageCounter>>,
     pub(super) memory: MemoryFigures,
     pub(super) watchlist: Watchlist,
@@ -101,6 +102,7 @@ impl Statistics {
             queue: Arc::clone(&tables.queue),
             lanes: Arc::clone(lanes),
             http: Arc::default(),
+            remote: Arc::default(),
             pages: Arc::default(),
             memory,
             watchlist: watchlist.clone(),

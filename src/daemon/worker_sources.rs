@@ -1,9 +1,11 @@
 //! Follows every source of workers: the configuration, files, URLs and requests.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::signal::unix::Signal;
+use tokio::sync::watch;
 
 use super::desired_fleet::DesiredFleet;
 use super::fleet_reconciler::FleetReconciler;
@@ -12,7 +14,7 @@ use super::reload::{self, ReadConfig};
 use super::{engine_http, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
-use crate::serve::Admissions;
+use crate::serve::{Admissions, RemoteAccess};
 use crate::watchdog::{Activity, ThreadMark, phase};
 
 /// The sources, and the parts that act on them.
@@ -27,13 +29,14 @@ pub(super) struct WorkerSources<'a> {
     pub(super) ingest_threads: &'a IngestThreads,
     pub(super) tables: &'a RequestTables,
     pub(super) admissions: &'a Admissions,
+    pub(super) remote: Option<&'a watch::Sender<Arc<RemoteAccess>>>,
     pub(super) mark: &'a ThreadMark,
 }
 
 /// Follows all sources, for ever. Returns the name of a part that ended by itself.
 pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
     let WorkerSources { config, read_again, asking, hangup, desired, reconciler, .. } = sources;
-    let WorkerSources { ingest_threads, tables, admissions, mark, .. } = sources;
+    let WorkerSources { ingest_threads, tables, admissions, remote, mark, .. } = sources;
     let counters = desired.counters();
     let (policies, recording) = (&*tables.policies, &tables.recording);
     let grace_ms = Cell::new(config.discovery.grace_ms);
@@ -43,7 +46,7 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
-    let reload = reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, recording, counters };
+    let reload = reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, remote, recording, counters };
     tokio::select! {
         () = phase(mark, Activity::Reconciling, reconciler.run(desired, ingest_threads)) => "the reconciler of the fleet",
         () = phase(mark, Activity::FollowingSources, files) => "discovery by files",

@@ -35,8 +35,10 @@ pub const LOAD_BINDINGS_PENDING_MAX: usize = 1 << 14;
 pub const LOAD_BATCH_MS_DEFAULT: u64 = 2;
 /// The shortest configurable time, milliseconds.
 pub const LOAD_BATCH_MS_MIN: u64 = 1;
-/// The longest configurable time, milliseconds.
+/// The longest configurable time, and the time while no load has changed for [`LOAD_IDLE_MS`], milliseconds.
 pub const LOAD_BATCH_MS_CEILING: u64 = 5;
+/// How long no load must have changed before a router looks for changes less often, milliseconds.
+pub const LOAD_IDLE_MS: u64 = 1_000;
 /// Time between two heartbeats of a router, milliseconds.
 pub const LOAD_HEARTBEAT_MS: u64 = 1000;
 /// Silence after which the load of an origin is dropped, milliseconds, unless configured.

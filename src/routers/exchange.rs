@@ -2,7 +2,7 @@
 //! goes to [`Origins`], whose effects change the loads.
 //!
 //! One thread calls [`Exchange::round`] again and again. A round waits for messages for at most the time between two
-//! batches, since changes of the loads wake no thread.
+//! batches, since changes of the loads wake no thread; for somewhat longer while there is no load.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,9 @@ use super::shared_loads::SharedLoads;
 use super::values::{Nonce, OriginId, Sender};
 use super::view::{Joining, LinkShown, OwnShown, RoutersShown, RoutersView};
 use crate::fleet::Fleet;
-use crate::limits::{LOAD_SHOWN_EVERY_MS, LOAD_TICK_MS, ORIGINS_MAX, ROUTER_NOTICED_MS};
+use crate::limits::{
+    LOAD_BATCH_MS_CEILING, LOAD_IDLE_MS, LOAD_SHOWN_EVERY_MS, LOAD_TICK_MS, ORIGINS_MAX, ROUTER_NOTICED_MS,
+};
 use crate::load::Loads;
 use crate::metrics::RouterCounter;
 use crate::requests::OthersLoads;
@@ -77,6 +79,8 @@ pub struct Exchange<C> {
     refused: BTreeMap<usize, Fault>,
     /// When something was noticed of a router last.
     noticed: BTreeMap<(OriginId, Notice), u64>,
+    /// When the load changed last, here or elsewhere.
+    changed_ms: u64,
     next_tick_ms: u64,
     next_shown_ms: u64,
     /// Reused memory.
@@ -122,6 +126,7 @@ impl<C: Carrier> Exchange<C> {
             join_until_ms: now_ms + settings.join_ms_max,
             refused: BTreeMap::new(),
             noticed: BTreeMap::new(),
+            changed_ms: now_ms,
             next_tick_ms: now_ms,
             next_shown_ms: now_ms,
             arrived: Vec::new(),
@@ -138,7 +143,9 @@ impl<C: Carrier> Exchange<C> {
     /// # Errors
     /// The carrier has failed for good.
     pub fn round(&mut self, now_ns: impl Fn() -> u64) -> io::Result<()> {
-        let wait = Duration::from_millis(self.settings.publisher.batch_ms);
+        let is_idle = (now_ns() / 1_000_000).saturating_sub(self.changed_ms) > LOAD_IDLE_MS;
+        let wait_ms = if is_idle { LOAD_BATCH_MS_CEILING } else { self.settings.publisher.batch_ms };
+        let wait = Duration::from_millis(wait_ms);
         let mut arrived = std::mem::take(&mut self.arrived);
         self.carrier.receive(wait, now_ns() / 1_000_000, &mut arrived)?;
         let now_ns = now_ns();
@@ -300,8 +307,12 @@ impl<C: Carrier> Exchange<C> {
         }
         change.joined.into_iter().chain(change.left).for_each(|worker| self.publisher.note_changed(worker));
         let publisher = &mut self.publisher;
-        self.table.changed(|worker| publisher.note_changed(worker));
-        self.bindings.changed(now_ns, |binding| publisher.note_binding(binding, now_ns / 1_000_000));
+        let (changed_ms, now_ms) = (&mut self.changed_ms, now_ns / 1_000_000);
+        self.table.changed(|worker| {
+            publisher.note_changed(worker);
+            *changed_ms = now_ms;
+        });
+        self.bindings.changed(now_ns, |binding| publisher.note_binding(binding, now_ms));
     }
 
     // ---- what this router says ----

@@ -59,6 +59,7 @@ pub struct ZeroMq {
     server: Server,
     server_counted: ServerCounts,
     poll: Poll,
+    events: Events,
     registry: Arc<Registry>,
     opening: Opening,
     wanted: WantedPeers,
@@ -113,6 +114,7 @@ impl ZeroMq {
             server,
             server_counted: ServerCounts::default(),
             poll,
+            events: Events::with_capacity(POLL_EVENTS),
             registry,
             opening: Opening::Send(zmtp::message(&[], opening)),
             wanted,
@@ -247,14 +249,13 @@ impl ZeroMq {
 impl Carrier for ZeroMq {
     fn receive(&mut self, wait: Duration, now_ms: u64, arrived: &mut Vec<Arrived>) -> io::Result<()> {
         let wait = if self.unread.is_empty() { wait } else { Duration::ZERO };
-        let mut events = Events::with_capacity(POLL_EVENTS);
-        match self.poll.poll(&mut events, Some(wait)) {
+        match self.poll.poll(&mut self.events, Some(wait)) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
         let mut readable = std::mem::take(&mut self.unread);
-        readable.extend(events.iter().map(|event| event.token().0));
+        readable.extend(self.events.iter().map(|event| event.token().0));
         readable.sort_unstable();
         readable.dedup();
         for at in readable {

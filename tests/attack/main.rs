@@ -8,6 +8,7 @@
 //! connections.rs  clients of the routing and the admin socket
 //! engines.rs      publishers, replay sockets and HTTP servers of engines
 //! http.rs         callers of the HTTP and the metrics port
+//! routers.rs      strangers at the port for other routers, and a router that lies
 //! files.rs        files, disks and descriptors
 //! system.rs       signals, the clock, and memory that runs out
 //! ```
@@ -23,13 +24,14 @@ mod http;
 mod kit;
 #[path = "../fuzz_targets/mutator.rs"]
 mod mutator;
+mod routers;
 mod scene;
 mod system;
 mod trial;
 
 use trial::attacks;
 
-attacks! { roles [connections engines http files] attacks [
+attacks! { roles [connections engines http routers files] attacks [
     connections::many_connections: "3 processes of one user open 5000 connections and hold them";
     connections::garbage: "2 processes send garbage on 3000 connections";
     connections::half_frames: "4 processes with 2000 connections are killed in the middle of a frame";
@@ -55,6 +57,8 @@ attacks! { roles [connections engines http files] attacks [
     http::slow_heads: "2 processes send headers and bodies byte by byte, on 400 connections to each port";
     http::unread_pages: "2 processes ask both ports for 480 long pages and never read them";
     http::smuggled_requests: "a process sends 12 requests whose length has two readings";
+    routers::router_strangers: "4 processes send other secrets, junk and parts without end to the port for other routers, or hold 100 connections";
+    routers::lying_router: "a router with the secret lies about its load, its sequence and its digest";
     files::few_descriptors: "the daemon starts with limits of 4 to 48 descriptors";
     files::full_disk: "a disk of 4 MiB with snapshots, the journal and the log is full";
     files::file_size_limit: "the system limits files to 32 KiB: snapshots, the journal and the log";

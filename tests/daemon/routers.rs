@@ -381,6 +381,28 @@ fn peers_come_and_go_with_the_configuration_and_with_the_addresses_of_a_name() {
 }
 
 #[test]
+fn a_request_waits_for_what_another_router_booked_and_goes_on_when_that_is_freed() {
+    let [mut a, mut b] = fleet(["a", "b"]);
+    for site in [&mut a, &mut b] {
+        let worker = "[[worker]]\nid = 1\nbatched_tokens_max = 100\n";
+        site.tables = format!("[policy]\nmode = \"kv\"\nqueue_threshold = 0.5\n{worker}");
+    }
+    let (at_a, at_b) = (a.start(), b.start());
+    until_live(&at_b, &a.address());
+    let mut of_a = at_a.client();
+    let (_, booking) = route(&mut of_a, "a", None);
+    until("the worker is busy", || others_requests(&at_b, 1) == 1);
+    let waits = std::thread::spawn({
+        let mut of_b = at_b.client();
+        move || route(&mut of_b, "b", None).0
+    });
+    until("the request waits", || at_b.counter("queue_waiting") == 1);
+    free(&mut of_a, booking);
+    assert_eq!(waits.join().expect("it ends"), Worker::new(1, 0));
+    assert_eq!(at_b.counter("queue_expired"), 0);
+}
+
+#[test]
 fn two_routers_of_one_name_are_named() {
     let [a, mut b] = fleet(["a", "b"]);
     b.name = "a";

@@ -166,8 +166,7 @@ impl Daemon {
         let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
-        let shown = (&stats, &doctor);
-        let of_workers = (records, places);
+        let (shown, of_workers) = ((&stats, &doctor), (records, places));
         let reconciler =
             FleetReconciler::new((config, resources.descriptors), of_workers, (&snapshots, &listener), &stats);
         let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);

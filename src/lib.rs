@@ -120,7 +120,7 @@ pub mod discovery;
 #[cfg(feature = "daemon")]
 pub mod relay;
 #[cfg(feature = "daemon")]
-mod remote;
+pub mod remote;
 #[cfg(feature = "simulate")]
 pub mod simulate;
 #[cfg(feature = "daemon")]

@@ -333,6 +333,9 @@ counters! {
         RefusedTls = "remote_refused_tls", "Connections from other hosts refused because their peer completed no TLS handshake.";
         RefusedSlow = "remote_refused_slow", "Connections from other hosts refused because TLS handshake and token took too long.";
         RefusedDisplaced = "remote_refused_displaced", "Connections from other hosts closed before their token had come, to make room for newer ones.";
+        RefusedFrequent = "remote_refused_frequent", "Connections from other hosts closed at once because their address had begun too many.";
+        RefusedStrangers = "remote_refused_strangers", "Connections from other hosts refused because handshakes of strangers had taken their share of a processor.";
+        StrangersUs = "remote_strangers_us", "Processor time for handshakes and tokens of strangers, microseconds.";
         RefusedOpening = "remote_refused_opening", "Connections from other hosts refused because their first bytes were no opening, one of another version, or a token of a wrong length.";
         RefusedToken = "remote_refused_token", "Connections from other hosts refused because no principal has their token.";
         RefusedFull = "remote_refused_full", "Connections from other hosts refused because remote.connections_max was reached, or too many were being opened.";

@@ -114,7 +114,12 @@ pub(super) async fn open(caller: &Caller) -> Result<TlsStream<TcpStream>, Failed
     let stream = connect(caller).await?;
     let broken = |cause: io::Error| {
         let what = format!("the TLS handshake with the remote daemon at {target} failed");
-        let remedy = "check --ca-file and --server-name against the daemon's certificate_file";
+        let remedy = match cause.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                "look in the daemon's log whether it refuses this host: too many connections begin, or --to names another port"
+            }
+            _ => "check --ca-file and --server-name against the daemon's certificate_file",
+        };
         Failed::caused(ConnectCounter::FailedTls, what, remedy, cause)
     };
     prepare(&stream).map_err(broken)?;
@@ -155,8 +160,13 @@ async fn refusal(tls: &mut TlsStream<TcpStream>, target: &Target) -> io::Result<
     tls.read_exact(&mut body).await?;
     let reply = decode_reply(header.kind, &body).map_err(|error| io::Error::other(error.to_string()))?;
     let Reply::Error(error) = reply else { return Err(io::Error::other("its error is another message")) };
-    let what = format!("the remote daemon at {target} refuses this host: {}", error.message);
-    Ok(Failed::new(ConnectCounter::Refused, what, error.remedy))
+    let what = format!("the remote daemon at {target} refuses this host: {}", one_line(&error.message));
+    Ok(Failed::new(ConnectCounter::Refused, what, one_line(&error.remedy)))
+}
+
+/// Text of a peer as one line of a log.
+fn one_line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// A TCP connection to the first of the target's addresses that answers.
@@ -202,6 +212,11 @@ async fn addresses(caller: &Caller) -> Result<Vec<SocketAddr>, Failed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_daemon_says_makes_no_lines_of_the_log() {
+        assert_eq!(one_line("full\nINFO all is well\x1b[2J\u{85}"), "full INFO all is well [2J ");
+    }
 
     #[test]
     fn a_target_is_a_host_and_a_port() {

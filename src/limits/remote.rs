@@ -25,6 +25,22 @@ pub const REMOTE_FILE_BYTES_MAX: u64 = 1 << 20;
 pub const REMOTE_OPEN_MS_MAX: u64 = 5_000;
 /// Connections whose peers have not sent their token yet. A further one displaces one of them.
 pub const REMOTE_HALF_OPEN_MAX: usize = 128;
+/// Connections that an address may begin at once, after it has begun none for a while. An IPv6 address counts as its
+/// network of 64 bits. Clients of one host that reconnect together, as after a restart of the daemon, need as many.
+pub const REMOTE_ADDRESS_CONNECTIONS_AT_ONCE: u32 = 512;
+/// Connections that an address may begin each second after those.
+pub const REMOTE_ADDRESS_CONNECTIONS_PER_S: u32 = 20;
+/// Places for addresses. What an address takes is counted at one of them.
+pub const REMOTE_ADDRESS_PLACES: usize = 4096;
+/// For how long an address stays a caller's after its last open connection has ended, seconds.
+pub const REMOTE_CALLER_KNOWN_S: u64 = 600;
+/// Share of one processor that all strangers may take for handshakes and tokens, percent. A stranger is a peer whose
+/// address is no caller's. A handshake takes 0.2 ms with a P-256 key, 1 ms with an RSA key of 2048 bits.
+pub const REMOTE_STRANGERS_PERCENT: u32 = 10;
+/// Time of a processor that strangers may take at once, after they have taken none for a while, milliseconds.
+pub const REMOTE_STRANGERS_MS_AT_ONCE: u64 = 500;
+/// Bytes that a peer may send before its token is checked: two greetings of TLS, the end of the handshake, the token.
+pub const REMOTE_OPENING_BYTES_MAX: u64 = 16 << 10;
 /// Bytes of the error frame of a refused connection.
 pub const REMOTE_REFUSAL_BYTES_MAX: u32 = 16 << 10;
 /// Opened connections that wait for the control thread.
@@ -65,6 +81,7 @@ pub const CONNECT_LOOKUPS_MAX: usize = 4;
 pub const CONNECT_REPORT_EVERY_S: u64 = 60;
 
 const _: () = assert!(TOKEN_BYTES_MIN <= TOKEN_BYTES_MAX && TOKEN_BYTES_MAX <= u16::MAX as usize);
+const _: () = assert!(1000 % REMOTE_ADDRESS_CONNECTIONS_PER_S == 0 && 100 % REMOTE_STRANGERS_PERCENT == 0);
 const _: () = assert!(REMOTE_CONNECTIONS_MAX_DEFAULT as u64 <= REMOTE_CONNECTIONS_CEILING);
 const _: () = assert!(
     PRINCIPALS_MAX * PRINCIPAL_TOKENS_MAX * (PRINCIPAL_NAME_BYTES_MAX + TOKEN_BYTES_MAX + 2)

@@ -17,6 +17,6 @@
 //! | `carry` | bytes both ways between two streams, with time limits |
 
 pub(crate) mod carry;
-pub(crate) mod opening;
+pub mod opening;
 pub(crate) mod principals;
 pub(crate) mod tls;

@@ -14,15 +14,15 @@ use thiserror::Error;
 use crate::limits::{TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
 
 /// The version of the opening. The frames after it have versions of their own.
-pub(crate) const OPENING_VERSION: u16 = 1;
+pub const OPENING_VERSION: u16 = 1;
 /// Bytes before the token, and of the answer.
-pub(crate) const HEAD_BYTES: usize = 8;
+pub const HEAD_BYTES: usize = 8;
 
 const MAGIC: [u8; 4] = *b"KVRR";
 
 /// Why an opening cannot be used.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub(crate) enum OpeningFault {
+pub enum OpeningFault {
     /// It is something else.
     #[error("the peer's first bytes are no opening of kvrouted")]
     Foreign,
@@ -39,7 +39,7 @@ pub(crate) enum OpeningFault {
 
 /// The daemon's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// Frames follow.
     Accepted = 0,
     /// One error frame follows.
@@ -64,7 +64,8 @@ fn parts(head: &[u8; HEAD_BYTES]) -> Result<(u16, u16), OpeningFault> {
 }
 
 /// The opening of a caller with this token, whose length was checked when it was read.
-pub(crate) fn encode(token: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn encode(token: &[u8]) -> Vec<u8> {
     [&head(token.len() as u16), token].concat()
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn encode(token: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// Why the opening is refused.
-pub(crate) fn token_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, OpeningFault> {
+pub fn token_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, OpeningFault> {
     match parts(head)? {
         (version, _) if version != OPENING_VERSION => Err(OpeningFault::Version(version)),
         (_, bytes) if (TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&usize::from(bytes)) => Ok(usize::from(bytes)),
@@ -81,7 +82,8 @@ pub(crate) fn token_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, OpeningFault
 }
 
 /// The answer with this verdict.
-pub(crate) fn answer(verdict: Verdict) -> [u8; HEAD_BYTES] {
+#[must_use]
+pub fn answer(verdict: Verdict) -> [u8; HEAD_BYTES] {
     head(verdict as u16)
 }
 
@@ -89,7 +91,7 @@ pub(crate) fn answer(verdict: Verdict) -> [u8; HEAD_BYTES] {
 ///
 /// # Errors
 /// The peer is no daemon of this protocol.
-pub(crate) fn verdict(answer: &[u8; HEAD_BYTES]) -> Result<Verdict, OpeningFault> {
+pub fn verdict(answer: &[u8; HEAD_BYTES]) -> Result<Verdict, OpeningFault> {
     match parts(answer)? {
         (_, 1) => Ok(Verdict::Refused),
         (OPENING_VERSION, 0) => Ok(Verdict::Accepted),

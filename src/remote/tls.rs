@@ -1,9 +1,9 @@
 //! TLS between hosts: version 1.3 only, certificates and keys from PEM files. The daemon shows a certificate and asks for
 //! none: a caller shows a token instead. Sessions are not resumed, so that every connection is checked anew.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,8 +32,12 @@ pub(crate) fn unusable(path: &Path, why: impl std::fmt::Display, remedy: &str) -
 fn read(path: &Path) -> Result<(Vec<u8>, std::fs::Metadata)> {
     let remedy = "check that the file exists and that this user may read it";
     let unread = |error: std::io::Error| unusable(path, error, remedy);
-    let file = File::open(path).map_err(unread)?;
+    // A pipe would not return.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unread)?;
     let metadata = file.metadata().map_err(unread)?;
+    if !metadata.is_file() {
+        return Err(unusable(path, "it is no regular file", remedy));
+    }
     let mut bytes = Vec::new();
     file.take(REMOTE_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unread)?;
     if bytes.len() as u64 > REMOTE_FILE_BYTES_MAX {
@@ -127,6 +131,16 @@ mod tests {
     fn write(path: &Path, text: &str) {
         std::fs::write(path, text).unwrap();
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    #[test]
+    fn a_pipe_or_a_folder_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        let refused = read_secret(&path).expect_err("refused");
+        assert!(refused.kind() == Kind::Config && refused.to_string().contains("no regular file"), "{refused}");
+        assert!(of_caller(folder.path()).expect_err("a folder").to_string().contains("no regular file"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A daemon with a remote port, the certificates and tokens for it, and `kvrouted connect` processes that call it.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use kvrouted::client::Client;
 use kvrouted::error::Error;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -123,35 +124,65 @@ impl Site {
 
     /// A TCP connection to the port.
     pub(crate) fn tcp(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).expect("a connection");
-        stream.set_read_timeout(Some(WAIT_MAX)).expect("set");
-        stream.set_write_timeout(Some(WAIT_MAX)).expect("set");
-        stream
+        timed(TcpStream::connect(self.address).expect("a connection"))
+    }
+
+    /// The same from another address of this host.
+    pub(crate) fn tcp_from(&self, source: Ipv4Addr) -> TcpStream {
+        tcp_from(source, self.address).expect("a connection")
     }
 
     /// A TLS connection to the port, on which nothing was said yet.
     pub(crate) fn tls(&self) -> Tls {
-        let mut roots = RootCertStore::empty();
-        let authorities = std::fs::read(self.path("ca.pem")).expect("a file");
-        for authority in CertificateDer::pem_slice_iter(&authorities) {
-            roots.add(authority.expect("PEM")).expect("an authority");
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
-        let config = config.expect("TLS 1.3").with_root_certificates(roots).with_no_client_auth();
-        let name = ServerName::try_from(SERVER_NAME).expect("a name");
-        StreamOwned::new(ClientConnection::new(Arc::new(config), name).expect("a client"), self.tcp())
+        self.tls_over(self.tcp())
+    }
+
+    /// TLS on a connection to the port.
+    pub(crate) fn tls_over(&self, stream: TcpStream) -> Tls {
+        StreamOwned::new(tls_client(&self.path("ca.pem")), stream)
     }
 
     /// A TLS connection whose token was accepted.
     pub(crate) fn opened(&self, token: &str) -> Tls {
-        let mut tls = self.tls();
-        tls.write_all(&opening(token)).expect("sent");
-        let mut answer = [0; 8];
-        tls.read_exact(&mut answer).expect("an answer");
-        assert_eq!(answer, *b"KVRR\x01\0\0\0", "accepted");
-        tls
+        opened(self.tls(), token)
     }
+}
+
+fn timed(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("set");
+    stream.set_write_timeout(Some(WAIT_MAX)).expect("set");
+    stream
+}
+
+/// A TCP connection from an address of this host: on the loopback interface it has 2^24 of them.
+pub(crate) fn tcp_from(source: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddr::from((source, 0)))?;
+    connect(&socket, &to)?;
+    Ok(timed(socket.into()))
+}
+
+/// The caller's side of TLS, which trusts the authorities of a file.
+pub(crate) fn tls_client(authorities: &Path) -> ClientConnection {
+    let mut roots = RootCertStore::empty();
+    let authorities = std::fs::read(authorities).expect("a file");
+    for authority in CertificateDer::pem_slice_iter(&authorities) {
+        roots.add(authority.expect("PEM")).expect("an authority");
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
+    let config = config.expect("TLS 1.3").with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from(SERVER_NAME).expect("a name");
+    ClientConnection::new(Arc::new(config), name).expect("a client")
+}
+
+/// A TLS connection once its token is accepted.
+pub(crate) fn opened(mut tls: Tls, token: &str) -> Tls {
+    tls.write_all(&opening(token)).expect("sent");
+    let mut answer = [0; 8];
+    tls.read_exact(&mut answer).expect("an answer");
+    assert_eq!(answer, *b"KVRR\x01\0\0\0", "accepted");
+    tls
 }
 
 /// The opening of a caller with a token.

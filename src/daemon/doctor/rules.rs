@@ -201,6 +201,8 @@ fn remote(facts: &Facts) -> Option<FoundSymptom> {
         RemoteCounter::RefusedFull,
         RemoteCounter::RefusedOpening,
         RemoteCounter::RefusedDisplaced,
+        RemoteCounter::RefusedFrequent,
+        RemoteCounter::RefusedStrangers,
         RemoteCounter::RefusedSystem,
     ];
     let counter = refusals.into_iter().find(|counter| facts.remote.get(*counter) > 0)?;

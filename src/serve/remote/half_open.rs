@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
+use super::strangers::network_of;
 use crate::limits::REMOTE_HALF_OPEN_MAX;
 
 /// The half-open connections of a port.
@@ -23,7 +24,8 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     number: u64,
-    address: IpAddr,
+    /// As [`network_of`] has it.
+    network: IpAddr,
     displaced: Arc<Notify>,
 }
 
@@ -32,10 +34,10 @@ impl Table {
     fn victim(&self) -> Option<usize> {
         let mut counts: FxHashMap<IpAddr, usize> = FxHashMap::default();
         for entry in &self.entries {
-            *counts.entry(entry.address).or_default() += 1;
+            *counts.entry(entry.network).or_default() += 1;
         }
         let most = counts.values().max()?;
-        self.entries.iter().position(|entry| counts.get(&entry.address) == Some(most))
+        self.entries.iter().position(|entry| counts.get(&entry.network) == Some(most))
     }
 }
 
@@ -59,7 +61,7 @@ impl HalfOpen {
         }
         let number = entries.next;
         entries.next += 1;
-        entries.entries.push(Entry { number, address, displaced: Arc::clone(&displaced) });
+        entries.entries.push(Entry { number, network: network_of(address), displaced: Arc::clone(&displaced) });
         Place { table: Arc::clone(table), number, displaced }
     }
 }

@@ -10,21 +10,27 @@
 //!
 //! * Half-open connections are bounded. A further one displaces the oldest of the address that has the most, so that a
 //!   flood from one host displaces its own.
+//! * An address may begin a number of connections, and handshakes of strangers have a share of one processor.
 //! * Open connections are bounded, and each principal has its share of them, besides its share of all connections.
 //! * Certificate, key and principals are read again with the configuration. A connection whose token is no longer listed
 //!   ends then.
 
 mod half_open;
 mod open;
+mod strangers;
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::hash::RandomState;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream as StdStream;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -43,6 +49,7 @@ use crate::shares::UserQuotas;
 use crate::watchdog::{Activity, ThreadMark, watched};
 use half_open::{HalfOpen, Place};
 use open::{Open, Refused};
+use strangers::Strangers;
 
 /// The port's name in errors.
 const PORT: &str = "remote port";
@@ -138,9 +145,11 @@ impl RemotePort {
             places: Arc::new(Semaphore::new(connections_max)),
             shares: Arc::new(UserQuotas::new(share_percent)),
             half_open: Arc::default(),
+            strangers: Mutex::new(Strangers::new(RandomState::new(), Instant::now())),
             acceptor: send,
             stats,
-            log_quota: Mutex::default(),
+            of_callers: Mutex::default(),
+            of_refusals: Mutex::default(),
         };
         let (named, of_tasks) = (("kvrouted-remote", ThreadKind::RemotePort), Arc::clone(&mark));
         let thread = PortThread::start(named, PORT, (mark, Activity::CarryingRemote), move |ending| {
@@ -160,9 +169,12 @@ struct Port {
     /// The principals' shares of the port's connections.
     shares: Arc<UserQuotas>,
     half_open: Arc<HalfOpen>,
+    strangers: Mutex<Strangers<RandomState>>,
     acceptor: mpsc::Sender<RemoteConnection>,
     stats: Arc<RemoteStats>,
-    log_quota: Mutex<LogQuota>,
+    /// Log lines about connections of principals, which no flood of refusals hides.
+    of_callers: Mutex<LogQuota>,
+    of_refusals: Mutex<LogQuota>,
 }
 
 /// Accepts and carries connections until `ending` is true. Open connections then have [`REMOTE_END_MS_MAX`] to finish.
@@ -175,13 +187,17 @@ async fn run(listener: TcpListener, port: Arc<Port>, mark: Arc<ThreadMark>, mut 
             _ = ending.wait_for(|ending| *ending) => break,
         };
         match accepted {
+            Ok((_, peer)) if !port.begins(peer.ip()) => port.note_refused(peer, &Refused::frequent()),
             Ok((stream, peer)) => {
                 let place = HalfOpen::enter(&port.half_open, peer.ip());
                 let task = Arc::clone(&port).serve(stream, peer, place);
                 tasks.spawn(watched(Arc::clone(&mark), Activity::CarryingRemote, task));
             }
             Err(error) => {
-                port.log(|withheld| tracing::error!(%error, withheld, "the remote port cannot accept connections; they wait"));
+                log(
+                    &port.of_callers,
+                    |withheld| tracing::error!(%error, withheld, "the remote port cannot accept connections; they wait"),
+                );
                 tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await;
             }
         }
@@ -202,18 +218,56 @@ async fn run(listener: TcpListener, port: Arc<Port>, mark: Arc<ThreadMark>, mut 
 impl Port {
     async fn serve(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Place) {
         let time = Duration::from_millis(REMOTE_OPEN_MS_MAX);
+        let opening = open::open(&self, stream, peer.ip());
         let opened = tokio::select! {
-            opened = tokio::time::timeout(time, open::open(&self, stream)) => opened.unwrap_or_else(|_| Err(Refused::slow())),
+            opened = tokio::time::timeout(time, opening) => opened.unwrap_or_else(|_| Err(Refused::slow())),
             () = place.displaced() => Err(Refused::displaced()),
         };
         drop(place);
         match opened {
-            Ok(open) => self.carry(open, peer).await,
-            Err(Refused { counter, why, principal }) => {
-                self.stats.counters.bump(counter);
-                self.log(|withheld| tracing::warn!(%peer, principal, why, withheld, "a remote connection is refused"));
+            Ok(open) => {
+                self.strangers.lock().opened(peer.ip());
+                self.carry(open, peer).await;
+                self.strangers.lock().ended(peer.ip(), Instant::now());
             }
+            Err(refused) => self.note_refused(peer, &refused),
         }
+    }
+
+    /// Whether a connection of this address may begin. Counts it.
+    fn begins(&self, address: IpAddr) -> bool {
+        self.strangers.lock().begin(address, Instant::now())
+    }
+
+    /// Whether the handshake with this address may take processor time.
+    fn may_shake_hands(&self, address: IpAddr) -> bool {
+        let (strangers, now) = (self.strangers.lock(), Instant::now());
+        !strangers.is_stranger(address, now) || strangers.have_processor_left(now)
+    }
+
+    /// Counts the processor time that the handshake and the token of a stranger take, poll by poll.
+    async fn measured<F: Future>(&self, address: IpAddr, opening: F) -> F::Output {
+        let mut opening = pin!(opening);
+        poll_fn(|context| {
+            let began = processor_time();
+            let polled = opening.as_mut().poll(context);
+            let (taken, now) = (processor_time().saturating_sub(began), Instant::now());
+            let mut strangers = self.strangers.lock();
+            if strangers.is_stranger(address, now) {
+                strangers.take_processor(taken, now);
+                self.stats.counters.add(RemoteCounter::StrangersUs, taken.as_micros() as u64);
+            }
+            polled
+        })
+        .await
+    }
+
+    fn note_refused(&self, peer: SocketAddr, Refused { counter, why, principal }: &Refused) {
+        self.stats.counters.bump(*counter);
+        log(
+            &self.of_refusals,
+            |withheld| tracing::warn!(%peer, principal, why, withheld, "a remote connection is refused"),
+        );
     }
 
     async fn carry(&self, open: Open, peer: SocketAddr) {
@@ -221,12 +275,15 @@ impl Port {
         let Principal { name, user } = holder.principal.clone();
         self.stats.counters.bump(RemoteCounter::Connections);
         let _shown = Shown::new(&self.stats, &name);
-        self.log(|withheld| tracing::info!(%peer, principal = %name, user, withheld, "a remote connection is open"));
+        log(
+            &self.of_callers,
+            |withheld| tracing::info!(%peer, principal = %name, user, withheld, "a remote connection is open"),
+        );
         let ended = tokio::select! {
             ended = open.carry() => ended,
             () = self.revoked(&holder) => {
                 self.stats.counters.bump(RemoteCounter::Revoked);
-                self.log(|withheld| tracing::warn!(%peer, principal = %name, withheld, "a remote connection is closed: its token is no longer listed"));
+                log(&self.of_callers, |withheld| tracing::warn!(%peer, principal = %name, withheld, "a remote connection is closed: its token is no longer listed"));
                 return;
             }
         };
@@ -237,7 +294,10 @@ impl Port {
 
     fn note_broken(&self, error: &io::Error, peer: SocketAddr, principal: &str) {
         self.stats.counters.bump(RemoteCounter::Broken);
-        self.log(|withheld| tracing::warn!(%peer, principal, %error, withheld, "a remote connection broke"));
+        log(
+            &self.of_callers,
+            |withheld| tracing::warn!(%peer, principal, %error, withheld, "a remote connection broke"),
+        );
     }
 
     /// Waits until the token of a connection is no longer listed.
@@ -249,12 +309,18 @@ impl Port {
             std::future::pending::<()>().await;
         }
     }
+}
 
-    fn log(&self, line: impl FnOnce(u64)) {
-        let granted = self.log_quota.lock().take(Instant::now());
-        if let Some(withheld) = granted {
-            line(withheld);
-        }
+/// The processor time of the calling thread.
+fn processor_time() -> Duration {
+    // The clock cannot run backwards, and is never negative.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+fn log(quota: &Mutex<LogQuota>, line: impl FnOnce(u64)) {
+    let granted = quota.lock().take(Instant::now());
+    if let Some(withheld) = granted {
+        line(withheld);
     }
 }
 

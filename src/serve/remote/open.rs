@@ -1,20 +1,22 @@
 //! Opens one connection: TLS, the caller's token, and the principal's share of the port.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream as StdStream;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Join, Take, join};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use super::{Port, RemoteConnection};
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
-use crate::limits::{REMOTE_END_MS_MAX, REMOTE_TLS_BUFFER_BYTES, TOKEN_BYTES_MAX};
+use crate::limits::{REMOTE_END_MS_MAX, REMOTE_OPENING_BYTES_MAX, REMOTE_TLS_BUFFER_BYTES, TOKEN_BYTES_MAX};
 use crate::metrics::RemoteCounter;
 use crate::remote::carry::{TimeLimits, carry, prepare};
 use crate::remote::opening::{self, HEAD_BYTES, OpeningFault, Verdict};
@@ -23,10 +25,13 @@ use crate::serve::draining;
 use crate::shares::{SharedResource, UserReservation};
 use crate::wire::ReplyEncoder;
 
+/// A peer's TCP connection. Until it is open, only its first bytes can be read.
+type Peer = Join<Take<OwnedReadHalf>, OwnedWriteHalf>;
+
 /// An open connection.
 pub(super) struct Open {
     pub(super) holder: Holder,
-    tls: TlsStream<TcpStream>,
+    tls: TlsStream<Peer>,
     /// The other end of the serving thread's stream.
     pair: UnixStream,
     /// One of the port's connections, and one of the principal's share.
@@ -51,6 +56,10 @@ impl Refused {
         Self::new(RemoteCounter::RefusedSlow, "the TLS handshake and the token took too long")
     }
 
+    pub(super) fn frequent() -> Self {
+        Self::new(RemoteCounter::RefusedFrequent, "its address has begun too many connections")
+    }
+
     pub(super) fn displaced() -> Self {
         Self::new(RemoteCounter::RefusedDisplaced, "it made room for a newer connection before it had sent its token")
     }
@@ -68,19 +77,38 @@ impl Open {
 }
 
 /// Opens a connection. A refused peer that speaks TLS has been told why.
-pub(super) async fn open(port: &Port, stream: TcpStream) -> Result<Open, Refused> {
-    let no_tls = |error: io::Error| Refused::new(RemoteCounter::RefusedTls, format!("no TLS handshake: {error}"));
-    prepare(&stream).map_err(no_tls)?;
+pub(super) async fn open(port: &Port, stream: TcpStream, address: IpAddr) -> Result<Open, Refused> {
+    prepare(&stream).map_err(|error| no_tls(&error))?;
+    let (read, write) = stream.into_split();
+    let peer = join(read.take(REMOTE_OPENING_BYTES_MAX), write);
+    // Reading the peer's greeting costs little. What follows costs much.
+    let greeted =
+        LazyConfigAcceptor::new(rustls::server::Acceptor::default(), peer).await.map_err(|error| no_tls(&error))?;
+    if !port.may_shake_hands(address) {
+        let why = "handshakes of strangers have taken their share of a processor";
+        return Err(Refused::new(RemoteCounter::RefusedStrangers, why));
+    }
+    port.measured(address, open_greeted(port, greeted)).await
+}
+
+fn no_tls(error: &io::Error) -> Refused {
+    Refused::new(RemoteCounter::RefusedTls, format!("no TLS handshake: {error}"))
+}
+
+fn ended(error: &io::Error) -> Refused {
+    Refused::new(RemoteCounter::RefusedOpening, format!("it ended early: {error}"))
+}
+
+/// Does the rest: the handshake, the token, the principal's share.
+async fn open_greeted(port: &Port, greeted: StartHandshake<Peer>) -> Result<Open, Refused> {
     let access = port.access.borrow().clone();
-    let acceptor = TlsAcceptor::from(access.tls.clone());
     let bounded = |tls: &mut rustls::ServerConnection| tls.set_buffer_limit(Some(REMOTE_TLS_BUFFER_BYTES));
-    let mut tls = acceptor.accept_with(stream, bounded).await.map_err(no_tls)?;
+    let mut tls = greeted.into_stream_with(access.tls.clone(), bounded).await.map_err(|error| no_tls(&error))?;
     let (mut head, mut token) = ([0; HEAD_BYTES], [0; TOKEN_BYTES_MAX]);
-    let ended = |error: io::Error| Refused::new(RemoteCounter::RefusedOpening, format!("it ended early: {error}"));
-    tls.read_exact(&mut head).await.map_err(ended)?;
+    tls.read_exact(&mut head).await.map_err(|error| ended(&error))?;
     let holder = match opening::token_bytes(&head) {
         Ok(bytes) => {
-            tls.read_exact(&mut token[..bytes]).await.map_err(ended)?;
+            tls.read_exact(&mut token[..bytes]).await.map_err(|error| ended(&error))?;
             access.principals.holder(&token[..bytes])
         }
         Err(fault) => {
@@ -98,7 +126,8 @@ pub(super) async fn open(port: &Port, stream: TcpStream) -> Result<Open, Refused
                 tls.write_all(&opening::answer(Verdict::Accepted)).await?;
                 tls.flush().await
             };
-            accepted.await.map_err(ended)?;
+            accepted.await.map_err(|error| ended(&error))?;
+            tls.get_mut().0.reader_mut().set_limit(u64::MAX);
             Ok(Open { holder, tls, pair, _place: place })
         }
         Err((counter, error)) => {
@@ -147,7 +176,7 @@ fn admit(
 
 /// Tells a peer why it is refused, and waits for its end: a TCP connection that is closed before all its bytes are read
 /// may lose the answer.
-async fn refuse(mut tls: TlsStream<TcpStream>, error: &Error, refused: Refused) -> Refused {
+async fn refuse(mut tls: TlsStream<Peer>, error: &Error, refused: Refused) -> Refused {
     let mut answer = opening::answer(Verdict::Refused).to_vec();
     ReplyEncoder::default().error(CorrelationId(0), error, &mut answer);
     let tell = async {

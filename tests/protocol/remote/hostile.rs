@@ -1,11 +1,11 @@
 //! Peers of the remote port that are no callers, and daemons that a caller does not trust.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 
 use kvrouted::client::Reply;
 use kvrouted::error::Kind;
-use kvrouted::limits::{FRAME_HEADER_BYTES, REMOTE_HALF_OPEN_MAX};
+use kvrouted::limits::{FRAME_HEADER_BYTES, REMOTE_ADDRESS_CONNECTIONS_AT_ONCE, REMOTE_HALF_OPEN_MAX};
 use kvrouted::wire::{FrameHeader, decode_reply};
 use rand::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -137,6 +137,33 @@ fn half_open_connections_make_room_for_callers() {
         let refused = ["displaced", "tls", "slow"].map(|name| daemon.counter(&format!("remote_refused_{name}")));
         refused.iter().sum::<u64>() >= (REMOTE_HALF_OPEN_MAX + more) as u64
     });
+}
+
+#[test]
+fn an_address_that_begins_too_many_connections_is_closed_at_once() {
+    let site = Site::new();
+    let daemon = site.plain_daemon();
+    let flooding = Ipv4Addr::new(127, 0, 0, 2);
+    until("its connections are closed at once", || {
+        (0..100).for_each(|_| drop(site.tcp_from(flooding)));
+        daemon.counter("remote_refused_frequent") > 0
+    });
+    assert!(daemon.counter("remote_refused_tls") >= u64::from(REMOTE_ADDRESS_CONNECTIONS_AT_ONCE) / 2);
+    assert!(is_closed(&mut site.tcp_from(flooding)));
+    // Others do not notice.
+    drop(site.opened(EAST));
+}
+
+#[test]
+fn a_greeting_without_end_is_cut() {
+    let site = Site::new();
+    let daemon = site.plain_daemon();
+    let mut stream = site.tcp();
+    // A first record of 16 KiB, and a message in it that announces more records.
+    let record = [&[22, 3, 1, 0x40, 0][..], &[1, 0, 0xf0, 0], &[0; (16 << 10) - 4]].concat();
+    let _ = stream.write_all(&record.repeat(2));
+    assert!(is_closed(&mut stream));
+    assert_refused(&daemon, "remote_refused_tls", 1);
 }
 
 #[test]

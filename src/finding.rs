@@ -100,6 +100,8 @@ reasons! {
     SourceUnusable = "source_unusable", Harm::Severe, "those workers get no requests, or the source's earlier content stays in force", "correct the file or the URL, and name every worker and endpoint in one source only (kvrouted worker list)";
     /// The daemon refuses connections of gateways.
     ConnectionsRefused = "connections_refused", Harm::Severe, "those gateways route without this daemon", "let gateways share connections, or raise `cores` in [serve]";
+    /// The remote port refuses callers.
+    RemoteRefused = "remote_refused", Harm::Warning, "the gateways behind them route without this daemon", "the log names each peer and why: give its kvrouted connect a token of principals_file, let its clients share connections, or raise connections_max in [remote]; let hosts that should not call no longer reach the port";
     /// Far more batches or root chains arrive twice than a reconnect explains.
     DuplicateStorm = "duplicate_storm", Harm::Warning, "the daemon reads everything again and again, and the worker's blocks stay in doubt", "make sure that only one path leads from the publisher to `endpoint`: no relay, proxy or second publisher beside it";
     /// Decisions are made before the space's block size is known.

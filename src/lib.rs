@@ -110,6 +110,8 @@ pub mod cli;
 #[cfg(feature = "daemon")]
 pub mod config;
 #[cfg(feature = "daemon")]
+pub mod connect;
+#[cfg(feature = "daemon")]
 pub mod daemon;
 #[cfg(feature = "daemon")]
 pub mod demo;
@@ -117,6 +119,8 @@ pub mod demo;
 pub mod discovery;
 #[cfg(feature = "daemon")]
 pub mod relay;
+#[cfg(feature = "daemon")]
+pub mod remote;
 #[cfg(feature = "simulate")]
 pub mod simulate;
 #[cfg(feature = "daemon")]

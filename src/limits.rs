@@ -4,6 +4,7 @@
 mod events;
 mod http;
 mod process;
+mod remote;
 mod restart;
 mod routers;
 mod serving;
@@ -11,6 +12,7 @@ mod serving;
 pub use events::*;
 pub use http::*;
 pub use process::*;
+pub use remote::*;
 pub use restart::*;
 pub use routers::*;
 pub use serving::*;

@@ -232,6 +232,7 @@ counters! {
         RefusedFull = "lanes_refused_full", "Lanes refused because serve.lanes_max was reached.";
         RefusedUser = "lanes_refused_user", "Lanes refused because their user had reached its share.";
         RefusedSizes = "lanes_refused_sizes", "Lanes refused because rings of the requested sizes are not allowed.";
+        RefusedRemote = "lanes_refused_remote", "Lanes refused because the connection comes from another host.";
         RefusedSecond = "lanes_refused_second", "Lanes refused because the connection already has one, or is one.";
         RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they were used, because the kernel gave no memory or descriptors.";
         ClosedWithConnection = "lanes_closed_with_connection", "Lanes closed because their connection ended, or because the gateway closed its end of the bell.";
@@ -322,6 +323,45 @@ counters! {
         RefusedSets = "queue_refused_sets", "Requests refused because every worker was busy and the queue held too many different sets of workers.";
         RefusedUser = "queue_refused_user", "Requests refused because every worker was busy and their user had reached its share of the queue.";
         RepliesUnread = "queue_replies_unread", "Connections closed because they left too many replies to queued requests unread.";
+    }
+}
+
+counters! {
+    /// Once per daemon, counted by the thread of the remote port.
+    RemoteCounter {
+        Connections = "remote_connections", "Connections from other hosts opened.";
+        RefusedTls = "remote_refused_tls", "Connections from other hosts refused because their peer completed no TLS handshake.";
+        RefusedSlow = "remote_refused_slow", "Connections from other hosts refused because TLS handshake and token took too long.";
+        RefusedDisplaced = "remote_refused_displaced", "Connections from other hosts closed before their token had come, to make room for newer ones.";
+        RefusedFrequent = "remote_refused_frequent", "Connections from other hosts closed at once because their address had begun too many.";
+        RefusedStrangers = "remote_refused_strangers", "Connections from other hosts refused because handshakes of strangers had taken their share of a processor.";
+        StrangersUs = "remote_strangers_us", "Processor time for handshakes and tokens of strangers, microseconds.";
+        RefusedOpening = "remote_refused_opening", "Connections from other hosts refused because their first bytes were no opening, one of another version, or a token of a wrong length.";
+        RefusedToken = "remote_refused_token", "Connections from other hosts refused because no principal has their token.";
+        RefusedFull = "remote_refused_full", "Connections from other hosts refused because remote.connections_max was reached, or too many were being opened.";
+        RefusedShare = "remote_refused_share", "Connections from other hosts refused because their principal had reached its share of the port's connections.";
+        RefusedSystem = "remote_refused_system", "Connections from other hosts refused because the kernel gave no descriptors.";
+        RefusedDraining = "remote_refused_draining", "Connections from other hosts refused because the daemon drains.";
+        Revoked = "remote_revoked", "Connections from other hosts closed because their token is no longer listed.";
+        Broken = "remote_broken", "Open connections from other hosts that ended with an error, or whose peer did not read.";
+    }
+}
+
+counters! {
+    /// Once per process of `kvrouted connect`.
+    ConnectCounter {
+        Connections = "connect_connections", "Connections of local clients carried to the remote daemon.";
+        RefusedUser = "connect_refused_user", "Connections of local clients refused because their user is not listed.";
+        RefusedFull = "connect_refused_full", "Connections of local clients refused because too many were open.";
+        FailedLookup = "connect_failed_lookup", "Connections of local clients closed because the remote daemon's host name has no address.";
+        FailedTcp = "connect_failed_tcp", "Connections of local clients closed because no TCP connection to the remote daemon could be made.";
+        FailedTls = "connect_failed_tls", "Connections of local clients closed because of the TLS handshake, as when the certificate is not trusted.";
+        FailedOpening = "connect_failed_opening", "Connections of local clients closed because the remote peer is no daemon of this protocol, or ended early.";
+        FailedSlow = "connect_failed_slow", "Connections of local clients closed because the remote daemon took too long.";
+        Refused = "connect_refused", "Connections of local clients closed because the remote daemon refused this host.";
+        Broken = "connect_broken", "Carried connections that ended with an error, or whose peer did not read.";
+        Reloads = "connect_reloads", "Times token and authorities were read again.";
+        ReloadsFailed = "connect_reloads_failed", "Times token or authorities could not be read again. Those read before stay in use.";
     }
 }
 

@@ -58,6 +58,9 @@ impl SharedResource {
     ];
 }
 
+/// The first number of principals, who call from other hosts: half of all numbers, which systems give to no account.
+pub const PRINCIPALS_FROM: u32 = 1 << 31;
+
 /// The user that counts for all callers of the HTTP port: a number that the kernel gives to no user.
 pub const HTTP_USER: u32 = u32::MAX;
 

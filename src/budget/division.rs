@@ -12,9 +12,9 @@ use crate::limits::{
     DUMP_BYTES, EMPTY_SHARD_BYTES, ENDED_BOOKING_BYTES, HTTP_BYTES_MAX, HTTP_BYTES_MIN, INDEX_BYTES_MIN,
     JOURNAL_WAITING_WORKERS_MAX, JOURNAL_WAITING_WORKERS_MIN, JOURNAL_WORKER_BYTES, LANE_CONTROL_BYTES,
     METRICS_PAGES_BYTES_MAX, METRICS_PAGES_BYTES_MIN, PREDICTED_MEMORY_BYTES_MIN, PROCESS_BYTES, QUEUE_BYTES_MAX,
-    QUEUE_BYTES_MIN, ROUTER_BYTES, SHARD_HELD_BYTES_MAX, SHARD_HELD_BYTES_MIN, SHARD_MESSAGES_BYTES_MAX,
-    SHARD_MESSAGES_BYTES_MIN, SHARD_REPLAYS_BYTES_MAX, SHARD_REPLAYS_BYTES_MIN, SNAPSHOTS_BYTES, THREAD_BYTES,
-    THREADS_BESIDE, WORKER_TABLE_BYTES,
+    QUEUE_BYTES_MIN, REMOTE_CONNECTION_BYTES, ROUTER_BYTES, SHARD_HELD_BYTES_MAX, SHARD_HELD_BYTES_MIN,
+    SHARD_MESSAGES_BYTES_MAX, SHARD_MESSAGES_BYTES_MIN, SHARD_REPLAYS_BYTES_MAX, SHARD_REPLAYS_BYTES_MIN,
+    SNAPSHOTS_BYTES, THREAD_BYTES, THREADS_BESIDE, WORKER_TABLE_BYTES,
 };
 
 /// The numbers of everything that takes memory, as the configuration has them.
@@ -50,6 +50,8 @@ pub struct Demands {
     pub ended_bookings_max: u64,
     /// The largest body of the HTTP port, bytes; `None` = there is no such port.
     pub http_body_bytes_max: Option<u64>,
+    /// Connections from other hosts, open and half open.
+    pub remote_connections_max: u64,
     /// Whether snapshots are on.
     pub snapshots: bool,
 }
@@ -129,8 +131,8 @@ fn receiving(demands: &Demands) -> [Row; 6] {
     ]
 }
 
-/// What is kept of requests, and the HTTP ports.
-fn keeping(demands: &Demands) -> [Row; 5] {
+/// What is kept of requests, and the other ports.
+fn keeping(demands: &Demands) -> [Row; 6] {
     let http = demands.http_body_bytes_max;
     // The port decides as a serving thread does.
     let deciding = demands.cores + u64::from(http.is_some());
@@ -139,6 +141,7 @@ fn keeping(demands: &Demands) -> [Row; 5] {
     let bookings = |bookings: u64, words: u64| bookings * BOOKING_BYTES + words * 8;
     let bookings_least = bookings(BOOKINGS_MIN, ACTIVE_WORDS_MIN);
     let bookings_most = bookings(BOOKINGS_MAX as u64, ACTIVE_WORDS_MAX as u64);
+    let of_remote = demands.remote_connections_max * REMOTE_CONNECTION_BYTES;
     let of_http =
         |body| Row::between(MemoryPart::Http, HTTP_BYTES_MIN + 2 * body, HTTP_BYTES_MAX, 5, "http.body_bytes_max");
     [
@@ -146,6 +149,7 @@ fn keeping(demands: &Demands) -> [Row; 5] {
         Row::between(MemoryPart::Bookings, bookings_least, bookings_most, 6, ""),
         Row::between(MemoryPart::Journal, least, most, 1, "serve.cores"),
         http.map_or(Row::fixed(MemoryPart::Http, 0, ""), of_http),
+        Row::fixed(MemoryPart::Remote, of_remote, "remote.connections_max"),
         Row::between(MemoryPart::MetricsPages, METRICS_PAGES_BYTES_MIN, METRICS_PAGES_BYTES_MAX, 1, ""),
     ]
 }
@@ -306,6 +310,7 @@ mod tests {
         routers_max: 0,
         ended_bookings_max: 0,
         http_body_bytes_max: None,
+        remote_connections_max: 0,
         snapshots: false,
     };
 
@@ -331,7 +336,9 @@ mod tests {
         assert_eq!(sum(&division), 1 << 40);
         assert!(division.bound(MemoryPart::Index) > (1 << 40) / 10 * 9);
         let fixed: Vec<_> = MemoryPart::ALL.iter().filter(|part| division.is_fixed(**part)).collect();
-        assert_eq!(fixed, [&MemoryPart::Process, &MemoryPart::Dumps, &MemoryPart::Http, &MemoryPart::Snapshots]);
+        let expected =
+            [MemoryPart::Process, MemoryPart::Dumps, MemoryPart::Http, MemoryPart::Remote, MemoryPart::Snapshots];
+        assert_eq!(fixed, expected.iter().collect::<Vec<_>>());
     }
 
     #[test]
@@ -384,15 +391,15 @@ mod tests {
             0_u64..9,
             0_u64..1 << 33,
             prop::option::of(0_u64..1 << 40),
-            prop::option::of(0_u64..1 << 27),
+            (prop::option::of(0_u64..1 << 27), 0_u64..4225),
             0_u64..1 << 22,
             any::<bool>(),
         );
         (numbers, sizes, optional).prop_map(|(numbers, sizes, optional)| {
             let (cores, shards, spaces, workers, connections_max, routers_max) = numbers;
             let (frame_body_bytes_max, lanes_max, lane_ring_bytes_max, affinity_sessions_max) = sizes;
-            let (predicted_spaces, more, index_bytes_max, http_body_bytes_max, ended_bookings_max, snapshots) =
-                optional;
+            let (predicted_spaces, more, index_bytes_max, ports, ended_bookings_max, snapshots) = optional;
+            let (http_body_bytes_max, remote_connections_max) = ports;
             let predictions_bytes_max = predicted_spaces * PREDICTED_MEMORY_BYTES_MIN + more * predicted_spaces.min(1);
             Demands {
                 cores,
@@ -409,6 +416,7 @@ mod tests {
                 affinity_sessions_max,
                 routers_max,
                 ended_bookings_max,
+                remote_connections_max,
                 http_body_bytes_max,
                 snapshots,
             }

@@ -59,6 +59,8 @@ reasons! {
     Journal = "journal";
     /// Bodies, replies, selections and records of the HTTP port.
     Http = "http";
+    /// Connections from other hosts.
+    Remote = "remote";
     /// Metrics pages.
     MetricsPages = "metrics_pages";
     /// Buffers of snapshots.

@@ -268,7 +268,7 @@ fn check_open_files(config: &Config, max: Option<u64>) -> Option<Finding> {
 fn takers(config: &Config, publishers: usize) -> Takers {
     let (cores, shards) = (usize::from(config.serve.cores), usize::from(config.ingest.shards));
     let routers = config.routers.listen.as_ref().map_or(0, |_| limits::ROUTER_PEERS_MAX);
-    Takers { cores: cores.max(1), shards, publishers, lanes: 0, routers }
+    Takers { cores: cores.max(1), shards, publishers, lanes: 0, routers, remote: config.remote.connections() }
 }
 
 /// Most workers named in one line.

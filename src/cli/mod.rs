@@ -3,6 +3,7 @@
 //! Data goes to standard output, everything else to standard error. [`Exit`] lists the exit codes.
 
 mod admin;
+mod connect;
 mod doctor;
 mod exit;
 mod journal_files;
@@ -49,6 +50,7 @@ use crate::demo::args::{DaemonArgs, DemoArgs, EngineArgs, GatewayArgs};
 use crate::error::Error;
 use crate::{daemon, demo};
 
+pub use connect::ConnectArgs;
 pub use exit::{Exit, Failure};
 pub use logging::init as init_logging;
 pub use relay::RelayArgs;
@@ -76,6 +78,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run a relay beside one engine: publish its events again, hashed, so that no loss goes unnoticed.
     Relay(Box<RelayArgs>),
+    /// Give the clients of this host the daemon of another host: a local socket, carried over TLS.
+    Connect(Box<ConnectArgs>),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
     /// Repeat the recorded decisions of a journal and compare the results.
@@ -113,6 +117,7 @@ impl Command {
         match self {
             Self::Serve(args) => serve(args),
             Self::Relay(args) => relayed(args),
+            Self::Connect(args) => connected(args),
             Self::Query(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Doctor(args) => args.run(),
@@ -147,6 +152,12 @@ fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {
     let (plan, log) = args.prepare()?;
     init_logging(&log);
     done(crate::relay::run(&plan))
+}
+
+fn connected(args: &ConnectArgs) -> Result<Exit, Failure> {
+    let (plan, log) = args.prepare()?;
+    init_logging(&log);
+    done(crate::connect::run(&plan))
 }
 
 fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {

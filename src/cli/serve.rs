@@ -7,7 +7,7 @@ use super::exit::{Exit, Failure};
 use crate::config::{self, Config, Flags, Setting};
 use crate::daemon::unusable_files;
 use crate::error::counted;
-use crate::serve::Admissions;
+use crate::serve::{Admissions, RemoteAccess};
 
 const WORKER_HELP: &str = "\
 A worker is a list of fields as in [[worker]] of the file, separated by commas:
@@ -123,6 +123,7 @@ impl ServeArgs {
         config.sandbox.file.clone_from(&self.config);
         if self.check {
             Admissions::resolve(&config)?;
+            RemoteAccess::read(&config.remote)?;
             let unusable = unusable_files(&config);
             if !unusable.is_empty() {
                 let message = format!("files of workers cannot be used\n{}", unusable.join("\n"));

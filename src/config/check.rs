@@ -12,7 +12,7 @@ use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft, peer_fault};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
-    RoutersConfig, ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
+    RemoteConfig, RoutersConfig, ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
 use crate::fleet::{DeviceClass, EventSource, WorkerState};
 use crate::ids::{SpaceId, Worker};
@@ -39,6 +39,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         admin: draft.admin.value.clone(),
         metrics: metrics(draft, problems),
         http: http(draft, problems),
+        remote: remote(&draft.remote, problems),
         log: draft.log.value.clone(),
         process: draft.process.value.clone(),
         sandbox: draft.sandbox.value.clone(),
@@ -132,6 +133,17 @@ fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> Ro
         problems.push(entry.problem("peers", fault.message).suggest(fault.nearest.as_deref()));
     }
     routers.clone()
+}
+
+/// A port needs its files.
+fn remote(entry: &TableDraft<RemoteConfig>, problems: &mut Vec<Problem>) -> RemoteConfig {
+    let files = ["certificate_file", "key_file", "principals_file"];
+    if entry.value.listen.is_some() {
+        for field in files.into_iter().filter(|field| entry.written(field).is_none()) {
+            problems.push(entry.problem(field, "is required with listen"));
+        }
+    }
+    entry.value.clone()
 }
 
 fn metrics(draft: &Draft, problems: &mut Vec<Problem>) -> MetricsConfig {

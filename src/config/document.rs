@@ -10,8 +10,8 @@ use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
-    PolicyConfig, ProcessConfig, RelayConfig, RoutersConfig, SandboxConfig, ServeConfig, ShadowConfig, SnapshotConfig,
-    SpaceConfig,
+    PolicyConfig, ProcessConfig, RelayConfig, RemoteConfig, RoutersConfig, SandboxConfig, ServeConfig, ShadowConfig,
+    SnapshotConfig, SpaceConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -110,6 +110,7 @@ pub(super) struct Draft {
     pub(super) admin: TableDraft<AdminConfig>,
     pub(super) metrics: TableDraft<MetricsConfig>,
     pub(super) http: TableDraft<HttpConfig>,
+    pub(super) remote: TableDraft<RemoteConfig>,
     pub(super) log: TableDraft<LogConfig>,
     pub(super) sandbox: TableDraft<SandboxConfig>,
     pub(super) ingest: TableDraft<IngestConfig>,
@@ -144,6 +145,7 @@ impl Draft {
             admin: preset(&fields::ADMIN),
             metrics: preset(&fields::METRICS),
             http: preset(&fields::HTTP),
+            remote: preset(&fields::REMOTE),
             log: preset(&fields::LOG),
             sandbox: preset(&fields::SANDBOX),
             ingest: preset(&fields::INGEST),
@@ -178,6 +180,7 @@ pub(super) fn sections() -> Vec<SectionNames> {
         names_of(&fields::ADMIN),
         names_of(&fields::METRICS),
         names_of(&fields::HTTP),
+        names_of(&fields::REMOTE),
         names_of(&fields::LOG),
         names_of(&fields::PROCESS),
         names_of(&fields::SANDBOX),
@@ -266,6 +269,7 @@ impl Reader<'_> {
             "admin" => reader.single(&fields::ADMIN, item, location, &mut draft.admin),
             "metrics" => reader.single(&fields::METRICS, item, location, &mut draft.metrics),
             "http" => reader.single(&fields::HTTP, item, location, &mut draft.http),
+            "remote" => reader.single(&fields::REMOTE, item, location, &mut draft.remote),
             "log" => reader.single(&fields::LOG, item, location, &mut draft.log),
             "process" => reader.single(&fields::PROCESS, item, location, &mut draft.process),
             "sandbox" => reader.single(&fields::SANDBOX, item, location, &mut draft.sandbox),

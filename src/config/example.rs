@@ -19,6 +19,7 @@ pub fn example() -> String {
     section(&mut text, &fields::ADMIN);
     section(&mut text, &fields::METRICS);
     section(&mut text, &fields::HTTP);
+    section(&mut text, &fields::REMOTE);
     section(&mut text, &fields::LOG);
     section(&mut text, &fields::PROCESS);
     section(&mut text, &fields::SANDBOX);

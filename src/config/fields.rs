@@ -23,6 +23,7 @@ macro_rules! restart {
 mod daemon;
 mod fleet;
 mod policy;
+mod remote;
 mod routers;
 mod serving;
 #[cfg(feature = "simulate")]
@@ -33,6 +34,7 @@ use super::field::{Field, Kind, Preset, Reload};
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
+pub(super) use remote::REMOTE;
 pub(super) use routers::{ROUTERS, peer_fault};
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
 #[cfg(feature = "simulate")]

@@ -17,7 +17,7 @@ mod reload;
 mod values;
 mod worker_files;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::endpoint::Endpoint;
@@ -55,6 +55,8 @@ pub struct Config {
     pub metrics: MetricsConfig,
     /// `[http]`.
     pub http: HttpConfig,
+    /// `[remote]`.
+    pub remote: RemoteConfig,
     /// `[log]`.
     pub log: LogConfig,
     /// `[process]`.
@@ -288,6 +290,29 @@ impl Default for HttpConfig {
     fn default() -> Self {
         let (listen, hosts, worker_hosts) = (IpAddr::V4(Ipv4Addr::LOCALHOST), Vec::new(), Vec::new());
         Self { port: 0, listen, administer: true, hosts, worker_hosts, body_bytes_max: 0, dump_worker_ms_max: 0 }
+    }
+}
+
+/// `[remote]`: the port for gateways on other hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteConfig {
+    /// The address and TCP port to bind; `None` = no port.
+    pub listen: Option<SocketAddr>,
+    /// The daemon's certificate chain, PEM. This and the other files are set if `listen` is.
+    pub certificate_file: PathBuf,
+    /// The private key of the certificate, PEM.
+    pub key_file: PathBuf,
+    /// Who may connect: a name and a token on each line.
+    pub principals_file: PathBuf,
+    /// Most open connections.
+    pub connections_max: usize,
+}
+
+impl RemoteConfig {
+    /// Connections that the port may have at once, half-open ones included; 0 without a port.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.listen.map_or(0, |_| self.connections_max + crate::limits::REMOTE_HALF_OPEN_MAX)
     }
 }
 

@@ -23,6 +23,7 @@ impl Config {
         if (self.http.port, next.http.port) != (0, 0) {
             paths.extend(waiting(&fields::HTTP, &self.http, &next.http));
         }
+        paths.extend(waiting(&fields::REMOTE, &self.remote, &next.remote));
         paths.extend(waiting(&fields::METRICS, &self.metrics, &next.metrics));
         paths.extend(waiting(&fields::LOG, &self.log, &next.log));
         paths.extend(waiting(&fields::PROCESS, &self.process, &next.process));
@@ -90,6 +91,7 @@ mod tests {
             Kind::Flag { .. } => (preset != "true").to_string(),
             Kind::Choice { names, .. } => names.iter().find(|name| **name != preset).unwrap().to_string(),
             Kind::Text { .. } | Kind::List { .. } => "other".to_owned(),
+            Kind::Parsed { what, .. } if what.contains("a TCP port") => "[::1]:7443".to_owned(),
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
@@ -116,6 +118,9 @@ mod tests {
                     let missing: String = missing.map(|(name, value)| format!("{name} = \"{value}\"\n")).collect();
                     format!("[routers]\n{missing}{lines}")
                 }
+                "remote" if field.name == "listen" => {
+                    format!("[remote]\ncertificate_file = \"c\"\nkey_file = \"k\"\nprincipals_file = \"p\"\n{lines}")
+                }
                 name => format!("[{name}]\n{lines}"),
             };
             let next = read(&table(&format!("{} = {}", field.name, another(field))));
@@ -134,6 +139,7 @@ mod tests {
         assert_named(&fields::ADMIN);
         assert_named(&fields::METRICS);
         assert_named(&fields::HTTP);
+        assert_named(&fields::REMOTE);
         assert_named(&fields::LOG);
         assert_named(&fields::PROCESS);
         assert_named(&fields::INGEST);

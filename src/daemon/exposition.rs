@@ -46,6 +46,7 @@ impl Collector for Gatherer {
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
         self.prefill_classes(&mut encoder)?;
+        self.remote(&mut encoder)?;
         self.queue(&mut encoder)?;
         self.lanes(&mut encoder)?;
         self.shadow(&mut encoder)?;
@@ -203,6 +204,17 @@ impl Gatherer {
         Ok(())
     }
 
+    fn remote(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let remote = &self.statistics.remote;
+        exposition::counters_of(encoder, &remote.counters)?;
+        let (name, help) = ("kvrouted_remote_connections_open", "Open connections from other hosts, by principal.");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (principal, open) in remote.open() {
+            family.encode_family(&[("principal", &*principal)].as_slice())?.encode_gauge(&(open as i64))?;
+        }
+        Ok(())
+    }
+
     /// What is known of the prefill times of each class of workers.
     fn prefill_classes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let classes = self.statistics.loads.prefill_classes();
@@ -340,7 +352,7 @@ mod tests {
     use crate::fleet::{Fleet, FleetTable};
     use crate::ingest::descriptors::{self, Takers};
     use crate::load::{Loads, LoadsConfig};
-    use crate::metrics::RelayCounter;
+    use crate::metrics::{ConnectCounter, RelayCounter};
     use crate::requests::{DecisionRecording, PredictionAccess, RequestQueue};
     use crate::serve::Lanes;
     use crate::watchdog::Watchlist;
@@ -362,6 +374,7 @@ mod tests {
             lanes: Arc::new(Lanes::new(1, 0)),
             queue: Arc::new(RequestQueue::new(1, (1, 1), Instant::now())),
             http: Arc::default(),
+            remote: Arc::default(),
             pages: Arc::default(),
             memory: MemoryFigures {
                 accounts: MemoryAccounts::unlimited(),
@@ -382,8 +395,10 @@ mod tests {
         // Families without samples are listed too.
         let of_daemon =
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));
-        let of_relay = RelayCounter::ALL.iter().map(|counter| format!("kvrouted_{}", counter.name()));
-        let families: BTreeSet<String> = of_daemon.chain(of_relay).collect();
+        let of_relay = RelayCounter::ALL.iter().map(|counter| counter.name());
+        let of_others = of_relay.chain(ConnectCounter::ALL.iter().map(|counter| counter.name()));
+        let of_others = of_others.map(|name| format!("kvrouted_{name}"));
+        let families: BTreeSet<String> = of_daemon.chain(of_others).collect();
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
         let is_name = |c: char| c.is_ascii_lowercase() || c == '_';

@@ -40,6 +40,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rand::RngExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
 
 use crate::budget::{MemoryAccounts, MemoryPart, Shed};
 use crate::config::Config;
@@ -58,7 +59,8 @@ use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
     Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreMemory, CoreOptions, HttpPort, IoBackend,
-    Lanes, MetricsPort, MetricsThread, PortThread, choose_io_backend,
+    Lanes, MetricsPort, MetricsThread, PortThread, RemoteAccess, RemoteConnection, RemotePort, RunningRemotePort,
+    choose_io_backend,
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
@@ -121,6 +123,8 @@ struct Daemon {
     acceptor: Acceptor,
     cores: Vec<Core>,
     http: Http,
+    /// Replaces what the files of the remote port say; `None` = there is no such port.
+    remote: Option<watch::Sender<Arc<RemoteAccess>>>,
     ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
     reloaded_peers: Arc<ReloadedPeers>,
@@ -135,7 +139,7 @@ impl Daemon {
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let (signals, listeners, snapshots, kept) = open(config).await?;
-        let Listeners { routing, admin, admissions, scrapes, http, routers } = listeners;
+        let Listeners { routing, admin, admissions, scrapes, http, remote, routers } = listeners;
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
@@ -162,19 +166,20 @@ impl Daemon {
         let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
-        let shown = (&stats, &doctor);
-        let of_workers = (records, places);
+        let (shown, of_workers) = ((&stats, &doctor), (records, places));
         let reconciler =
             FleetReconciler::new((config, resources.descriptors), of_workers, (&snapshots, &listener), &stats);
         let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
-        let ((memory, watchdog), port) = (start_watches(config, resources, &stats)?, http.thread.take());
+        let (remote_thread, remote, opened) = start_remote(config, remote, &stats)?;
+        let (memory, watchdog) = start_watches(config, resources, &stats)?;
+        let ports = http.thread.take().into_iter().chain(remote_thread).collect();
         let others =
-            OtherThreads { predictor, keeper, bookings, journal, listener, routers, port, metrics, memory, watchdog };
+            OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
-        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?;
+        let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?.receiving(opened);
         sandbox::enter(ThreadKind::Control);
         announce(config, io_backend, resources.cores, ingest_threads.len());
         Ok(Self {
@@ -190,6 +195,7 @@ impl Daemon {
             acceptor,
             cores,
             http,
+            remote,
             ingest_threads,
             snapshots,
             reloaded_peers,
@@ -199,7 +205,8 @@ impl Daemon {
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, ingest_threads, snapshots, reloaded_peers, others, .. } = self;
+        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, reloaded_peers, others, .. } =
+            self;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         let sources = WorkerSources {
             config,
@@ -212,6 +219,7 @@ impl Daemon {
             tables: &tables,
             admissions: &admissions,
             peers: &reloaded_peers,
+            remote: remote.as_ref(),
             mark: &mark,
         };
         let version = || tables.fleet.load().version;
@@ -351,6 +359,7 @@ struct Listeners {
     scrapes: Option<MetricsPort>,
     http: Option<HttpPort>,
     routers: Option<RoutersPort>,
+    remote: Option<RemotePort>,
 }
 
 impl Listeners {
@@ -359,10 +368,20 @@ impl Listeners {
         let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
         let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
         let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
-        let http = HttpPort::bind(&config.http)?;
-        Ok(Self { routing, admin, admissions, scrapes, http, routers: RoutersPort::open(config)? })
+        let (http, remote) = (HttpPort::bind(&config.http)?, RemotePort::bind(&config.remote)?);
+        Ok(Self { routing, admin, admissions, scrapes, http, remote, routers: RoutersPort::open(config)? })
     }
 }
+
+/// Starts the thread of the remote port, if there is one: the thread, what replaces its files, and what it opens.
+fn start_remote(config: &Config, port: Option<RemotePort>, statistics: &Statistics) -> Result<Remote> {
+    let Some(port) = port else { return Ok((None, None, None)) };
+    let shown = (Arc::clone(&statistics.remote), statistics.watchlist.add("remote", true));
+    let RunningRemotePort { thread, access, opened } = port.start(config.serve.user_share_percent, shown)?;
+    Ok((Some(thread), Some(access), Some(opened)))
+}
+
+type Remote = (Option<PortThread>, Option<watch::Sender<Arc<RemoteAccess>>>, Option<mpsc::Receiver<RemoteConnection>>);
 
 /// Starts the thread that renders the metrics page for both ports, and serves it on the metrics port if there is one.
 fn start_metrics(
@@ -570,7 +589,7 @@ fn end(
     snapshots: &Snapshots,
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, port, metrics, memory, watchdog } =
+    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog } =
         others;
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
@@ -582,8 +601,8 @@ fn end(
     ingest_threads.shed.set(Shed::Dumps, false);
     keeper.iter().for_each(|keeper| keeper.finish(deadline));
     ended.extend(cores.into_iter().map(Core::join));
-    // Until now it has answered requests with the error `draining`.
-    ended.extend(port.map(PortThread::stop));
+    // Until now the HTTP port has answered requests with the error `draining`, and the remote port has carried replies.
+    ended.extend(ports.into_iter().map(PortThread::stop));
     // No thread books any more, and no connection is open.
     ended.push(kept_bookings::finish(bookings, &snapshots.stats));
     ended.push(metrics.stop());
@@ -648,7 +667,7 @@ mod tests {
             journal,
             listener,
             routers: None,
-            port: None,
+            ports: vec![],
             metrics,
             memory,
             watchdog,

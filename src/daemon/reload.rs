@@ -11,17 +11,18 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rand::RngExt;
 use tokio::signal::unix::Signal;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::desired_fleet::DesiredFleet;
 use super::routers_thread::ReloadedPeers;
-use crate::config::{Config, NamedWorkers, Problems, RoutersConfig, ShadowConfig};
+use crate::config::{Config, NamedWorkers, Problems, RemoteConfig, RoutersConfig, ShadowConfig};
 use crate::discovery::Source;
 use crate::limits::{CONFIG_READS_HELD_MAX, DISCOVERY_READ_MS_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
 use crate::requests::DecisionRecording;
 use crate::route::{Policy, PolicyTable};
-use crate::serve::Admissions;
+use crate::serve::{Admissions, RemoteAccess};
 
 /// Reads the configuration that the daemon was started with once more, on any thread.
 pub type ReadConfig = Arc<dyn Fn() -> Result<Config, Problems> + Send + Sync>;
@@ -60,6 +61,8 @@ pub(super) struct Reloaded<'a> {
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
     pub(super) peers: &'a ReloadedPeers,
+    /// `None` = there is no remote port.
+    pub(super) remote: Option<&'a watch::Sender<Arc<RemoteAccess>>>,
     pub(super) recording: &'a DecisionRecording,
     pub(super) counters: &'a CounterSet<DaemonCounter>,
 }
@@ -69,6 +72,14 @@ impl Reloaded<'_> {
     fn replace_admissions(&self, next: &Admissions) {
         if self.admissions.replace(next) {
             tracing::info!("the lists of users that may connect are replaced");
+        }
+    }
+
+    /// Replaces the remote port's certificate and principals. Connections whose token has gone end.
+    fn replace_remote_access(&self, next: Option<RemoteAccess>) {
+        if let (Some(remote), Some(next)) = (self.remote, next) {
+            remote.send_replace(Arc::new(next));
+            tracing::info!("certificate and principals of the remote port are read again");
         }
     }
 
@@ -111,12 +122,16 @@ impl Reloaded<'_> {
     }
 }
 
-/// A configuration that has been read, and the users that it admits; or the problem with it.
-type Fresh = Result<(Config, Admissions), String>;
+/// A configuration that has been read, the users that it admits, and what the remote port's files say.
+type Read = (Config, Admissions, Option<RemoteAccess>);
+/// The same, or the problem with it.
+type Fresh = Result<Read, String>;
 
 /// Reads the configuration on a thread of its own.
 struct Reader {
     read: ReadConfig,
+    /// The remote port as it runs: other files need a restart.
+    remote: RemoteConfig,
     /// Readings that have taken too long. Each holds a thread; its result, if one comes, is dropped.
     late: Vec<JoinHandle<Fresh>>,
 }
@@ -128,12 +143,13 @@ impl Reader {
         if self.late.len() >= CONFIG_READS_HELD_MAX {
             return Err("is not read: earlier readings of it have not returned; check its file system".into());
         }
-        let read = Arc::clone(&self.read);
+        let (read, remote) = (Arc::clone(&self.read), self.remote.clone());
         let mut reading = tokio::task::spawn_blocking(move || {
             let next = read().map_err(|problems| problems.to_string().trim().to_owned())?;
             // It looks user names up again.
             let admissions = Admissions::resolve(&next).map_err(|error| error.to_string())?;
-            Ok((next, admissions))
+            let access = RemoteAccess::read(&remote).map_err(|error| error.to_string())?;
+            Ok((next, admissions, access))
         });
         match tokio::time::timeout(Duration::from_millis(DISCOVERY_READ_MS_MAX), &mut reading).await {
             Ok(Ok(fresh)) => fresh,
@@ -149,21 +165,23 @@ impl Reader {
 /// Handles SIGHUP, for ever. `running` is the configuration that the daemon was started with.
 pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config, reloaded: Reloaded<'_>) {
     let Reloaded { grace_ms, desired, counters, .. } = reloaded;
-    let (mut shadow, mut reader) = (running.shadow.clone(), Reader { read, late: Vec::new() });
+    let mut reader = Reader { read, remote: running.remote.clone(), late: Vec::new() };
+    let mut shadow = running.shadow.clone();
     while hangup.recv().await.is_some() {
         match reader.fresh().await {
-            Ok((next, _)) if next.spaces != running.spaces => {
+            Ok((next, ..)) if next.spaces != running.spaces => {
                 // Workers name their space by its position in the configuration.
                 counters.bump(DaemonCounter::ConfigReloadsRefused);
                 let problem = "its spaces differ from those of the running daemon: restart it";
                 desired.note(&Source::Config.to_string(), Some(problem.to_owned()));
                 tracing::error!(problem, "the configuration is refused; the daemon keeps the one it read before");
             }
-            Ok((next, admissions)) => {
+            Ok((next, admissions, access)) => {
                 counters.bump(DaemonCounter::ConfigReloads);
                 desired.note(&Source::Config.to_string(), None);
                 grace_ms.set(next.discovery.grace_ms);
                 reloaded.replace_admissions(&admissions);
+                reloaded.replace_remote_access(access);
                 reloaded.replace_policies(&next);
                 reloaded.replace_shadow(&next, &mut shadow);
                 let peers_dns = running.routers.peers_dns.clone();

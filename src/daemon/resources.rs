@@ -131,6 +131,7 @@ fn demands(config: &Config, cores: usize, descriptors: Descriptors) -> Demands {
         affinity_sessions_max: config.policy.affinity_sessions_max as u64,
         routers_max: config.routers.origins_max() as u64,
         ended_bookings_max: config.journal.ended_waiting_max() as u64,
+        remote_connections_max: config.remote.connections() as u64,
         http_body_bytes_max: (config.http.port != 0).then_some(config.http.body_bytes_max),
         snapshots: config.snapshot.dir.is_some(),
     }
@@ -143,7 +144,7 @@ fn descriptors_for(config: &Config, cores: usize) -> Result<(Takers, Descriptors
     let publishers = count(|worker| worker.events.is_some()) + count(|worker| worker.load.is_some());
     let (shards, lanes) = (usize::from(config.ingest.shards), config.serve.lanes_max);
     let routers = config.routers.listen.as_ref().map_or(0, |_| ROUTER_PEERS_MAX);
-    let takers = Takers { cores, shards, publishers, lanes, routers };
+    let takers = Takers { cores, shards, publishers, lanes, routers, remote: config.remote.connections() };
     let descriptors = descriptors::divide(descriptors::raise(), takers)?;
     let Descriptors { limit, connections_max, lanes_max, publishers_max } = descriptors;
     if connections_max < CONNECTIONS_MAX || lanes_max < lanes || publishers_max < publishers {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::Config;
+use crate::config::{Config, RemoteConfig};
 use crate::error::Result;
 use crate::owned_directory;
 use crate::sandbox::{self, Grant, InForce, Place, Plan, Program, Refused};
@@ -79,6 +79,11 @@ fn grants(config: &Config) -> Vec<Grant> {
         } else {
             Grant::replaceable(Place::Workers, path)
         });
+    }
+    if config.remote.listen.is_some() {
+        let RemoteConfig { certificate_file, key_file, principals_file, .. } = &config.remote;
+        let files = [certificate_file, key_file, principals_file];
+        grants.extend(files.into_iter().flat_map(|file| Grant::replaceable(Place::Keys, file)));
     }
     grants.extend(config.snapshot.dir.iter().map(|dir| Grant::new(Place::Snapshots, dir)));
     grants.extend(config.journal.dir.iter().map(|dir| Grant::new(Place::Journal, dir)));

@@ -18,7 +18,7 @@ use crate::metrics::{CounterSet, DaemonCounter, HttpCounter, LoadReportCounter, 
 use crate::requests::{CoreMetrics, DecisionRecording, PredictionAccess, RequestQueue, RequestTables};
 use crate::route::PolicyTable;
 use crate::routers::RoutersView;
-use crate::serve::{CoreHandle, Lanes};
+use crate::serve::{CoreHandle, Lanes, RemoteStats};
 use crate::snapshot::SnapshotStats;
 use crate::watchdog::Watchlist;
 
@@ -40,6 +40,7 @@ pub(super) struct Statistics {
     pub(super) queue: Arc<RequestQueue>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) http: Arc<CounterSet<HttpCounter>>,
+    pub(super) remote: Arc<RemoteStats>,
     pub(super) pages: Arc<CounterSet<PageCounter>>,
     pub(super) memory: MemoryFigures,
     pub(super) watchlist: Watchlist,
@@ -126,6 +127,7 @@ impl Statistics {
             queue: Arc::clone(&tables.queue),
             lanes: Arc::clone(lanes),
             http: Arc::default(),
+            remote: Arc::default(),
             pages: Arc::default(),
             memory,
             watchlist: watchlist.clone(),

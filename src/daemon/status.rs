@@ -244,12 +244,22 @@ impl Administration {
             .chain(named(&snapshots.counters))
             .chain(refused)
             .chain(named(&statistics.http))
+            .chain(named(&statistics.remote.counters))
+            .chain(remote_open(statistics))
             .chain(named(&statistics.pages))
             .chain(other_routers::figures(&statistics.routers.shown()))
             .chain(process_exposition::status(statistics))
             .chain(sandboxed::figures())
             .collect()
     }
+}
+
+/// Open connections from other hosts: in all, and of each principal.
+fn remote_open(statistics: &Statistics) -> impl Iterator<Item = (String, u64)> {
+    let open = statistics.remote.open();
+    let all = ("remote_connections_open".to_owned(), open.iter().map(|(_, open)| open).sum());
+    let of_each = open.into_iter().map(|(name, open)| (format!("remote_connections_open_{name}"), open));
+    std::iter::once(all).chain(of_each)
 }
 
 fn no_shadow() -> Error {

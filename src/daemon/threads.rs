@@ -33,7 +33,8 @@ pub(super) struct OtherThreads {
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
     pub(super) routers: Option<EndableThread>,
-    pub(super) port: Option<PortThread>,
+    /// The HTTP port's and the remote port's, where there are such ports.
+    pub(super) ports: Vec<PortThread>,
     pub(super) metrics: MetricsThread,
     pub(super) memory: EndableThread,
     pub(super) watchdog: EndableThread,
@@ -53,8 +54,8 @@ impl OtherThreads {
         if !self.listener.is_running() {
             return Some("the thread of the engines' loads");
         }
-        if !self.port.as_ref().is_none_or(PortThread::is_running) {
-            return Some("the HTTP port");
+        if let Some(ended) = self.ports.iter().find(|port| !port.is_running()) {
+            return Some(ended.port());
         }
         if !self.metrics.is_running() {
             return Some("the metrics page");

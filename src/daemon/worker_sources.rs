@@ -1,9 +1,11 @@
 //! Follows every source of workers: the configuration, files, URLs and requests.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::signal::unix::Signal;
+use tokio::sync::watch;
 
 use super::desired_fleet::DesiredFleet;
 use super::fleet_reconciler::FleetReconciler;
@@ -13,7 +15,7 @@ use super::routers_thread::ReloadedPeers;
 use super::{engine_http, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
-use crate::serve::Admissions;
+use crate::serve::{Admissions, RemoteAccess};
 use crate::watchdog::{Activity, ThreadMark, phase};
 
 /// The sources, and the parts that act on them.
@@ -29,13 +31,14 @@ pub(super) struct WorkerSources<'a> {
     pub(super) tables: &'a RequestTables,
     pub(super) admissions: &'a Admissions,
     pub(super) peers: &'a ReloadedPeers,
+    pub(super) remote: Option<&'a watch::Sender<Arc<RemoteAccess>>>,
     pub(super) mark: &'a ThreadMark,
 }
 
 /// Follows all sources, for ever. Returns the name of a part that ended by itself.
 pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
     let WorkerSources { config, read_again, asking, hangup, desired, reconciler, .. } = sources;
-    let WorkerSources { ingest_threads, tables, admissions, peers, mark, .. } = sources;
+    let WorkerSources { ingest_threads, tables, admissions, peers, remote, mark, .. } = sources;
     let counters = desired.counters();
     let (policies, recording) = (&*tables.policies, &tables.recording);
     let grace_ms = Cell::new(config.discovery.grace_ms);
@@ -45,7 +48,8 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
-    let reload = reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, peers, recording, counters };
+    let reload =
+        reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, peers, remote, recording, counters };
     tokio::select! {
         () = phase(mark, Activity::Reconciling, reconciler.run(desired, ingest_threads)) => "the reconciler of the fleet",
         () = phase(mark, Activity::FollowingSources, files) => "discovery by files",

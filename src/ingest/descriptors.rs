@@ -6,8 +6,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     CONNECTIONS_MAX, CONNECTIONS_MIN, DESCRIPTORS_PER_CONNECTION, DESCRIPTORS_PER_CORE, DESCRIPTORS_PER_LANE,
-    DESCRIPTORS_PER_PUBLISHER, DESCRIPTORS_PER_ROUTER, DESCRIPTORS_PER_SHARD, DESCRIPTORS_RESERVED,
-    DESCRIPTORS_WANTED_MAX,
+    DESCRIPTORS_PER_PUBLISHER, DESCRIPTORS_PER_REMOTE_CONNECTION, DESCRIPTORS_PER_ROUTER, DESCRIPTORS_PER_SHARD,
+    DESCRIPTORS_RESERVED, DESCRIPTORS_WANTED_MAX,
 };
 
 /// The numbers of everything that takes descriptors.
@@ -23,6 +23,8 @@ pub struct Takers {
     pub lanes: usize,
     /// Other routers that this one exchanges load with; 0 = it shares none.
     pub routers: usize,
+    /// Connections from other hosts, open and half open.
+    pub remote: usize,
 }
 
 /// How many of each fit under the limit of open files. The daemon refuses anything beyond these numbers, with a message
@@ -89,13 +91,15 @@ pub fn needed(takers: Takers) -> u64 {
         + takers.publishers as u64 * DESCRIPTORS_PER_PUBLISHER
 }
 
-/// Open files of the daemon before any connection: reserved ones, and those of its threads.
+/// Open files of the daemon before any connection of its serving threads: reserved ones, those of its threads, and those
+/// of the remote port.
 #[must_use]
 pub const fn own(takers: Takers) -> u64 {
     DESCRIPTORS_RESERVED
         + takers.cores as u64 * DESCRIPTORS_PER_CORE
         + takers.shards as u64 * DESCRIPTORS_PER_SHARD
         + takers.routers as u64 * DESCRIPTORS_PER_ROUTER
+        + takers.remote as u64 * DESCRIPTORS_PER_REMOTE_CONNECTION
 }
 
 /// The soft limit to set; `None` = unlimited.
@@ -112,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    const TAKERS: Takers = Takers { cores: 2, shards: 1, publishers: 10, lanes: 64, routers: 0 };
+    const TAKERS: Takers = Takers { cores: 2, shards: 1, publishers: 10, lanes: 64, routers: 0, remote: 0 };
 
     #[test]
     fn the_target_is_the_hard_limit_within_reason() {
@@ -147,8 +151,9 @@ mod tests {
         #[test]
         fn never_more_than_the_limit_is_divided(
             limit in 0_u64..100_000, cores in 1_usize..300, shards in 1_usize..65, publishers in 0_usize..9000, lanes in 0_usize..5000,
+            remote in 0_usize..5000,
         ) {
-            let takers = Takers { cores, shards, publishers, lanes, routers: 0 };
+            let takers = Takers { cores, shards, publishers, lanes, routers: 0, remote };
             let Ok(room) = divide(limit, takers) else { return Ok(()) };
             let taken = own(takers)
                 + room.connections_max as u64 * DESCRIPTORS_PER_CONNECTION

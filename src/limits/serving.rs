@@ -57,6 +57,8 @@ const _: () = assert!(
         + super::SHARDS_MAX as u64 * DESCRIPTORS_PER_SHARD
         + super::CONNECTIONS_MAX as u64 * DESCRIPTORS_PER_CONNECTION
         + super::LANES_CEILING * DESCRIPTORS_PER_LANE
+        + (super::REMOTE_CONNECTIONS_CEILING + super::REMOTE_HALF_OPEN_MAX as u64)
+            * super::DESCRIPTORS_PER_REMOTE_CONNECTION
         + 2 * super::WORKERS_MAX as u64 * DESCRIPTORS_PER_PUBLISHER
         <= DESCRIPTORS_WANTED_MAX
 );

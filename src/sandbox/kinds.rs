@@ -128,6 +128,9 @@ const STREAMS: &[Call] = calls![
 /// Listening sockets.
 const LISTENERS: &[Call] = calls!["accept4"];
 
+/// Pairs of connected sockets.
+const PAIRS: &[Call] = calls![; is("socketpair", &[(0, flag(libc::AF_UNIX))])];
+
 /// Connections that the thread makes itself, to engines.
 const CONNECTIONS: &[Call] = calls![
     "connect", "pipe2";
@@ -241,6 +244,8 @@ pub enum Program {
     Daemon,
     /// `kvrouted relay`.
     Relay,
+    /// `kvrouted connect`.
+    Connect,
     /// `kvrouted-gateway`, as a proxy and as an endpoint picker.
     Gateway,
 }
@@ -269,6 +274,8 @@ pub enum ThreadKind {
     Files,
     /// Answers HTTP callers.
     HttpPort,
+    /// Carries the connections of other hosts.
+    RemotePort,
     /// Serves the metrics page.
     MetricsPage,
     /// Writes snapshots.
@@ -289,6 +296,8 @@ pub enum ThreadKind {
     RelayControl,
     /// Sends a relay's events, and answers its requests.
     RelayPort,
+    /// Any thread of `kvrouted connect`, besides that of its metrics page.
+    Connect,
     /// Any thread of a gateway.
     Gateway,
 }
@@ -308,6 +317,7 @@ impl ThreadKind {
         T::Asking,
         T::Files,
         T::HttpPort,
+        T::RemotePort,
         T::MetricsPage,
         T::Snapshots,
         T::SnapshotLoads,
@@ -318,6 +328,7 @@ impl ThreadKind {
         T::Watchdog,
         T::RelayControl,
         T::RelayPort,
+        T::Connect,
         T::Gateway,
     ];
 
@@ -335,6 +346,7 @@ impl ThreadKind {
             T::Asking => "asking",
             T::Files => "files",
             T::HttpPort => "http",
+            T::RemotePort => "remote",
             T::MetricsPage => "metrics",
             T::Snapshots => "snapshots",
             T::SnapshotLoads => "snapshot_loads",
@@ -345,6 +357,7 @@ impl ThreadKind {
             T::Watchdog => "watchdog",
             T::RelayControl => "relay_control",
             T::RelayPort => "relay_port",
+            T::Connect => "connect",
             T::Gateway => "gateway",
         }
     }
@@ -363,6 +376,7 @@ impl ThreadKind {
             T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
             T::Files => &[EVENTS, READING, REMOVING, THREADS, WATCHING],
             T::HttpPort => &[EVENTS, STREAMS, LISTENERS, THREADS],
+            T::RemotePort => &[EVENTS, STREAMS, LISTENERS, PAIRS],
             T::MetricsPage => &[EVENTS, STREAMS, LISTENERS, THREADS],
             T::Snapshots | T::Journal => &[READING, WRITING],
             T::SnapshotLoads => &[READING],
@@ -370,6 +384,9 @@ impl ThreadKind {
             T::Predictor | T::IndexPages | T::Watchdog => &[],
             T::RelayControl => &[EVENTS, STREAMS, THREADS, WRITING, READING],
             T::RelayPort => &[EVENTS, STREAMS, LISTENERS, WRITING, READING],
+            T::Connect => {
+                &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, READING, REMOVING, RESOLVER, THREADS, FIRST_THREAD]
+            }
             T::Gateway => {
                 &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, READING, WRITING, RESOLVER, THREADS, RUNTIME, GATEWAY]
             }
@@ -389,7 +406,10 @@ impl ThreadKind {
         match self {
             T::Control | T::Gateway => &Place::ALL,
             T::Names | T::Asking => &[Place::Resolver],
-            T::Files => &[Place::Config, Place::Accounts, Place::Workers, Place::Process, Place::Snapshots],
+            T::Files => {
+                &[Place::Config, Place::Keys, Place::Accounts, Place::Workers, Place::Process, Place::Snapshots]
+            }
+            T::Connect => &[Place::Resolver, Place::Keys, Place::Sockets],
             T::Snapshots | T::SnapshotLoads => &[Place::Snapshots],
             T::Journal => &[Place::Journal],
             T::Routers | T::RelayControl | T::RelayPort => &[Place::Sockets],
@@ -399,7 +419,7 @@ impl ThreadKind {
 
     /// Whether it makes connections.
     const fn connects(self) -> bool {
-        matches!(self, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Gateway)
+        matches!(self, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Connect | T::Gateway)
     }
 
     pub(super) const fn permits(self) -> Permits<'static> {
@@ -457,6 +477,7 @@ impl Program {
                 T::Asking,
                 T::Files,
                 T::HttpPort,
+                T::RemotePort,
                 T::MetricsPage,
                 T::Snapshots,
                 T::SnapshotLoads,
@@ -467,13 +488,14 @@ impl Program {
                 T::Watchdog,
             ],
             Self::Relay => &[T::RelayControl, T::RelayPort, T::Ingest, T::Names, T::MetricsPage, T::IndexPages],
+            Self::Connect => &[T::Connect, T::MetricsPage],
             Self::Gateway => &[T::Gateway],
         }
     }
 
     /// All calls of its threads, and those with which they enter their kinds.
     pub(super) fn calls(self) -> Vec<Call> {
-        let mut calls: BTreeSet<Call> = ENTERING.iter().chain(STARTING).copied().collect();
+        let mut calls: BTreeSet<Call> = [ENTERING, STARTING, FIRST_THREAD].into_iter().flatten().copied().collect();
         for kind in self.kinds() {
             calls.extend(kind.calls_with_children());
         }
@@ -488,10 +510,17 @@ impl Program {
 
 /// What threads call until they enter their kinds.
 const STARTING: &[Call] = calls![
-    "epoll_create1", "io_uring_register", "io_uring_setup", "mkdir", "mkdirat", "sched_setaffinity", "socketpair";
-    // glibc handles its first signal for threads with the first of them.
-    is("rt_sigaction", &[(0, Check::Is(33))]),
+    "epoll_create1",
+    "io_uring_register",
+    "io_uring_setup",
+    "mkdir",
+    "mkdirat",
+    "sched_setaffinity",
+    "socketpair",
 ];
+
+/// With the first thread glibc handles its signal for threads.
+const FIRST_THREAD: &[Call] = calls![; is("rt_sigaction", &[(0, Check::Is(33))])];
 
 /// Calls that a thread that starts programs, and the programs, may not make.
 pub(super) const FORBIDDEN_TO_PROGRAMS: &[&str] = &[

@@ -1,7 +1,7 @@
 //! Who may connect, and where a new connection goes.
 //!
 //! * The [`Acceptor`] accepts on the routing socket, for all cores: several acceptors on one Unix listener would not
-//!   balance.
+//!   balance. It also takes the connections that the remote port has opened, so that one thread hands over all.
 //! * An [`Admission`] lists the users and groups that may connect to a socket, beside the mode of its file. It is
 //!   compared with the user and groups that the kernel recorded for the peer's process when it connected.
 
@@ -15,8 +15,11 @@ use arc_swap::ArcSwap;
 use rustix::net::SendFlags;
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
 
-use super::core::CoreHandle;
+use super::connection::TransportKind;
+use super::core::{CoreHandle, HandedConnection};
+use super::remote::RemoteConnection;
 use super::socket_file::BoundSocket;
 use crate::budget::{Shed, ShedFlags};
 use crate::config::{AccessConfig, Config};
@@ -25,7 +28,7 @@ use crate::ids::CorrelationId;
 use crate::limits::{ACCEPT_PAUSE_MS, PEER_GROUPS_MAX};
 use crate::log_quota::LogQuota;
 use crate::metrics::{CounterSet, DaemonCounter};
-use crate::shares::{SharedResource, UserQuotas};
+use crate::shares::{PRINCIPALS_FROM, SharedResource, UserQuotas};
 use crate::wire::ReplyEncoder;
 
 /// Accepts on the routing socket, and gives every connection to the core with the fewest.
@@ -37,6 +40,8 @@ pub struct Acceptor {
     users: Arc<UserQuotas>,
     flags: ShedFlags,
     counters: Arc<CounterSet<DaemonCounter>>,
+    /// From the remote port; `None` = there is no such port.
+    remote: Option<mpsc::Receiver<RemoteConnection>>,
     encoder: ReplyEncoder,
     log_quota: LogQuota,
     // Last: the file goes after the listener.
@@ -66,6 +71,7 @@ impl Acceptor {
             users,
             flags,
             counters,
+            remote: None,
             encoder,
             log_quota,
             _socket: socket,
@@ -93,10 +99,24 @@ impl Acceptor {
         self
     }
 
+    /// The same also for connections from other hosts.
+    #[must_use]
+    pub(crate) fn receiving(mut self, remote: Option<mpsc::Receiver<RemoteConnection>>) -> Self {
+        self.remote = remote;
+        self
+    }
+
     /// Accepts until dropped, at any await. Dropping the acceptor closes the socket and removes its file.
     pub async fn run(&mut self) {
         loop {
-            match self.listener.accept().await {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                remote = next_of(&mut self.remote) => {
+                    self.assign_remote(remote);
+                    continue;
+                }
+            };
+            match accepted {
                 Ok((stream, _)) => self.assign(stream),
                 Err(error) => {
                     // Out of descriptors, most likely. The connection keeps waiting, and a retry at once would only
@@ -122,7 +142,8 @@ impl Acceptor {
             }
         };
         let uid = credentials.uid();
-        if let Err(error) = self.admission.load().admit(&stream, &credentials) {
+        let admitted = self.admission.load().admit(&stream, &credentials);
+        if let Err(error) = admitted.and_then(|()| self.refuse_principals(uid)) {
             self.counters.bump(DaemonCounter::ConnectionsNotPermitted);
             if let Some(withheld) = self.log_quota.take(Instant::now()) {
                 tracing::warn!(uid, gid = credentials.gid(), pid = credentials.pid(), %error, withheld, "a connection is refused");
@@ -130,13 +151,35 @@ impl Acceptor {
             turn_away(&stream, &error, &mut self.encoder);
             return;
         }
-        if let Err((stream, counter, why)) = self.hand_over(stream, uid) {
-            self.refuse(&stream, counter, why, uid);
+        if let Err((stream, counter, why)) = self.hand_over(stream, uid, TransportKind::Socket) {
+            self.refuse(&stream, counter, why, (uid, None));
         }
     }
 
+    /// Its principal was admitted by the remote port. What is refused here, the port carries back.
+    fn assign_remote(&mut self, connection: RemoteConnection) {
+        let RemoteConnection { stream, principal } = connection;
+        if let Err((stream, counter, why)) = self.hand_over(stream, principal.user, TransportKind::Remote) {
+            self.refuse(&stream, counter, why, (principal.user, Some(&principal.name)));
+        }
+    }
+
+    /// Refuses a process whose user has a number of principals, so that it cannot pass as one of them.
+    fn refuse_principals(&self, uid: u32) -> Result<()> {
+        if self.remote.is_none() || uid < PRINCIPALS_FROM {
+            return Ok(());
+        }
+        let what = format!("user {uid} may not connect to this socket: the number is one of principals");
+        Err(Error::new(Kind::NotPermitted, what, format!("run the process as a user below {PRINCIPALS_FROM}")))
+    }
+
     /// Gives a connection to the core with the fewest. On failure returns it with the counter and the reason.
-    fn hand_over(&self, stream: StdStream, uid: u32) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
+    fn hand_over(
+        &self,
+        stream: StdStream,
+        uid: u32,
+        transport: TransportKind,
+    ) -> Result<(), (StdStream, DaemonCounter, &'static str)> {
         if self.flags.has(Shed::Connections) {
             let why = "the daemon's memory budget is nearly used";
             return Err((stream, DaemonCounter::ConnectionsRefusedMemory, why));
@@ -153,15 +196,15 @@ impl Acceptor {
             let why = "too many connections of this user are open";
             return Err((stream, DaemonCounter::ConnectionsRefusedUser, why));
         };
-        let handed = least.hand_over(stream, uid, reservation);
+        let handed = least.hand_over(HandedConnection { stream, uid, transport, reservation });
         handed.map_err(|stream| (stream, DaemonCounter::MailboxFull, "the mailbox of the serving thread is full"))
     }
 
     /// Sends the peer the reason if that needs no wait, and closes.
-    fn refuse(&mut self, stream: &StdStream, counter: DaemonCounter, why: &str, uid: u32) {
+    fn refuse(&mut self, stream: &StdStream, counter: DaemonCounter, why: &str, (uid, principal): (u32, Option<&str>)) {
         self.counters.bump(counter);
         if let Some(withheld) = self.log_quota.take(Instant::now()) {
-            tracing::warn!(uid, why, withheld, "a connection is refused");
+            tracing::warn!(uid, principal, why, withheld, "a connection is refused");
         }
         let remedy = match counter {
             DaemonCounter::ConnectionsRefusedMemory => "try again later, or raise memory_bytes_max in [process]",
@@ -172,8 +215,19 @@ impl Acceptor {
     }
 }
 
+/// The next connection from another host; without a remote port never.
+async fn next_of(remote: &mut Option<mpsc::Receiver<RemoteConnection>>) -> RemoteConnection {
+    if let Some(receiver) = remote
+        && let Some(connection) = receiver.recv().await
+    {
+        return connection;
+    }
+    // There is no port, or its thread has ended, which ends the daemon.
+    std::future::pending().await
+}
+
 /// Sends a peer that is not admitted the reason, if that needs no wait.
-pub(super) fn turn_away(stream: impl AsFd, error: &Error, encoder: &mut ReplyEncoder) {
+pub(crate) fn turn_away(stream: impl AsFd, error: &Error, encoder: &mut ReplyEncoder) {
     let mut out = Vec::new();
     // No request was sent yet, so that this answers none.
     encoder.error(CorrelationId(0), error, &mut out);
@@ -192,9 +246,41 @@ const PEER_GROUPS_USUAL: usize = 64;
 /// The users that may connect to one socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// The table of the configuration that states them.
-    table: &'static str,
+    lists: Lists,
     rule: Rule,
+}
+
+/// Where an operator lists users and groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lists {
+    /// In this table of the configuration.
+    Table(&'static str),
+    /// By flags of a command.
+    Flags,
+}
+
+impl Lists {
+    fn of_users(self) -> String {
+        match self {
+            Self::Table(table) => format!("{table}.allow_uids"),
+            Self::Flags => "--allow-uid".to_owned(),
+        }
+    }
+
+    fn of_groups(self) -> String {
+        match self {
+            Self::Table(table) => format!("{table}.allow_gids"),
+            Self::Flags => "--allow-gid".to_owned(),
+        }
+    }
+
+    /// What makes a change take effect.
+    const fn then(self) -> &'static str {
+        match self {
+            Self::Table(_) => "send SIGHUP",
+            Self::Flags => "start the command again",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,7 +295,15 @@ impl Admission {
     /// For the socket of `table`: every user that can open its file.
     #[must_use]
     pub const fn by_mode(table: &'static str) -> Self {
-        Self { table, rule: Rule::ByMode }
+        Self { lists: Lists::Table(table), rule: Rule::ByMode }
+    }
+
+    /// Those of the lists that flags of a command state.
+    ///
+    /// # Errors
+    /// As [`Admission::resolve`].
+    pub fn resolve_flags(access: &AccessConfig) -> Result<Self> {
+        Self::resolve_lists(Lists::Flags, access)
     }
 
     /// Looks up the names in `access` of `table`.
@@ -217,12 +311,16 @@ impl Admission {
     /// # Errors
     /// [`Kind::Config`] if there is no such user or group, [`Kind::System`] if the names cannot be looked up.
     pub fn resolve(table: &'static str, access: &AccessConfig) -> Result<Self> {
+        Self::resolve_lists(Lists::Table(table), access)
+    }
+
+    fn resolve_lists(lists: Lists, access: &AccessConfig) -> Result<Self> {
         if *access == AccessConfig::default() {
-            return Ok(Self::by_mode(table));
+            return Ok(Self { lists, rule: Rule::ByMode });
         }
-        let uids = numbers(&Accounts { table, field: "allow_uids", what: "user", file: USERS }, &access.uids)?;
-        let gids = numbers(&Accounts { table, field: "allow_gids", what: "group", file: GROUPS }, &access.gids)?;
-        Ok(Self { table, rule: Rule::Listed { uids, gids } })
+        let uids = numbers(&Accounts { list: lists.of_users(), what: "user", file: USERS }, &access.uids)?;
+        let gids = numbers(&Accounts { list: lists.of_groups(), what: "group", file: GROUPS }, &access.gids)?;
+        Ok(Self { lists, rule: Rule::Listed { uids, gids } })
     }
 
     fn is_listed(&self, uid: u32, gids: impl FnOnce() -> io::Result<Vec<u32>>) -> io::Result<bool> {
@@ -237,8 +335,8 @@ impl Admission {
     ///
     /// # Errors
     /// [`Kind::NotPermitted`] if it is not listed, [`Kind::System`] if the kernel does not report its groups.
-    pub(super) fn admit(&self, stream: impl AsFd, credentials: &UCred) -> Result<()> {
-        let table = self.table;
+    pub(crate) fn admit(&self, stream: impl AsFd, credentials: &UCred) -> Result<()> {
+        let lists = self.lists;
         let groups = || {
             let mut groups = supplementary_groups(stream)?;
             groups.push(credentials.gid());
@@ -250,11 +348,14 @@ impl Admission {
                 Kind::NotPermitted,
                 format!("user {} may not connect to this socket", credentials.uid()),
                 format!(
-                    "list the user in {table}.allow_uids, or one of its groups in {table}.allow_gids, and send SIGHUP"
+                    "list the user in {}, or one of its groups in {}, and {}",
+                    lists.of_users(),
+                    lists.of_groups(),
+                    lists.then()
                 ),
             )),
             Err(error) => {
-                let remedy = format!("list the user in {table}.allow_uids: groups cannot be checked here");
+                let remedy = format!("list the user in {}: groups cannot be checked here", lists.of_users());
                 Err(Error::new(Kind::System, "cannot read the groups of the peer", remedy).caused_by(error))
             }
         }
@@ -263,8 +364,8 @@ impl Admission {
 
 /// The kind of accounts in a list: users or groups.
 struct Accounts {
-    table: &'static str,
-    field: &'static str,
+    /// The list's name in messages.
+    list: String,
     what: &'static str,
     /// The file with their names. The third field of a line is the number of the first.
     file: &'static str,
@@ -272,9 +373,9 @@ struct Accounts {
 
 impl Accounts {
     fn refuse(&self, kind: Kind, problem: &str) -> Error {
-        let Self { table, field, what, file } = self;
+        let Self { list, what, file } = self;
         let remedy = format!("give the number of the {what}, or a name in {file}");
-        Error::new(kind, format!("{table}.{field}: {problem}"), remedy)
+        Error::new(kind, format!("{list}: {problem}"), remedy)
     }
 
     /// The number of an account. A name of digits only is a number, whether there is such an account or not.

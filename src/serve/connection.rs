@@ -40,6 +40,8 @@ pub(crate) enum TransportKind {
     Socket,
     /// A lane, which belongs to a socket's connection.
     Lane,
+    /// A connection from another host, which the remote port carries.
+    Remote,
 }
 
 /// The state of a connection's dialogue.
@@ -132,6 +134,13 @@ impl Connection {
     #[must_use]
     pub(super) fn within(mut self, budget: &Rc<ReceiveBudget>) -> Self {
         self.frames = FrameReader::new(self.frames.body_bytes_max(), Rc::clone(budget), self.peer.uid);
+        self
+    }
+
+    /// The same over another transport.
+    #[must_use]
+    pub(super) const fn over(mut self, transport: TransportKind) -> Self {
+        self.peer.transport = transport;
         self
     }
 

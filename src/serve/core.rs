@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 use super::busy_poll::{BusyPoll, PollShares, Poller};
-use super::connection::{Connection, Ended, drive};
+use super::connection::{Connection, Ended, TransportKind, drive};
 use super::deadlines::{PeerWait, enforce_read_deadlines, enforce_reply_budget, enforce_unread_limit};
 use super::io_backend::{EpollStream, IoBackend, Stream, UringStream, block_on_epoll, block_on_uring};
 use super::lane::{Lanes, Transport, serve_lanes};
@@ -314,7 +314,7 @@ async fn run<T: Stream, S: Service + 'static>(
     ];
     let deadline = loop {
         match core.mailbox.next().await {
-            Message::Connection { stream, uid, reservation } => core.start_connection(stream, uid, reservation),
+            Message::Connection(handed) => core.start_connection(handed),
             Message::Queue(message) => core.on_queue_message(message),
             Message::Drain { deadline } => break deadline,
         }
@@ -343,15 +343,17 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
         self.ended.notify_one();
     }
 
-    fn connection(&self, id: u64, uid: u32) -> Connection {
-        Connection::new(uid, self.options.frame_body_bytes_max).within(&self.receive_budget).numbered(id)
+    fn connection(&self, id: u64, uid: u32, transport: TransportKind) -> Connection {
+        let connection = Connection::new(uid, self.options.frame_body_bytes_max).over(transport);
+        connection.within(&self.receive_budget).numbered(id)
     }
 
     /// Starts the one task that reads, answers and writes a connection.
-    fn start_connection(self: &Rc<Self>, stream: UnixStream, uid: u32, reservation: UserReservation) {
+    fn start_connection(self: &Rc<Self>, handed: HandedConnection) {
+        let HandedConnection { stream, uid, transport, reservation } = handed;
         let id = self.take_id();
         self.counters.bump(CoreCounter::Connections);
-        let connection = RefCell::new(self.connection(id, uid));
+        let connection = RefCell::new(self.connection(id, uid, transport));
         let peer_wait = connection.borrow().peer_wait();
         let open = ConnectionGuard { core: Rc::clone(self), id, connection, _reservation: reservation };
         let handle = match Transport::from_std(stream) {
@@ -474,7 +476,7 @@ impl<T: Stream, S: Service + 'static> CoreState<T, S> {
             }
         }
         let late =
-            std::iter::from_fn(|| self.mailbox.queue.pop()).filter(|m| matches!(m, Message::Connection { .. })).count();
+            std::iter::from_fn(|| self.mailbox.queue.pop()).filter(|m| matches!(m, Message::Connection(_))).count();
         if late > 0 {
             self.mailbox.connections.fetch_sub(late, Ordering::Relaxed);
             tracing::warn!(core, connections = late, "connections that came after the drain began are dropped");
@@ -540,9 +542,18 @@ impl<T: Stream, S: Service + 'static> Drop for ConnectionGuard<T, S> {
     }
 }
 
+/// A connection for a core, with its part of its user's quota.
+pub(super) struct HandedConnection {
+    pub(super) stream: UnixStream,
+    /// The user of the peer's process, or a principal's number in its place.
+    pub(super) uid: u32,
+    pub(super) transport: TransportKind,
+    pub(super) reservation: UserReservation,
+}
+
 /// A message of another thread to a core.
 enum Message {
-    Connection { stream: UnixStream, uid: u32, reservation: UserReservation },
+    Connection(HandedConnection),
     Drain { deadline: Instant },
     Queue(QueueMessage),
 }
@@ -620,25 +631,20 @@ impl CoreHandle {
         self.mailbox.alive.load(Ordering::Relaxed)
     }
 
-    /// Hands over a connection of user `uid`, with its part of the user's quota. Only one thread may call it.
+    /// Hands over a connection. Only one thread may call it.
     ///
     /// # Errors
     /// Gives the stream back if the mailbox is full.
-    pub(super) fn hand_over(
-        &self,
-        stream: UnixStream,
-        uid: u32,
-        reservation: UserReservation,
-    ) -> Result<(), UnixStream> {
+    pub(super) fn hand_over(&self, connection: HandedConnection) -> Result<(), UnixStream> {
         if self.mailbox.queue.len() >= MAILBOX_MESSAGES_MAX {
-            return Err(stream);
+            return Err(connection.stream);
         }
         self.mailbox.connections.fetch_add(1, Ordering::Relaxed);
-        match self.mailbox.queue.push(Message::Connection { stream, uid, reservation }) {
+        match self.mailbox.queue.push(Message::Connection(connection)) {
             Ok(()) => self.mailbox.inbox.arrived.notify_one(),
-            Err(Message::Connection { stream, .. }) => {
+            Err(Message::Connection(connection)) => {
                 self.mailbox.connections.fetch_sub(1, Ordering::Relaxed);
-                return Err(stream);
+                return Err(connection.stream);
             }
             // The queue gives back the message that was pushed.
             Err(Message::Drain { .. } | Message::Queue(_)) => {}

@@ -38,6 +38,7 @@
 //! | `watch` | connections that follow the fleet |
 //! | `busy_poll` | polling instead of sleeping |
 //! | `lane` | shm lanes |
+//! | `remote` | connections from other hosts |
 //! | `admin`, `metrics_page`, `http` | the other ways in |
 
 mod accept;
@@ -51,11 +52,13 @@ mod io_backend;
 mod lane;
 mod metrics_page;
 mod receive;
+mod remote;
 mod reply_writer;
 mod responder;
 mod socket_file;
 mod watch;
 
+pub(crate) use accept::turn_away;
 pub use accept::{Acceptor, Admission, Admissions};
 pub use admin::{AdminAnswer, AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
@@ -64,5 +67,6 @@ pub(crate) use http::{HttpBackend, HttpMemory, HttpMetrics, HttpPort, PortThread
 pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
+pub(crate) use remote::{RemoteAccess, RemoteConnection, RemotePort, RemoteStats, RunningRemotePort};
 pub use responder::RoutingResponder;
 pub use socket_file::{BoundSocket, admin_path};

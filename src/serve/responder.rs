@@ -242,12 +242,17 @@ impl<S: Service> RoutingResponder<S> {
         let session = self.requests.service_mut().session_opened(hello.session, peer.uid)?;
         peer.phase = Phase::Open(Some(session));
         tracing::debug!(client = hello.client_name, uid = peer.uid, session = session.0, "hello");
-        let lanes_on = self.lanes.are_on();
+        let is_remote = peer.transport == TransportKind::Remote;
+        let lanes_on = self.lanes.are_on() && !is_remote;
         let Self { requests, encoder, .. } = self;
         let info = requests.service().hello();
         let mut facts = hello_facts(version, &info, self.frame_body_bytes_max);
         if lanes_on {
             facts.features |= features::LANES;
+        }
+        if is_remote {
+            // A path of this host: on the peer's it names nothing, or another daemon.
+            facts.admin_socket = None;
         }
         Answer::reply(out, |out| encoder.hello(id, &facts, &requests.service().fleet(), out))
     }
@@ -308,7 +313,7 @@ impl<S: Service> Respond for RoutingResponder<S> {
         self.watches.end(peer.connection);
         if let Phase::Open(Some(session)) = std::mem::replace(&mut peer.phase, Phase::HelloAwaited)
             // A lane shares the session of its connection, which is still open.
-            && peer.transport == TransportKind::Socket
+            && peer.transport != TransportKind::Lane
         {
             self.requests.service_mut().session_closed(session);
         }

@@ -83,7 +83,7 @@ impl BoundSocket {
     }
 
     /// The listener for tokio. Call it inside a runtime.
-    pub(super) fn listen_async(&self) -> Result<tokio::net::UnixListener> {
+    pub(crate) fn listen_async(&self) -> Result<tokio::net::UnixListener> {
         let listener = self.listener.try_clone().and_then(tokio::net::UnixListener::from_std);
         listener.map_err(|error| {
             let what = format!("cannot wait for connections on {}", self.path.display());

@@ -92,6 +92,8 @@ reasons! {
     ServingMetrics = "serving metrics";
     /// HTTP requests are answered.
     AnsweringHttp = "answering HTTP";
+    /// Bytes of other hosts are carried.
+    CarryingRemote = "carrying remote connections";
     /// The memory of the process is measured.
     MeasuringMemory = "measuring memory";
 }

@@ -9,6 +9,7 @@
 //! engines.rs      publishers, replay sockets and HTTP servers of engines
 //! http.rs         callers of the HTTP and the metrics port
 //! routers.rs      strangers at the port for other routers, and a router that lies
+//! remote.rs       strangers at the port for other hosts, and a principal that reaches for another's bookings
 //! files.rs        files, disks and descriptors
 //! system.rs       signals, the clock, and memory that runs out
 //! ```
@@ -24,6 +25,7 @@ mod http;
 mod kit;
 #[path = "../fuzz_targets/mutator.rs"]
 mod mutator;
+mod remote;
 mod routers;
 mod scene;
 mod system;
@@ -31,7 +33,7 @@ mod trial;
 
 use trial::attacks;
 
-attacks! { roles [connections engines http routers files] attacks [
+attacks! { roles [connections engines http remote routers files] attacks [
     connections::many_connections: "3 processes of one user open 5000 connections and hold them";
     connections::garbage: "2 processes send garbage on 3000 connections";
     connections::half_frames: "4 processes with 2000 connections are killed in the middle of a frame";
@@ -57,6 +59,10 @@ attacks! { roles [connections engines http routers files] attacks [
     http::slow_heads: "2 processes send headers and bodies byte by byte, on 400 connections to each port";
     http::unread_pages: "2 processes ask both ports for 480 long pages and never read them";
     http::smuggled_requests: "a process sends 12 requests whose length has two readings";
+    remote::remote_strangers: "5 processes send other tokens, garbage or frames in place of TLS, handshakes without a token, and new TLS keys without end to the remote port";
+    remote::remote_half_open: "4 processes leave 1200 connections to the remote port half open, silent or byte by byte";
+    remote::remote_handshakes: "4 processes with 160 addresses flood the remote port with the beginnings of handshakes";
+    remote::remote_principal: "a principal frees and reports another principal's bookings, and claims its session";
     routers::router_strangers: "4 processes send other secrets, junk and parts without end to the port for other routers, or hold 100 connections";
     routers::lying_router: "a router with the secret lies about its load, its sequence and its digest";
     files::few_descriptors: "the daemon starts with limits of 4 to 48 descriptors";

@@ -37,13 +37,19 @@ impl Scene {
     }
 
     /// A daemon that runs already and has this engine as worker 1.
-    pub(crate) fn of(daemon: Daemon, mut engine: Engine) -> Self {
+    pub(crate) fn of(daemon: Daemon, engine: Engine) -> Self {
+        let socket = daemon.socket();
+        Self::asked_at(&socket, daemon, engine)
+    }
+
+    /// The same, whose other client asks at a socket.
+    pub(crate) fn asked_at(socket: &Path, daemon: Daemon, mut engine: Engine) -> Self {
         engine.await_subscription();
         engine.store(&prompt(1, PROMPT_TOKENS));
         until("the engine is heard", || daemon.device(&prompt(1, PROMPT_TOKENS), Worker::new(1, 0)) == Some(8));
         daemon.status();
         let process = daemon.process.id();
-        let bystander = Bystander::begin(asks(daemon.socket().as_path()));
+        let bystander = Bystander::begin(asks(socket));
         let (watch, descriptors_before) = (Watch::begin(process), open_descriptors(process));
         Self { daemon, engine, descriptors_before, watch, bystander }
     }

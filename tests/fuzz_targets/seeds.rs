@@ -16,7 +16,9 @@ use kvrouted::ids::{
 };
 use kvrouted::index::StoreBlocks;
 use kvrouted::ingest::{DumpBegin, DumpChunk, References};
+use kvrouted::limits::{TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, LearntClass, LearntLaws, LearntWorker, SessionToken};
+use kvrouted::remote::opening::{self, Verdict};
 use kvrouted::route::{BookingHandle, BookingRequest, Prompt, RouteRequest};
 use kvrouted::snapshot::{Encoder, Header, SpaceName, encode_laws};
 use kvrouted::trust::{Trust, TrustLevel, TrustReasons};
@@ -53,8 +55,16 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "load_events" => load_events::load_events(),
         "lane" => lane_steps(),
         "zmtp" => peers(),
+        "opening" => openings(),
         _ => Vec::new(),
     }
+}
+
+/// Callers' openings with the shortest and the longest token, and both answers.
+fn openings() -> Vec<Vec<u8>> {
+    let with = |bytes: usize| opening::encode(&vec![b't'; bytes]);
+    let answers = [Verdict::Accepted, Verdict::Refused].map(|verdict| opening::answer(verdict).to_vec());
+    [with(TOKEN_BYTES_MIN), with(TOKEN_BYTES_MAX), with(0)].into_iter().chain(answers).collect()
 }
 
 /// Both ends of what the daemon and a relay say to each other, and of what libzmq says.

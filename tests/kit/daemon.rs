@@ -36,7 +36,8 @@ pub(crate) fn kvrouted(arguments: &[&str]) -> Command {
 
 /// The flag of a sandbox, if the environment asks for one and the test does not.
 fn sandboxed(arguments: &[&str]) -> Vec<String> {
-    let confines = matches!(arguments.first(), Some(&"serve" | &"relay")) && !arguments.contains(&"--sandbox");
+    let confines =
+        matches!(arguments.first(), Some(&"serve" | &"relay" | &"connect")) && !arguments.contains(&"--sandbox");
     let mode = std::env::var(SANDBOX).ok().filter(|_| confines);
     mode.into_iter().flat_map(|mode| ["--sandbox".to_owned(), mode]).collect()
 }

@@ -13,6 +13,7 @@ pub(crate) mod ports;
 mod proc;
 pub(crate) mod proxy;
 pub(crate) mod raw;
+pub(crate) mod remote;
 pub(crate) mod replayer;
 
 pub(crate) use daemon::{Daemon, Process, asked, configure, configure_serve, kvrouted, options, run, serving_threads};

@@ -123,7 +123,7 @@ impl Raw {
 
 /// The next frame of a connection, header and body. The end of a connection within a body is another kind of error than
 /// one between frames.
-pub(crate) fn read_frame(stream: &mut UnixStream) -> io::Result<(FrameHeader, Vec<u8>)> {
+pub(crate) fn read_frame(stream: &mut impl Read) -> io::Result<(FrameHeader, Vec<u8>)> {
     let mut header = [0; FRAME_HEADER_BYTES];
     stream.read_exact(&mut header)?;
     let header = FrameHeader::parse(&header).map_err(|fault| io::Error::other(fault.to_string()))?;

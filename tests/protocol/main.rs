@@ -5,5 +5,6 @@ mod http;
 #[path = "../kit/mod.rs"]
 mod kit;
 mod lane;
+mod remote;
 mod security;
 mod serving;

@@ -5,6 +5,7 @@ mod daemon;
 #[path = "../kit/mod.rs"]
 mod kit;
 mod relay;
+mod remote;
 mod threads;
 
 use std::sync::OnceLock;

@@ -104,6 +104,7 @@ fn open(path: &CStr, flags: i32) -> Result<usize, Errno> {
 fn program_of(kind: ThreadKind) -> Program {
     match kind {
         ThreadKind::RelayControl | ThreadKind::RelayPort => Program::Relay,
+        ThreadKind::Connect => Program::Connect,
         ThreadKind::Gateway => Program::Gateway,
         _ => Program::Daemon,
     }
@@ -156,12 +157,13 @@ struct Listeners {
 fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut impl FnMut(bool, String)) {
     use ThreadKind as T;
     let address = listeners.address;
-    let connects = matches!(kind, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Gateway);
+    let connects =
+        matches!(kind, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Connect | T::Gateway);
     let connected = TcpStream::connect(address);
     expect(connected.is_ok() == connects, format!("a TCP connection: {connected:?}"));
     let connected = std::os::unix::net::UnixStream::connect(&listeners.unix);
     expect(connected.is_ok() == connects, format!("a connection to a Unix socket: {connected:?}"));
-    let datagrams = matches!(kind, T::Control | T::Names | T::Asking | T::Gateway);
+    let datagrams = matches!(kind, T::Control | T::Names | T::Asking | T::Connect | T::Gateway);
     let datagram = UdpSocket::bind("127.0.0.1:0");
     expect(datagram.is_ok() == datagrams, format!("a UDP socket: {datagram:?}"));
     let bound = TcpListener::bind("127.0.0.1:0");
@@ -193,7 +195,7 @@ fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut im
         let read = fs::read(folder.join(name).join("file"));
         expect(read.is_ok() == may, format!("reading a file in {name}: {read:?}"));
     }
-    if matches!(kind, T::Control | T::Names | T::Asking | T::Gateway) {
+    if matches!(kind, T::Control | T::Names | T::Asking | T::Connect | T::Gateway) {
         let found = std::net::ToSocketAddrs::to_socket_addrs(&("localhost", 1));
         expect(found.is_ok(), format!("localhost: {found:?}"));
     }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::CommandFactory as _;
 use kvrouted::cli::Cli;
@@ -13,6 +14,7 @@ use crate::frozen_list::compare;
 use crate::kit::engine::Publisher;
 use crate::kit::http::scrape;
 use crate::kit::ports::free_port;
+use crate::kit::remote::Site;
 use crate::kit::{self, Daemon, Process, folder, prompt, text, until, until_ok};
 
 // ---- metrics -----------------------------------------------------------------------------------------------
@@ -71,12 +73,15 @@ fn daemon_tables(port: u16, snapshots: &Path, publisher: &Publisher) -> String {
     )
 }
 
-/// The page of a daemon whose one worker published what cannot be used, and whose snapshot is broken.
-fn daemon_page() -> String {
-    let (folder, port) = (folder(), free_port());
+/// The page of a daemon whose one worker published what cannot be used, whose snapshot is broken, and which a caller from
+/// another host uses; and the page of that caller.
+fn daemon_and_caller_pages() -> (String, String) {
+    let (site, port, callers_port) = (Site::new(), free_port(), free_port());
+    let folder = Arc::clone(&site.folder);
     let snapshots = folder.path().join("snapshots");
     let mut publisher = Publisher::new();
-    let config = kit::configure(folder.path(), &daemon_tables(port, &snapshots, &publisher));
+    let tables = format!("{}{}", daemon_tables(port, &snapshots, &publisher), site.port_table());
+    let config = kit::configure(folder.path(), &tables);
     let mut daemon = Daemon::serve(folder, &["--config", text(&config)]);
     publisher.await_subscription();
     publisher.store(&prompt(1, 640));
@@ -94,8 +99,11 @@ fn daemon_page() -> String {
     let book = Some(BookingRequest { request_id: "a", attempt: 0 });
     let request = RouteRequest { book, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
     client.route(&request).expect("a decision");
+    let caller = site.caller("east", &["--metrics-port", &callers_port.to_string()]);
+    let _from_another_host = caller.client();
     let samples = [
         "kvrouted_finding{finding=\"undecodable\"",
+        "kvrouted_remote_connections_open{",
         "kvrouted_shadow_decisions_total{",
         "kvrouted_snapshots_refused_total{",
         "kvrouted_worker_oddities_total{",
@@ -103,7 +111,7 @@ fn daemon_page() -> String {
         "kvrouted_worker_trust_reason{",
         "kvrouted_worker_undecodable_total{",
     ];
-    page_with(port, &samples)
+    (page_with(port, &samples), page_with(callers_port, &[]))
 }
 
 /// Flips a bit in the middle of every file of a folder.
@@ -146,8 +154,9 @@ fn relay_page() -> String {
 
 #[test]
 fn metrics_are_the_frozen_ones() {
-    let (daemon, relay) = (daemon_page(), relay_page());
-    compare("metrics.txt", &metric_lines("serve", &daemon).chain(metric_lines("relay", &relay)).collect());
+    let ((daemon, caller), relay) = (daemon_and_caller_pages(), relay_page());
+    let lines = metric_lines("serve", &daemon).chain(metric_lines("relay", &relay));
+    compare("metrics.txt", &lines.chain(metric_lines("connect", &caller)).collect());
 }
 
 // ---- configuration -----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ const LAYERS: &[&[&str]] = &[
         "metrics",
         "reasons",
         "recycling_queue",
+        "remote",
         "sandbox",
         "schema_generated",
         "shares",
@@ -50,7 +51,7 @@ const LAYERS: &[&[&str]] = &[
     &["routers"],
     &["serve", "ingest", "client", "discovery"],
     &["snapshot"],
-    &["daemon", "demo", "relay", "simulate"],
+    &["connect", "daemon", "demo", "relay", "simulate"],
     &["cli"],
 ];
 /// What a gateway builds that takes the feature `client` alone. All other dependencies are optional.

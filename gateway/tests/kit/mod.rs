@@ -20,7 +20,7 @@ use kvrouted::ids::Worker;
 
 pub(crate) use caller::{Answer, Caller, chat};
 pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
-pub(crate) use processes::{Daemon, Gateway, is_alive, signal};
+pub(crate) use processes::{Connect, Daemon, Gateway, is_alive, signal};
 
 /// How long a test waits for what must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);

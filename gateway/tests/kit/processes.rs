@@ -126,6 +126,34 @@ impl Daemon {
     }
 }
 
+/// `kvrouted connect` to a daemon's remote port.
+pub(crate) struct Connect {
+    _process: Process,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl Connect {
+    /// Starts it with files of the token and of the certificate that it trusts, and waits until it listens.
+    #[must_use]
+    pub(crate) fn start(program: &Path, (to, server_name): (&str, &str), token: &Path, authorities: &Path) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("kvrouted.sock");
+        let mut command = Command::new(program);
+        command.args(["connect", "--to", to, "--server-name", server_name]).arg("--socket").arg(&socket);
+        command.arg("--token-file").arg(token).arg("--ca-file").arg(authorities);
+        let mut process = Process::start(&mut command);
+        process.wait_for("connect listens", |_| socket.exists().then_some(()));
+        Self { _process: process, socket, _folder: folder }
+    }
+
+    /// The socket for clients of this host.
+    #[must_use]
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
 /// Puts the gateways of all tests, and their daemons, into sandboxes of this mode.
 const SANDBOX: &str = "KVROUTED_TEST_SANDBOX";
 
@@ -145,7 +173,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts it in front of these engines, with a daemon of its own. Its replies name the worker.
+    /// Starts it in front of these engines, with a daemon of its own unless the flags name a socket. Its replies name the
+    /// worker.
     #[must_use]
     pub(crate) fn start(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
         Self::start_with(kvrouted, "", engines, flags)
@@ -160,7 +189,10 @@ impl Gateway {
         // Another build of it can be tested too.
         let named = std::env::var_os("KVROUTED_GATEWAY_BIN");
         let mut command = Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_kvrouted-gateway").into()));
-        command.arg("serve").arg("--config").arg(&config).arg("--kvrouted").arg(kvrouted);
+        command.arg("serve").arg("--config").arg(&config);
+        if !flags.contains(&"--socket") {
+            command.arg("--kvrouted").arg(kvrouted);
+        }
         let port = free_address();
         command.args(["--listen", "127.0.0.1:0", "--admin", &port.to_string()]).args(flags).args(sandboxed(flags));
         // What a killed gateway leaves is removed with the test's folder.

@@ -11,7 +11,9 @@ use crate::fleet::WorkerRecord;
 use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::WorkerView;
 use crate::limits::{CLOCK_STEP_MS_MIN, RECENT_MS};
-use crate::metrics::{CoreCounter, CounterName, DaemonCounter, RouteCounter, SnapshotCounter, WorkerCounter};
+use crate::metrics::{
+    CoreCounter, CounterName, DaemonCounter, RemoteCounter, RouteCounter, SnapshotCounter, WorkerCounter,
+};
 
 /// The values of one list at one moment, or what was added between two. Without values everything is 0.
 #[derive(Debug)]
@@ -93,6 +95,7 @@ pub(super) struct Moment {
     pub(super) cores: Counts<CoreCounter>,
     pub(super) daemon: Counts<DaemonCounter>,
     pub(super) snapshots: Counts<SnapshotCounter>,
+    pub(super) remote: Counts<RemoteCounter>,
 }
 
 impl Moment {
@@ -109,6 +112,7 @@ impl Moment {
             cores: Counts::read(|counter| statistics.cores.iter().map(|core| core.counters.get(counter)).sum()),
             daemon: Counts::read(|counter| statistics.daemon.get(counter)),
             snapshots: Counts::read(|counter| statistics.snapshots.counters.get(counter)),
+            remote: Counts::read(|counter| statistics.remote.counters.get(counter)),
         }
     }
 
@@ -124,6 +128,7 @@ impl Moment {
             cores: self.cores.since(&earlier.cores),
             daemon: self.daemon.since(&earlier.daemon),
             snapshots: self.snapshots.since(&earlier.snapshots),
+            remote: self.remote.since(&earlier.remote),
         }
     }
 }

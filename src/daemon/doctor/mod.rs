@@ -150,6 +150,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         cores: recent.cores.clone(),
         daemon: recent.daemon.clone(),
         snapshots: recent.snapshots.clone(),
+        remote: recent.remote.clone(),
         decides_by_latency: statistics.policies.load().has_mode(Mode::Latency),
         prefill_classes: statistics.loads.prefill_classes(),
         open_files,

@@ -15,7 +15,8 @@ use crate::limits::{
 };
 use crate::load::PrefillClass;
 use crate::metrics::{
-    CoreCounter as Core, CounterName, DaemonCounter as Daemon, RouteCounter, SnapshotCounter, WorkerCounter as C,
+    CoreCounter as Core, CounterName, DaemonCounter as Daemon, RemoteCounter, RouteCounter, SnapshotCounter,
+    WorkerCounter as C,
 };
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -168,6 +169,7 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
         let cause = Cause::Symptom(Symptom::ConnectionsRefused);
         symptoms.push(about_daemon(cause, counter.name(), recent(counter)));
     }
+    symptoms.extend(remote(facts));
     let leaked = recent(Daemon::BookingsExpiredAge);
     if leaked >= BOOKINGS_LEAKED_RECENT_MIN && leaked >= facts.cores.get(Core::Bookings) / 100 {
         let cause = Cause::Symptom(Symptom::BookingsLeak);
@@ -189,6 +191,22 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
         symptoms.push(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying(by));
     }
     symptoms
+}
+
+/// The remote port refuses callers. A peer that speaks no TLS may be a probe, and says nothing of callers.
+fn remote(facts: &Facts) -> Option<FoundSymptom> {
+    let refusals = [
+        RemoteCounter::RefusedToken,
+        RemoteCounter::RefusedShare,
+        RemoteCounter::RefusedFull,
+        RemoteCounter::RefusedOpening,
+        RemoteCounter::RefusedDisplaced,
+        RemoteCounter::RefusedFrequent,
+        RemoteCounter::RefusedStrangers,
+        RemoteCounter::RefusedSystem,
+    ];
+    let counter = refusals.into_iter().find(|counter| facts.remote.get(*counter) > 0)?;
+    Some(about_daemon(Cause::Symptom(Symptom::RemoteRefused), counter.name(), facts.remote.get(counter)))
 }
 
 /// What the daemon gives up because memory is short.

@@ -13,7 +13,8 @@ use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
 use crate::limits::*;
 use crate::load::PrefillClass;
 use crate::metrics::{
-    CoreCounter as Core, DaemonCounter as Daemon, RouteCounter as Route, SnapshotCounter, WorkerCounter as C,
+    CoreCounter as Core, DaemonCounter as Daemon, RemoteCounter, RouteCounter as Route, SnapshotCounter,
+    WorkerCounter as C,
 };
 use crate::routers::protocol::Fault;
 use crate::routers::{Digest, Joining, Link, LinkShown, Notice, OriginId, OwnShown, RoutersShown, Sender};
@@ -135,6 +136,10 @@ fn snapshots(counter: SnapshotCounter) -> Facts {
     Facts { snapshots: Counts::of(&[(counter, 1)]), ..facts(vec![well(1)]) }
 }
 
+fn remote(counter: RemoteCounter) -> Facts {
+    Facts { remote: Counts::of(&[(counter, 1)]), ..facts(vec![well(1)]) }
+}
+
 /// One source of workers for each problem.
 fn named(problems: &[Option<&str>]) -> Facts {
     let source = |problem: &Option<&str>| SourceStatus {
@@ -250,6 +255,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         Symptom::GatewayScheme => (cores(&[(Core::RequestsSchemeMismatch, 1)]), cores(&[(Core::Errors, 1)])),
         Symptom::NobodyEligible => (cores(&[(Core::RoutesAllDown, 1)]), cores(&[(Core::Routes, 1)])),
         Symptom::ConnectionsRefused => (daemon(Daemon::MailboxFull, 1), daemon(Daemon::AdminConnectionsRefused, 1)),
+        Symptom::RemoteRefused => (remote(RemoteCounter::RefusedToken), remote(RemoteCounter::RefusedTls)),
         Symptom::SchemeUnknown => (unschemed(1), unschemed(0)),
         Symptom::PredictionsDropped => (cores(&[(Core::PredictionsDropped, 1)]), cores(&[(Core::Bookings, 1)])),
         Symptom::SnapshotsFail => {

@@ -83,6 +83,12 @@ impl PortThread {
         Ok(Self { end, thread, port })
     }
 
+    /// The port's name in errors.
+    #[must_use]
+    pub(crate) const fn port(&self) -> &'static str {
+        self.port
+    }
+
     /// Whether the thread still runs.
     #[must_use]
     pub(crate) fn is_running(&self) -> bool {

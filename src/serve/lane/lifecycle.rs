@@ -89,6 +89,11 @@ impl CoreLanes {
             let error = Error::new(Kind::InvalidArgument, problem, "use it, or open another connection");
             return Err((LaneCounter::RefusedSecond, error));
         }
+        if peer.transport == TransportKind::Remote {
+            let problem = "a connection from another host cannot have a lane: its memory is on this host";
+            let error = Error::new(Kind::Unsupported, problem, "go on by the connection itself");
+            return Err((LaneCounter::RefusedRemote, error));
+        }
         if !self.are_on() {
             let error =
                 Error::new(Kind::Unsupported, "this daemon has no lanes", "raise serve.lanes_max, or use the socket");

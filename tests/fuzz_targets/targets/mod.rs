@@ -12,6 +12,7 @@ mod journal;
 pub(crate) mod lane;
 pub(crate) mod load_events;
 mod load_stat;
+mod opening;
 mod recovery;
 mod routing;
 mod snapshot;
@@ -39,4 +40,5 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("load_events", load_events::load_events),
     ("lane", lane::lane),
     ("zmtp", zmtp::zmtp),
+    ("opening", opening::opening),
 ];

@@ -27,6 +27,10 @@ pub(crate) const MEMBER: Someone = Someone { uid: 61_002, gid: 61_002, groups: &
 const STRANGER: Someone = Someone { uid: 61_003, gid: 61_003, groups: &[61_011] };
 
 impl Someone {
+    pub(crate) const fn without_groups(uid: u32) -> Self {
+        Self { uid, gid: uid, groups: &[] }
+    }
+
     /// Does something as this user, in a thread of its own that ends with it.
     fn does<T: Send>(self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {

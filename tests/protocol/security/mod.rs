@@ -47,7 +47,7 @@ mod bookings;
 mod bounds;
 mod descriptors;
 mod frames;
-mod identity;
+pub(crate) mod identity;
 mod pace;
 mod peers;
 mod users;

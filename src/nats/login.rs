@@ -7,7 +7,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value};
 
 /// The first bytes of a seed, which base 32 shows as `SU`: the seed of a user. Each letter has 5 bits.
-const SEED_OF_USER: [u8; 2] = [18 << 3 | 20 >> 2, 20 << 6 & 0xff];
+const SEED_OF_USER: [u8; 2] = [0x95, 0];
 /// The first byte of a user's public key: `U`.
 const PUBLIC_OF_USER: u8 = 20 << 3;
 const KEY_BYTES: usize = 32;
@@ -16,7 +16,7 @@ const CHECKSUM_BYTES: usize = 2;
 /// What a client shows.
 pub(crate) enum Login {
     /// Nothing.
-    Nobody,
+    Anonymous,
     /// A token.
     Token(String),
     /// A user's name and password.
@@ -28,7 +28,7 @@ pub(crate) enum Login {
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Nobody => "Nobody",
+            Self::Anonymous => "Anonymous",
             Self::Token(_) => "Token",
             Self::Password { .. } => "Password",
             Self::Key { .. } => "Key",
@@ -62,7 +62,7 @@ impl Login {
             options.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value))).collect()
         };
         Some(match self {
-            Self::Nobody => Map::new(),
+            Self::Anonymous => Map::new(),
             Self::Token(token) => named(&[("auth_token", token)]),
             Self::Password { user, password } => named(&[("user", user), ("pass", password)]),
             Self::Key { key, claims } => {

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use mio::{Events, Poll, Token};
@@ -62,6 +63,20 @@ impl Client {
     #[track_caller]
     fn until_event(&mut self, wanted: &LinkEvent) {
         self.until(|come| (come.as_ref() == Ok(wanted)).then_some(()));
+    }
+
+    /// Goes on until the server of the test says that it has come so far. No time passes meanwhile.
+    #[track_caller]
+    fn until_told(&mut self, told: &Receiver<()>) {
+        for _ in 0..TURNS_MAX {
+            assert!(self.turn().is_none(), "nothing is due");
+            match told.try_recv() {
+                Ok(()) => return,
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => panic!("the server has ended"),
+            }
+        }
+        panic!("the server does not come so far");
     }
 
     #[track_caller]
@@ -135,6 +150,7 @@ fn a_client_logs_in_subscribes_hears_and_publishes_and_skips_what_is_too_large()
 fn a_server_that_is_none_refuses_or_does_not_speak_gives_way_to_the_next_one() {
     let [none, refuses, silent, good] = [(); 4].map(|()| listener());
     let mut client = Client::of(&[&none, &refuses, &silent, &good]);
+    let (tell, told) = channel();
     let servers = std::thread::spawn(move || {
         let (mut stream, _) = none.accept().expect("a connection");
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n").expect("sent");
@@ -142,6 +158,7 @@ fn a_server_that_is_none_refuses_or_does_not_speak_gives_way_to_the_next_one() {
         accepted.line();
         accepted.say("-ERR 'Authorization Violation'\r\n");
         let held = silent.accept().expect("a connection");
+        tell.send(()).expect("the test waits");
         let mut accepted = Accepted::of(&good);
         accepted.line();
         drop(held);
@@ -151,7 +168,12 @@ fn a_server_that_is_none_refuses_or_does_not_speak_gives_way_to_the_next_one() {
     client.now_ms += NATS_RECONNECT_MS_MAX;
     client.until_event(&LinkEvent::Said("Authorization Violation".into()));
     assert_eq!(client.refusal(), "it refuses the login");
-    client.until_event_after(NATS_OPEN_MS_MAX, &LinkEvent::Up);
+    client.now_ms += NATS_RECONNECT_MS_MAX;
+    client.until_told(&told);
+    client.now_ms += NATS_OPEN_MS_MAX;
+    assert_eq!(client.turn(), None, "it was never up");
+    client.now_ms += NATS_RECONNECT_MS_MAX;
+    client.until_event(&LinkEvent::Up);
     servers.join().expect("all are tried");
 }
 
@@ -159,33 +181,25 @@ fn a_server_that_is_none_refuses_or_does_not_speak_gives_way_to_the_next_one() {
 fn a_server_that_falls_silent_is_asked_for_a_sign_of_life_and_left() {
     let listener = listener();
     let mut client = Client::of(&[&listener]);
+    let (tell, told) = channel();
     let server = std::thread::spawn(move || {
         let mut accepted = Accepted::of(&listener);
         assert_eq!((accepted.line(), accepted.line()), ("SUB a.* 1".into(), "PING".into()));
         accepted.say("PONG\r\nPING\r\n");
-        assert_eq!((accepted.line(), accepted.line()), ("PONG".into(), "PING".into()));
+        for expected in ["PONG", "PING"] {
+            assert_eq!(accepted.line(), expected);
+            tell.send(()).expect("the test waits");
+        }
         (accepted, Accepted::of(&listener))
     });
     client.until_event(&LinkEvent::Up);
     client.now_ms += NATS_HEARTBEAT_MS;
-    client.until_event_after(NATS_HEARTBEAT_MS, &LinkEvent::Lost);
-    client.now_ms += NATS_OPEN_MS_MAX;
+    client.until_told(&told);
+    client.now_ms += NATS_HEARTBEAT_MS;
+    client.until_told(&told);
+    client.now_ms += NATS_HEARTBEAT_TIMEOUT_MS;
+    client.until_event(&LinkEvent::Lost);
+    client.now_ms += NATS_RECONNECT_MS_MAX;
     client.until_event(&LinkEvent::Up);
     server.join().expect("it is tried again");
-}
-
-impl Client {
-    /// Lets time pass, half a second in each turn at most, until an event comes.
-    #[track_caller]
-    fn until_event_after(&mut self, at_least_ms: u64, wanted: &LinkEvent) {
-        let began_ms = self.now_ms;
-        for _ in 0..TURNS_MAX {
-            if self.turn() == Some(Ok(wanted.clone())) {
-                assert!(self.now_ms - began_ms >= at_least_ms, "after {} ms", self.now_ms - began_ms);
-                return;
-            }
-            self.now_ms += NATS_HEARTBEAT_TIMEOUT_MS / 200;
-        }
-        panic!("it does not come");
-    }
 }

@@ -123,7 +123,9 @@ impl Wire {
             }
             match tls.read_tls(&mut self.stream) {
                 Ok(0) => return Err(Broken::Ended),
-                Ok(_) => drop(tls.process_new_packets().map_err(|error| Broken::Tls(error.to_string()))?),
+                Ok(_) => {
+                    tls.process_new_packets().map_err(|error| Broken::Tls(error.to_string()))?;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => return Err(Broken::Ended),

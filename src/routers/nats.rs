@@ -67,7 +67,7 @@ impl NatsPlan {
     /// A plan without a login and without TLS.
     #[must_use]
     pub const fn new(servers: Vec<NatsServer>, prefix: String) -> Self {
-        Self { servers, login: Login::Nobody, tls: None, prefix }
+        Self { servers, login: Login::Anonymous, tls: None, prefix }
     }
 
     /// Shows a user's name and password, or a token alone.
@@ -294,7 +294,7 @@ impl Nats {
                     tracing::warn!(%server, bytes = self.link.payload_bytes_max(), remedy, "NATS does not take large messages");
                 }
                 self.up_since_ms = Some(self.now_ms);
-                // Nobody was heard while there was no connection.
+                // No router could be heard while there was no connection.
                 self.heard.iter_mut().flatten().for_each(|of| of.at_ms = self.now_ms);
                 let opening = std::mem::take(&mut self.opening);
                 let (hello, answers) = (self.subjects.hello(), self.subjects.answers(&self.subjects.own));

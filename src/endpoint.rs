@@ -24,7 +24,8 @@ use std::ops::Deref;
 use std::str::FromStr;
 
 use crate::limits::{
-    ENDPOINT_SHOWN_CHARS_MAX, HOST_BYTES_MAX, HOST_LABEL_BYTES_MAX, NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX,
+    ENDPOINT_SHOWN_CHARS_MAX, HOST_BYTES_MAX, HOST_LABEL_BYTES_MAX, NAME_BYTES_MAX, NATS_PREFIX_BYTES_MAX,
+    SOCKET_PATH_BYTES_MAX,
 };
 
 const TRANSPORTS: [&str; 2] = ["tcp", "ipc"];
@@ -161,6 +162,65 @@ impl BoundEndpoint {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// A NATS server: `nats://host:port`, or `tls://host:port` for one to which only TLS is spoken.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NatsServer {
+    /// Its host and port, as an endpoint to connect to.
+    pub endpoint: Endpoint,
+    /// Its host, as its certificate names it.
+    pub host: String,
+    /// Whether TLS is spoken.
+    pub is_tls: bool,
+}
+
+impl NatsServer {
+    /// Parses the address of a server. Without a port it is 4222.
+    ///
+    /// # Errors
+    /// What is wrong with the text. A password in it is not repeated.
+    pub fn parse(text: &str) -> Parsed<Self> {
+        refuse_control(text)?;
+        let Some((scheme @ ("nats" | "tls"), address)) = text.split_once("://") else {
+            return Err(EndpointError::new("is neither nats://host:port nor tls://host:port"));
+        };
+        let address = address.strip_suffix('/').unwrap_or(address);
+        if address.contains('@') {
+            return Err(EndpointError::new(
+                "has a user in it: use nats_user and nats_secret_file, which no log repeats",
+            ));
+        }
+        let has_port = address.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+        let address = if has_port { address.to_owned() } else { format!("{address}:4222") };
+        let endpoint = Endpoint::parse(&format!("tcp://{address}"))?;
+        let host = address.rsplit_once(':').map_or("", |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Self { endpoint, host, is_tls: scheme == "tls" })
+    }
+}
+
+impl fmt::Display for NatsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.endpoint.strip_prefix("tcp://").unwrap_or(&self.endpoint);
+        write!(f, "{}://{address}", if self.is_tls { "tls" } else { "nats" })
+    }
+}
+
+/// Checks the prefix of NATS subjects: words of letters, digits, `-` and `_`, with dots between them.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_subject_prefix(text: &str) -> Parsed<()> {
+    let is_word =
+        |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    if text.len() > NATS_PREFIX_BYTES_MAX || !text.split('.').all(is_word) {
+        let message = format!(
+            "must be at most {NATS_PREFIX_BYTES_MAX} letters, digits, `-` and `_`, with dots between words, such as kvrouted.blue"
+        );
+        return Err(EndpointError::new(message));
+    }
+    Ok(())
 }
 
 /// Parses the address of an engine's HTTP server, `http://host:port`. Returns it without slashes at the end.
@@ -434,5 +494,36 @@ mod tests {
         assert_eq!(of_rank("ipc:///e", 1), None);
         assert_eq!(of_rank("tcp://h:65535", 1), None);
         assert_eq!(of_rank("tcp://h:1", u32::MAX), None);
+    }
+
+    #[test]
+    fn nats_servers_have_a_scheme_and_no_password() {
+        for (text, shown, host) in [
+            ("nats://127.0.0.1:4222", "nats://127.0.0.1:4222", "127.0.0.1"),
+            ("nats://broker", "nats://broker:4222", "broker"),
+            ("tls://broker.local:443/", "tls://broker.local:443", "broker.local"),
+            ("tls://[::1]", "tls://[::1]:4222", "::1"),
+            ("nats://[::1]:9", "nats://[::1]:9", "::1"),
+        ] {
+            let server = NatsServer::parse(text).expect(text);
+            assert_eq!((server.to_string().as_str(), server.host.as_str()), (shown, host));
+            assert_eq!(server.is_tls, text.starts_with("tls"));
+        }
+        let refused = NatsServer::parse("nats://me:hush@broker:4222").expect_err("refused");
+        assert!(refused.message.contains("nats_secret_file") && !refused.message.contains("hush"), "{refused}");
+        for wrong in
+            ["", "broker:4222", "ws://broker", "nats://", "nats://*:4222", "nats://a b", "nats://a:0", "nats://a\n"]
+        {
+            assert!(NatsServer::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_subject_prefix_has_no_wildcard_and_no_empty_word() {
+        ["kvrouted", "a.b-c.D_9"].into_iter().for_each(|good| check_subject_prefix(good).expect(good));
+        let long = "a".repeat(NATS_PREFIX_BYTES_MAX + 1);
+        for wrong in ["", ".", "a.", ".a", "a..b", "a.*", ">", "a b", "a\r\nPUB x", "$SYS", &long] {
+            assert!(check_subject_prefix(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -143,7 +143,7 @@ reasons! {
     /// Another router has this router's name.
     RouterNameShared = "router_name_shared", Harm::Severe, "the two ignore each other, and others take them for one that restarts again and again", "give each router a `name` of its own in [routers]";
     /// A configured peer is not heard.
-    RouterMissing = "router_missing", Harm::Warning, "what that router books does not count here", "start that router, or correct its address in `peers` of [routers]; test from this host: nc -zv HOST PORT";
+    RouterMissing = "router_missing", Harm::Warning, "what that router books does not count here", "start that router, or correct its address in `peers`, or the server's in `nats`, of [routers]; test from this host: nc -zv HOST PORT";
     /// A router or a stranger signs its messages with another secret.
     RouterSecret = "router_secret", Harm::Warning, "its messages are ignored", "give all routers the same secret file, or find out who connects to the `listen` address of [routers]";
     /// The load of another router was not as it had told, and was taken anew.

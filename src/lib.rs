@@ -59,6 +59,8 @@ mod framed_file;
 mod log_quota;
 #[cfg(feature = "daemon")]
 pub mod metrics;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "daemon")]
 mod owned_directory;
 #[cfg(feature = "daemon")]

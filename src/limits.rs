@@ -3,6 +3,7 @@
 
 mod events;
 mod http;
+mod nats;
 mod process;
 mod remote;
 mod restart;
@@ -11,6 +12,7 @@ mod serving;
 
 pub use events::*;
 pub use http::*;
+pub use nats::*;
 pub use process::*;
 pub use remote::*;
 pub use restart::*;

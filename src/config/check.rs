@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::path::{Path, PathBuf};
 
 use super::document::{Draft, TableDraft};
-use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft, peer_fault};
+use super::fields::{ADMIN_SOCKET_MODE_PRESET, WorkerDraft, nats_fault, peer_fault};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
@@ -132,7 +132,47 @@ fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> Ro
     if let Some(fault) = peer_fault(&routers.peers) {
         problems.push(entry.problem("peers", fault.message).suggest(fault.nearest.as_deref()));
     }
+    nats(entry, problems);
     routers.clone()
+}
+
+/// NATS takes the place of a port of this router's own, and shows one login.
+fn nats(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) {
+    let routers = &entry.value;
+    let settings = ["nats_user", "nats_secret_file", "nats_credentials_file", "nats_ca_file"];
+    if routers.nats.is_empty() {
+        for field in settings.into_iter().filter(|field| entry.written(field).is_some()) {
+            problems.push(entry.problem(field, "needs nats: without servers it has no use"));
+        }
+        return;
+    }
+    let mut refuse = |message: &str| problems.push(entry.problem("nats", message));
+    if !cfg!(feature = "nats") {
+        refuse("is not in this build: build kvrouted with --features nats, or use listen and peers");
+    }
+    if let Some(fault) = nats_fault(&routers.nats) {
+        refuse(&fault.message);
+    }
+    if routers.secret_file.is_none() && !entry.is_refused("secret_file") {
+        refuse("needs secret_file, so that no other process can pass for a router");
+    }
+    if routers.listen.is_some() || !routers.peers.is_empty() || routers.peers_dns.is_some() {
+        refuse("takes the place of listen, peers and peers_dns: remove either");
+    }
+    let servers = routers.nats_servers();
+    let with_tls = servers.iter().filter(|server| server.is_tls).count();
+    if with_tls > 0 && with_tls < servers.len() {
+        refuse("has servers with TLS and without: the login would go to one of them in the clear");
+    }
+    if with_tls > 0 && routers.nats_ca_file.is_none() && !entry.is_refused("nats_ca_file") {
+        refuse("needs nats_ca_file with tls://, such as /etc/ssl/certs/ca-certificates.crt");
+    }
+    if routers.nats_user.is_some() && routers.nats_secret_file.is_none() {
+        problems.push(entry.problem("nats_user", "needs nats_secret_file, with the password"));
+    }
+    if routers.nats_credentials_file.is_some() && routers.nats_secret_file.is_some() {
+        problems.push(entry.problem("nats_credentials_file", "takes the place of nats_secret_file: remove either"));
+    }
 }
 
 /// A port needs its files.

@@ -35,7 +35,7 @@ pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
 pub(super) use policy::POLICY;
 pub(super) use remote::REMOTE;
-pub(super) use routers::{ROUTERS, peer_fault};
+pub(super) use routers::{ROUTERS, nats_fault, peer_fault};
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
 #[cfg(feature = "simulate")]
 pub(super) use simulated_fleet::{CHANGE, ENGINES, FLEET, FLEET_ROUTERS, POOLS};

@@ -20,7 +20,7 @@ mod worker_files;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, NatsServer};
 use crate::engine_law::{EnginePreset, PrefillLaw};
 use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
@@ -98,7 +98,19 @@ pub struct RoutersConfig {
     pub peers: Vec<String>,
     /// A host name of which every address is another router, and its port.
     pub peers_dns: Option<(String, u16)>,
-    /// This router's name; `None` = the host's name and `listen`.
+    /// NATS servers of one cluster, in place of `listen`; none = no NATS.
+    pub nats: Vec<String>,
+    /// What the subjects begin with.
+    pub nats_prefix: String,
+    /// The user whose password is in `nats_secret_file`.
+    pub nats_user: Option<String>,
+    /// A file with a password, or with a token if there is no user.
+    pub nats_secret_file: Option<PathBuf>,
+    /// A file with credentials.
+    pub nats_credentials_file: Option<PathBuf>,
+    /// A file with the certificates of authorities.
+    pub nats_ca_file: Option<PathBuf>,
+    /// This router's name; `None` = the host's name and `listen`, or `nats_prefix`.
     pub name: Option<String>,
     /// The file of the secret.
     pub secret_file: Option<PathBuf>,
@@ -117,7 +129,18 @@ impl RoutersConfig {
     /// that gets another name counts twice for a while.
     #[must_use]
     pub fn origins_max(&self) -> usize {
-        self.listen.as_ref().map_or(0, |_| (2 * self.peers.len()).clamp(ORIGINS_MIN, ORIGINS_MAX))
+        match (&self.listen, self.nats.is_empty()) {
+            (Some(_), _) => (2 * self.peers.len()).clamp(ORIGINS_MIN, ORIGINS_MAX),
+            // No list says who the others are.
+            (None, false) => ORIGINS_MAX,
+            (None, true) => 0,
+        }
+    }
+
+    /// The NATS servers; those that are none are left out, which the configuration has refused.
+    #[must_use]
+    pub fn nats_servers(&self) -> Vec<NatsServer> {
+        self.nats.iter().filter_map(|server| NatsServer::parse(server).ok()).collect()
     }
 
     /// The addresses of the peers; those that are none are left out, which the configuration has refused.

@@ -90,12 +90,14 @@ mod tests {
             Kind::Number { min, max, .. } => if preset.parse() == Ok(*max) { min } else { max }.to_string(),
             Kind::Flag { .. } => (preset != "true").to_string(),
             Kind::Choice { names, .. } => names.iter().find(|name| **name != preset).unwrap().to_string(),
+            Kind::List { .. } if field.name == "nats" => "nats://other".to_owned(),
             Kind::Text { .. } | Kind::List { .. } => "other".to_owned(),
             Kind::Parsed { what, .. } if what.contains("a TCP port") => "[::1]:7443".to_owned(),
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
                 "peers_dns" => "other:1",
+                "nats_prefix" => "other",
                 "listen" if preset.is_empty() => "tcp://*:1",
                 "listen" => "::1",
                 other => panic!("the test needs another value of {other}"),
@@ -107,11 +109,18 @@ mod tests {
 
     /// Changes each field that needs a restart, and expects its name.
     fn assert_named<T>(section: &Section<T>) {
-        for field in section.fields.iter().filter(|field| !field.is_live()) {
+        // A build without NATS refuses its fields.
+        let is_built = |name: &str| cfg!(feature = "nats") || !name.starts_with("nats");
+        for field in section.fields.iter().filter(|field| !field.is_live() && is_built(field.name)) {
             let table = |lines: &str| match section.name {
                 // Without a port the other fields have no effect.
                 "http" if field.name != "port" => format!("[http]\nport = 1\n{lines}"),
-                // The other fields are refused without these two.
+                // The other fields are refused without these.
+                "routers" if field.name.starts_with("nats") => {
+                    let servers = if lines.starts_with("nats =") { "" } else { "nats = [\"nats://a\"]\n" };
+                    let password = if field.name == "nats_user" { "nats_secret_file = \"p\"\n" } else { "" };
+                    format!("[routers]\nsecret_file = \"s\"\n{servers}{password}{lines}")
+                }
                 "routers" => {
                     let preset = [("listen", "tcp://*:2"), ("secret_file", "s")].into_iter();
                     let missing = preset.filter(|(name, _)| !lines.starts_with(name));

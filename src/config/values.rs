@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::field::ValueError;
-use crate::endpoint::{self, BoundEndpoint, Endpoint, EndpointError};
+use crate::endpoint::{self, BoundEndpoint, Endpoint, EndpointError, NatsServer};
 
 impl From<EndpointError> for ValueError {
     fn from(fault: EndpointError) -> Self {
@@ -14,6 +14,14 @@ impl From<EndpointError> for ValueError {
 
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse(text)?)
+}
+
+pub(super) fn nats_server(text: &str) -> Result<NatsServer, ValueError> {
+    Ok(NatsServer::parse(text)?)
+}
+
+pub(super) fn check_subject_prefix(text: &str) -> Result<(), ValueError> {
+    Ok(endpoint::check_subject_prefix(text)?)
 }
 
 pub(super) fn check_bound(text: &str) -> Result<(), ValueError> {

@@ -16,11 +16,15 @@ use crate::config::{Config, RoutersConfig, SpaceConfig};
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
+#[cfg(feature = "nats")]
+use crate::remote::tls;
 use crate::requests::{OthersLoads, RequestTables};
 use crate::routers::{
-    Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings, PublisherSettings,
-    RoutersView, Sender, SharedTables, WantedPeers, ZeroMq, opening,
+    Carrier, Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings,
+    PublisherSettings, RoutersView, Sender, SharedTables, WantedPeers, ZeroMq, opening,
 };
+#[cfg(feature = "nats")]
+use crate::routers::{Nats, NatsPlan};
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::Activity;
 use crate::zmtp::Server;
@@ -28,31 +32,47 @@ use crate::zmtp::Server;
 /// What the thread needs of the system.
 #[derive(Debug)]
 pub(super) struct RoutersPort {
-    server: Server,
+    way: Way,
     keys: Keys,
-    peers: WantedPeers,
     own: Sender,
 }
 
+/// How the others are reached.
+#[derive(Debug)]
+enum Way {
+    ZeroMq {
+        server: Server,
+        peers: WantedPeers,
+    },
+    #[cfg(feature = "nats")]
+    Nats(NatsPlan),
+}
+
 impl RoutersPort {
-    /// Binds the socket and reads the secrets; `None` = the configuration shares no load.
+    /// Binds the socket, if there is one, and reads the secrets; `None` = the configuration shares no load.
     ///
     /// # Errors
     /// `Config` if an endpoint cannot be bound, or a secret cannot be read or is too short.
     pub(super) fn open(config: &Config) -> Result<Option<Self>> {
         let routers = &config.routers;
-        let Some(listen) = &routers.listen else { return Ok(None) };
-        let remedy = "correct it in [routers]";
-        let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
-        let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
-        let peers = wanted(routers);
+        let (place, way) = match &routers.listen {
+            Some(listen) => {
+                let remedy = "correct it in [routers]";
+                let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
+                let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
+                (listen, Way::ZeroMq { server: ZeroMq::bind(&bound)?, peers: wanted(routers) })
+            }
+            #[cfg(feature = "nats")]
+            None if !routers.nats.is_empty() => (&routers.nats_prefix, Way::Nats(nats_plan(routers)?)),
+            None => return Ok(None),
+        };
         let keys = keys(routers)?;
         let own = Sender {
-            origin: origin(routers, listen),
+            origin: origin(routers, place),
             incarnation: Incarnation(rand::rng().random_range(1..=u64::MAX)),
             fingerprint: fingerprint(&config.spaces),
         };
-        Ok(Some(Self { server: ZeroMq::bind(&bound)?, keys, peers, own }))
+        Ok(Some(Self { way, keys, own }))
     }
 
     /// The secret of the hashes of affinity sessions, the same at all routers.
@@ -89,17 +109,47 @@ pub(super) fn start(
     tables: &RequestTables,
     resources: &Resources,
 ) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<ReloadedPeers>)> {
-    let Some(RoutersPort { server, keys, peers, own }) = port else {
+    let Some(RoutersPort { way, keys, own }) = port else {
         return Ok((None, Arc::default(), Arc::default()));
     };
-    let (routers, view, now_ns) = (&config.routers, Arc::new(RoutersView::joining()), tables.clock());
+    let (view, reloaded, now_ns) = (Arc::new(RoutersView::joining()), Arc::<ReloadedPeers>::default(), tables.clock());
+    let (opening, now_ms) = (opening(&own, &keys), now_ns() / 1_000_000);
+    let tables = (config, tables, resources);
+    tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = config.routers.peers.len(), "this router shares its load");
+    let thread = match way {
+        Way::ZeroMq { server, peers } => {
+            let carrier = ZeroMq::connect(server, peers, &opening, now_ms)?;
+            let newest_peers = Arc::clone(&reloaded);
+            let before_round = move |carrier: &mut ZeroMq, now_ms| {
+                if let Some(peers) = newest_peers.take() {
+                    carrier.follow(peers, now_ms);
+                }
+            };
+            run((carrier, keys), own, tables, &view, before_round)
+        }
+        #[cfg(feature = "nats")]
+        Way::Nats(plan) => {
+            // Who the others are is not configured.
+            run((Nats::connect(plan, own.origin, opening, now_ms)?, keys), own, tables, &view, |_, _| {})
+        }
+    }?;
+    Ok((Some(thread), view, reloaded))
+}
+
+/// Starts the thread over a carrier. It calls `before_round` with the carrier and the time, milliseconds.
+fn run<C: Carrier + Send + 'static>(
+    carrier: (C, Keys),
+    own: Sender,
+    (config, tables, resources): (&Config, &RequestTables, &Resources),
+    view: &Arc<RoutersView>,
+    before_round: impl Fn(&mut C, u64) + Send + 'static,
+) -> Result<EndableThread> {
+    let (routers, now_ns) = (&config.routers, tables.clock());
     let settings = ExchangeSettings {
         publisher: PublisherSettings { batch_ms: routers.batch_ms, heartbeat_ms: LOAD_HEARTBEAT_MS },
         origins: OriginSettings { silent_ms_max: routers.silent_ms_max, origins_max: routers.origins_max() },
         join_ms_max: routers.join_ms_max,
     };
-    let began_ns = now_ns();
-    let carrier = ZeroMq::connect(server, peers, &opening(&own, &keys), began_ns / 1_000_000)?;
     let shared = SharedTables {
         loads: &tables.loads,
         others: &OthersLoads::new(Arc::clone(&tables.loads), Arc::clone(&tables.queue)),
@@ -108,27 +158,40 @@ pub(super) fn start(
         policies: &tables.policies,
     };
     let nonces = Box::new(|| Nonce(rand::rng().random()));
-    let mut exchange = Exchange::new((carrier, keys), own, settings, shared, (&view, began_ns), nonces);
-    let reloaded = Arc::<ReloadedPeers>::default();
-    let newest_peers = Arc::clone(&reloaded);
+    let mut exchange = Exchange::new(carrier, own, settings, shared, (view, now_ns()), nonces);
     let mark = resources.watchlist.add("routers", false);
-    tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = routers.peers.len(), "this router shares its load");
-    let thread = EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
+    EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
         sandbox::enter(ThreadKind::Routers);
         while !ending.is_asked_for() {
             // It waits in a round for less than a stall takes.
             mark.begin_round(Activity::SharingLoad);
-            if let Some(peers) = newest_peers.take() {
-                exchange.carrier_mut().follow(peers, now_ns() / 1_000_000);
-            }
+            before_round(exchange.carrier_mut(), now_ns() / 1_000_000);
             if let Err(error) = exchange.round(&now_ns) {
                 tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
                 std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
             }
         }
         mark.wait();
-    })?;
-    Ok((Some(thread), view, reloaded))
+    })
+}
+
+#[cfg(feature = "nats")]
+fn nats_plan(routers: &RoutersConfig) -> Result<NatsPlan> {
+    let plan = NatsPlan::new(routers.nats_servers(), routers.nats_prefix.clone());
+    let plan = match &routers.nats_ca_file {
+        Some(authorities) => plan.with_tls(tls::trusting(authorities)?),
+        None => plan,
+    };
+    let text = |path: &Path| {
+        let text = String::from_utf8(tls::read_secret(path)?);
+        text.map(|text| text.trim_ascii_end().to_owned())
+            .map_err(|error| tls::unusable(path, error, "write it as text"))
+    };
+    match (&routers.nats_credentials_file, &routers.nats_secret_file) {
+        (Some(path), _) => plan.with_credentials(&text(path)?),
+        (None, Some(path)) => Ok(plan.with_secret(routers.nats_user.clone(), text(path)?)),
+        (None, None) => Ok(plan),
+    }
 }
 
 fn keys(routers: &RoutersConfig) -> Result<Keys> {
@@ -156,8 +219,8 @@ fn secret(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The number of this router, which it has after a restart too.
-fn origin(routers: &RoutersConfig, listen: &str) -> OriginId {
-    let host = || format!("{} {listen}", rustix::system::uname().nodename().to_string_lossy());
+fn origin(routers: &RoutersConfig, place: &str) -> OriginId {
+    let host = || format!("{} {place}", rustix::system::uname().nodename().to_string_lossy());
     let name = routers.name.clone().unwrap_or_else(host);
     OriginId(xxh3_64(name.as_bytes()))
 }

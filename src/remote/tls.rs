@@ -106,6 +106,16 @@ pub(crate) fn of_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConf
 /// # Errors
 /// [`Kind::Config`] if the file cannot be used.
 pub(crate) fn of_caller(authorities: &Path) -> Result<Arc<ClientConfig>> {
+    let mut config = trusting(authorities)?;
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// The side of a client of some server, which trusts the authorities of a file and no other.
+///
+/// # Errors
+/// [`Kind::Config`] if the file cannot be used.
+pub(crate) fn trusting(authorities: &Path) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(authorities)? {
         roots
@@ -117,9 +127,8 @@ pub(crate) fn of_caller(authorities: &Path) -> Result<Arc<ClientConfig>> {
         .map_err(no_tls)?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = vec![PROTOCOL.to_vec()];
     config.resumption = Resumption::disabled();
-    Ok(Arc::new(config))
+    Ok(config)
 }
 
 #[cfg(test)]

@@ -28,13 +28,14 @@ pub trait Carrier {
     /// Sends a part of an answer. `false` = the router that asked is gone, or reads too slowly.
     fn answer(&mut self, asker: Asker, message: &[u8]) -> bool;
 
-    /// Says that a router that listens has proven that it is one. Only such routers get what is published.
+    /// Says that a router that listens has proven that it is one. Only such routers get what is published, unless a broker
+    /// decides who gets it.
     fn admit(&mut self, asker: Asker);
 
-    /// Says that the messages that come by a link are those of `origin`. Messages prove it.
+    /// Says that a message that came by a link is one of `origin`. The message proves it.
     fn identify(&mut self, link: usize, origin: OriginId);
 
-    /// The links to the configured peers, with their numbers.
+    /// The links to the peers, configured or heard, with their numbers.
     fn links(&self) -> Vec<(usize, Link)>;
 
     /// Where other routers hear this one.
@@ -62,10 +63,10 @@ pub enum Source {
     Asker(Asker),
 }
 
-/// A router, or a stranger, that has connected to this one. The number is never used again.
+/// A router, or a stranger, that asks this one. No other one has its place and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Asker {
-    /// Its place among those connected.
+    /// Its place among those connected, where there are connections.
     pub place: usize,
     /// Its number.
     pub number: u64,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
@@ -28,6 +28,7 @@ use crate::limits::{
     LOAD_BATCH_MS_CEILING, LOAD_IDLE_MS, LOAD_SHOWN_EVERY_MS, LOAD_TICK_MS, ORIGINS_MAX, ROUTER_NOTICED_MS,
 };
 use crate::load::Loads;
+use crate::log_quota::LogQuota;
 use crate::metrics::RouterCounter;
 use crate::requests::OthersLoads;
 use crate::route::{AffinityTable, PolicyTable};
@@ -77,6 +78,8 @@ pub struct Exchange<C> {
     join_until_ms: u64,
     /// By link: why its latest message was refused.
     refused: BTreeMap<usize, Fault>,
+    /// Of the lines about them: one link may bring good messages and bad ones by turns.
+    refusals: LogQuota,
     /// When something was noticed of a router last.
     noticed: BTreeMap<(OriginId, Notice), u64>,
     /// When the load changed last, here or elsewhere.
@@ -125,6 +128,7 @@ impl<C: Carrier> Exchange<C> {
             joining: Joining::Joined,
             join_until_ms: now_ms + settings.join_ms_max,
             refused: BTreeMap::new(),
+            refusals: LogQuota::default(),
             noticed: BTreeMap::new(),
             changed_ms: now_ms,
             next_tick_ms: now_ms,
@@ -243,9 +247,10 @@ impl<C: Carrier> Exchange<C> {
         if let Source::Link(link) = source
             && refusal.fault != Fault::Unknown
             && self.refused.insert(link, refusal.fault) != Some(refusal.fault)
+            && let Some(withheld) = self.refusals.take(Instant::now())
         {
             let address = self.carrier.links().into_iter().find(|(at, _)| *at == link).map(|(_, link)| link.address);
-            tracing::warn!(?address, %refusal, remedy = refusal.fault.remedy(), "messages of another router are refused");
+            tracing::warn!(?address, %refusal, remedy = refusal.fault.remedy(), withheld, "messages of another router are refused");
         }
         if let (Source::Asker(asker), Some(_)) = (source, refusal.origin) {
             self.greet(asker);

@@ -20,7 +20,7 @@
 //! * [`Origins`] has one state machine for each other router ([`OriginPhase`] has its table).
 //! * [`Digest`] shows whether two routers hold the same gauges.
 //!
-//! * A [`Carrier`] brings messages to other routers and from them: [`ZeroMq`].
+//! * A [`Carrier`] brings messages to other routers and from them: [`ZeroMq`], or `Nats` with the feature `nats`.
 //! * [`Exchange`] joins these with the loads, on a thread of the daemon.
 //!
 //! All but the last two are pure: time, randomness and bytes are arguments, and a caller applies the [`Effect`]s. Times are
@@ -38,6 +38,8 @@ mod effects;
 mod exchange;
 mod gauges;
 mod mac;
+#[cfg(feature = "nats")]
+mod nats;
 mod origin;
 mod origins;
 pub mod protocol;
@@ -53,6 +55,8 @@ pub use digest::Digest;
 pub use effects::{Effect, Notice, QuarantineReason};
 pub use exchange::{Exchange, ExchangeSettings, SharedTables, opening};
 pub use mac::{Keys, ShortSecret};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsPlan};
 pub use origin::OriginPhase;
 pub use origins::{OriginLoad, OriginSettings, OriginStatus, Origins};
 pub use publisher::{AnswerRefusal, Publisher, PublisherSettings};

@@ -426,3 +426,32 @@ fn a_memory_ceiling_leaves_room_in_every_shard() {
     let beyond = limits::SPACE_MEMORY_BYTES_CEILING + 1;
     expect(&text(beyond, 1), &[(5, "space[0].memory_bytes_max", "70368744177664", None)]);
 }
+
+#[test]
+fn nats_takes_the_place_of_a_port_and_needs_what_its_servers_need() {
+    let text = |lines: &str| format!("[[space]]\nmodel = \"m\"\n[routers]\n{lines}");
+    expect(&text("nats_user = \"u\"\n"), &[(4, "routers.nats_user", "needs nats", None)]);
+    let plain = text("nats = [\"nats://a\", \"nats://b:1\"]\nsecret_file = \"s\"\n");
+    if !cfg!(feature = "nats") {
+        return expect(&plain, &[(4, "routers.nats", "--features nats", None)]);
+    }
+    let servers: Vec<String> = good(&plain).routers.nats_servers().iter().map(ToString::to_string).collect();
+    assert_eq!(servers, ["nats://a:4222", "nats://b:1"]);
+    for (servers, more, field, word) in [
+        ("nats://a", "", "nats", "secret_file"),
+        ("ws://a", "secret_file = \"s\"", "nats", "neither nats://host:port nor tls"),
+        ("nats://a", "secret_file = \"s\"\nlisten = \"tcp://*:1\"", "nats", "takes the place of listen"),
+        ("tls://a", "secret_file = \"s\"", "nats", "nats_ca_file"),
+        ("tls://a\", \"nats://b", "secret_file = \"s\"\nnats_ca_file = \"c\"", "nats", "in the clear"),
+    ] {
+        let lines = text(&format!("nats = [\"{servers}\"]\n{more}\n"));
+        expect(&lines, &[(4, &format!("routers.{field}"), word, None)]);
+    }
+    for (line, field, word) in [
+        ("nats_user = \"u\"", "nats_user", "the password"),
+        ("nats_credentials_file = \"c\"\nnats_secret_file = \"p\"", "nats_credentials_file", "remove either"),
+        ("nats_prefix = \"a.*\"", "nats_prefix", "dots between words"),
+    ] {
+        expect(&format!("{plain}{line}\n"), &[(6, &format!("routers.{field}"), word, None)]);
+    }
+}

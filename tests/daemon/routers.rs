@@ -12,9 +12,15 @@ use kvrouted::load::{BookingHandle, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{RouterStatus, StatusPage};
 use tempfile::TempDir;
+use xxhash_rust::xxh3::xxh3_64;
 
+use crate::kit::nats::NatsServer;
 use crate::kit::proxy::{FINE, Proxy, Weather};
 use crate::kit::{Daemon, configure, folder, prompt, text, until, until_ok};
+
+/// NATS alone: the server goes away, strangers publish, logins.
+#[cfg(feature = "nats")]
+mod nats;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 const OTHER_SECRET: &str = "fedcba9876543210fedcba9876543210";
@@ -22,10 +28,27 @@ const WORKERS: &str = "[[worker]]\nid = 1\n[[worker]]\nid = 2\n";
 /// Longer than any test waits: what ends earlier did not end because of it.
 const NEVER_MS: u64 = 600_000;
 
+/// How the routers of a test reach each other.
+#[derive(Clone)]
+enum Way {
+    ZeroMq,
+    Nats(Arc<NatsServer>),
+}
+
+/// Those by which every behaviour is tested.
+fn ways() -> Vec<Way> {
+    #[cfg(feature = "nats")]
+    let nats = nats::way();
+    #[cfg(not(feature = "nats"))]
+    let nats = None;
+    std::iter::once(Way::ZeroMq).chain(nats).collect()
+}
+
 /// A router's folder and its settings.
 struct Site {
     folder: Arc<TempDir>,
     name: &'static str,
+    way: Way,
     /// Where it listens; `None` = at a socket in its folder.
     listen: Option<String>,
     peers: Vec<String>,
@@ -39,9 +62,14 @@ struct Site {
 
 impl Site {
     fn new(name: &'static str) -> Self {
+        Self::over(&Way::ZeroMq, name)
+    }
+
+    fn over(way: &Way, name: &'static str) -> Self {
         Self {
             folder: folder(),
             name,
+            way: way.clone(),
             listen: None,
             peers: Vec::new(),
             named: None,
@@ -54,19 +82,24 @@ impl Site {
 
     /// The address at which others hear it.
     fn address(&self) -> String {
+        if let Way::Nats(_) = &self.way {
+            return format!("nats:kvrouted.load.{:016x}", xxh3_64(self.name.as_bytes()));
+        }
         self.listen.clone().unwrap_or_else(|| format!("ipc://{}/routers", self.folder.path().display()))
     }
 
     fn config(&self) -> PathBuf {
         let secret = self.folder.path().join("secret");
         std::fs::write(&secret, self.secret).expect("written");
-        let Self { name, peers, join_ms_max, silent_ms_max, .. } = self;
+        let Self { name, peers, join_ms_max, silent_ms_max, tables, .. } = self;
         let dns = self.named.as_ref().map_or_else(String::new, |named| format!("peers_dns = {named:?}\n"));
+        let way = match &self.way {
+            Way::ZeroMq => format!("listen = \"{}\"\npeers = {peers:?}\n{dns}", self.address()),
+            Way::Nats(server) => format!("nats = [\"{}\"]\n", server.address("nats")),
+        };
         let tables = format!(
-            "[log]\nlevel = \"debug\"\n[routers]\nname = \"{name}\"\nlisten = \"{}\"\npeers = {peers:?}\nsecret_file = {secret:?}\n\
-             {dns}join_ms_max = {join_ms_max}\nsilent_ms_max = {silent_ms_max}\n{}",
-            self.address(),
-            self.tables
+            "[log]\nlevel = \"debug\"\n[routers]\nname = \"{name}\"\n{way}secret_file = {secret:?}\n\
+             join_ms_max = {join_ms_max}\nsilent_ms_max = {silent_ms_max}\n{tables}"
         );
         configure(self.folder.path(), &tables)
     }
@@ -77,8 +110,8 @@ impl Site {
 }
 
 /// Routers that know each other.
-fn fleet<const N: usize>(names: [&'static str; N]) -> [Site; N] {
-    let mut sites = names.map(Site::new);
+fn fleet<const N: usize>(way: &Way, names: [&'static str; N]) -> [Site; N] {
+    let mut sites = names.map(|name| Site::over(way, name));
     let addresses: Vec<String> = sites.iter().map(Site::address).collect();
     // The list is the same at all of them, so each finds its own address in it.
     sites.iter_mut().for_each(|site| site.peers.clone_from(&addresses));
@@ -146,83 +179,90 @@ fn findings(of: &Daemon) -> Vec<String> {
 
 #[test]
 fn a_booking_counts_at_the_other_router_until_it_is_freed() {
-    let [mut a, mut b] = fleet(["a", "b"]);
-    // In this mode a prompt counts until its prefill is reported, however long that takes here.
-    for site in [&mut a, &mut b] {
-        site.tables.push_str("[policy]\nmode = \"kv\"\n");
+    for way in &ways() {
+        let [mut a, mut b] = fleet(way, ["a", "b"]);
+        // In this mode a prompt counts until its prefill is reported, however long that takes here.
+        for site in [&mut a, &mut b] {
+            site.tables.push_str("[policy]\nmode = \"kv\"\n");
+        }
+        let (at_a, at_b) = (a.start(), b.start());
+        until_live(&at_a, &b.address());
+        until_live(&at_b, &a.address());
+        let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
+        let (worker, booking) = route(&mut of_a, "a", Some(1));
+        assert_eq!(worker, Worker::new(1, 0));
+        until("the booking counts", || others_requests(&at_b, 1) == 1);
+        assert_eq!(counter(&at_b, 1, "active_requests"), Some(1), "it is part of the load");
+        assert!(counter(&at_b, 1, "others_prefill_tokens") == Some(3200) && others_requests(&at_b, 2) == 0);
+        assert_eq!(others_requests(&at_a, 1), 0, "it is no other router's at the router that booked it");
+        for _ in 0..5 {
+            let (worker, booking) = route(&mut of_b, "b", None);
+            assert_eq!(worker, Worker::new(2, 0), "the other router's worker is busy");
+            free(&mut of_b, booking);
+        }
+        until_equal(&at_b, &a.address(), &at_a);
+        free(&mut of_a, booking);
+        until("it no longer counts", || others_requests(&at_b, 1) == 0);
+        until_equal(&at_b, &a.address(), &at_a);
+        until_equal(&at_a, &b.address(), &at_b);
+        let text =
+            String::from_utf8(crate::kit::run(&["status", "--socket", text(&at_b.socket())]).stdout).expect("text");
+        assert!(text.contains("heard at") && text.contains(&a.address()), "{text}");
+        assert_eq!(at_b.said(&["status"])["routers"][0]["state"], "self");
     }
-    let (at_a, at_b) = (a.start(), b.start());
-    until_live(&at_a, &b.address());
-    until_live(&at_b, &a.address());
-    let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
-    let (worker, booking) = route(&mut of_a, "a", Some(1));
-    assert_eq!(worker, Worker::new(1, 0));
-    until("the booking counts", || others_requests(&at_b, 1) == 1);
-    assert_eq!(counter(&at_b, 1, "active_requests"), Some(1), "it is part of the load");
-    assert!(counter(&at_b, 1, "others_prefill_tokens") == Some(3200) && others_requests(&at_b, 2) == 0);
-    assert_eq!(others_requests(&at_a, 1), 0, "it is no other router's at the router that booked it");
-    for _ in 0..5 {
-        let (worker, booking) = route(&mut of_b, "b", None);
-        assert_eq!(worker, Worker::new(2, 0), "the other router's worker is busy");
-        free(&mut of_b, booking);
-    }
-    until_equal(&at_b, &a.address(), &at_a);
-    free(&mut of_a, booking);
-    until("it no longer counts", || others_requests(&at_b, 1) == 0);
-    until_equal(&at_b, &a.address(), &at_a);
-    until_equal(&at_a, &b.address(), &at_b);
-    let text = String::from_utf8(crate::kit::run(&["status", "--socket", text(&at_b.socket())]).stdout).expect("text");
-    assert!(text.contains("heard at") && text.contains(&a.address()), "{text}");
-    assert_eq!(at_b.said(&["status"])["routers"][0]["state"], "self");
 }
 
 #[test]
 fn a_router_that_was_killed_no_longer_counts_and_none_of_three_holds_a_phantom() {
-    let [a, b, c] = fleet(["a", "b", "c"]);
-    let (mut at_a, at_b, at_c) = (a.start(), b.start(), c.start());
-    for at in [&at_b, &at_c] {
-        until_live(at, &a.address());
+    for way in &ways() {
+        let [a, b, c] = fleet(way, ["a", "b", "c"]);
+        let (mut at_a, at_b, at_c) = (a.start(), b.start(), c.start());
+        for at in [&at_b, &at_c] {
+            until_live(at, &a.address());
+        }
+        until_live(&at_c, &b.address());
+        let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
+        let (_, _kept) = route(&mut of_a, "a", Some(1));
+        let (_, of_b_booking) = route(&mut of_b, "b", Some(1));
+        until("both count", || others_requests(&at_c, 1) == 2 && others_requests(&at_b, 1) == 1);
+        assert_eq!(at_a.process.end("-KILL"), None);
+        until("the killed router's booking no longer counts", || {
+            others_requests(&at_c, 1) == 1 && others_requests(&at_b, 1) == 0
+        });
+        until_ok("its row says so", || {
+            let row = row(&at_c.status(), &a.address()).expect("its row");
+            (row.state == "silent" && row.requests == 0).then_some(()).ok_or(format!("{row:?}"))
+        });
+        until("a finding names it", || findings(&at_c).contains(&"router_missing".to_owned()));
+        free(&mut of_b, of_b_booking);
+        until("nothing is left", || others_requests(&at_c, 1) == 0);
+        until_equal(&at_c, &b.address(), &at_b);
     }
-    until_live(&at_c, &b.address());
-    let (mut of_a, mut of_b) = (at_a.client(), at_b.client());
-    let (_, _kept) = route(&mut of_a, "a", Some(1));
-    let (_, of_b_booking) = route(&mut of_b, "b", Some(1));
-    until("both count", || others_requests(&at_c, 1) == 2 && others_requests(&at_b, 1) == 1);
-    assert_eq!(at_a.process.end("-KILL"), None);
-    until("the killed router's booking no longer counts", || {
-        others_requests(&at_c, 1) == 1 && others_requests(&at_b, 1) == 0
-    });
-    until_ok("its row says so", || {
-        let row = row(&at_c.status(), &a.address()).expect("its row");
-        (row.state == "silent" && row.requests == 0).then_some(()).ok_or(format!("{row:?}"))
-    });
-    until("a finding names it", || findings(&at_c).contains(&"router_missing".to_owned()));
-    free(&mut of_b, of_b_booking);
-    until("nothing is left", || others_requests(&at_c, 1) == 0);
-    until_equal(&at_c, &b.address(), &at_b);
 }
 
 #[test]
 fn a_router_that_was_restarted_is_taken_anew_at_once() {
-    let [mut a, mut b] = fleet(["a", "b"]);
-    (a.silent_ms_max, b.silent_ms_max) = (NEVER_MS, NEVER_MS);
-    let (mut at_a, at_b) = (a.start(), b.start());
-    until_live(&at_b, &a.address());
-    let (_, _lost) = route(&mut at_a.client(), "a", Some(1));
-    until("the booking counts", || others_requests(&at_b, 1) == 1);
-    let before = row(&at_b.status(), &a.address()).expect("its row");
-    assert_eq!(at_a.process.end("-KILL"), None);
-    let at_a = a.start();
-    until_ok("the new run counts", || {
-        let row = row(&at_b.status(), &a.address()).expect("its row");
-        (row.incarnation != before.incarnation && row.state == "live").then_some(()).ok_or(format!("{row:?}"))
-    });
-    assert_eq!(row(&at_b.status(), &a.address()).expect("its row").origin, before.origin, "the same router");
-    until("what the run before had booked no longer counts", || others_requests(&at_b, 1) == 0);
-    let (_, booking) = route(&mut at_a.client(), "b", Some(2));
-    until("the new run's booking counts", || others_requests(&at_b, 2) == 1);
-    free(&mut at_a.client(), booking);
-    until_equal(&at_b, &a.address(), &at_a);
+    for way in &ways() {
+        let [mut a, mut b] = fleet(way, ["a", "b"]);
+        (a.silent_ms_max, b.silent_ms_max) = (NEVER_MS, NEVER_MS);
+        let (mut at_a, at_b) = (a.start(), b.start());
+        until_live(&at_b, &a.address());
+        let (_, _lost) = route(&mut at_a.client(), "a", Some(1));
+        until("the booking counts", || others_requests(&at_b, 1) == 1);
+        let before = row(&at_b.status(), &a.address()).expect("its row");
+        assert_eq!(at_a.process.end("-KILL"), None);
+        let at_a = a.start();
+        until_ok("the new run counts", || {
+            let row = row(&at_b.status(), &a.address()).expect("its row");
+            (row.incarnation != before.incarnation && row.state == "live").then_some(()).ok_or(format!("{row:?}"))
+        });
+        assert_eq!(row(&at_b.status(), &a.address()).expect("its row").origin, before.origin, "the same router");
+        until("what the run before had booked no longer counts", || others_requests(&at_b, 1) == 0);
+        let (_, booking) = route(&mut at_a.client(), "b", Some(2));
+        until("the new run's booking counts", || others_requests(&at_b, 2) == 1);
+        free(&mut at_a.client(), booking);
+        until_equal(&at_b, &a.address(), &at_a);
+    }
 }
 
 #[test]
@@ -312,7 +352,7 @@ fn what_a_link_loses_and_repeats_is_repaired() {
 
 #[test]
 fn a_daemon_is_ready_once_it_knows_the_load_of_its_peers_or_was_not_to_wait_longer() {
-    let [mut a, mut b] = fleet(["a", "b"]);
+    let [mut a, mut b] = fleet(&Way::ZeroMq, ["a", "b"]);
     (a.join_ms_max, b.join_ms_max) = (NEVER_MS, 0);
     let at_a = a.start();
     let said = at_a.said(&["status"]);
@@ -336,23 +376,25 @@ fn a_daemon_is_ready_once_it_knows_the_load_of_its_peers_or_was_not_to_wait_long
 
 #[test]
 fn the_load_of_a_worker_that_joins_later_is_there_when_it_joins() {
-    let [mut a, b] = fleet(["a", "b"]);
-    a.tables.push_str("[[worker]]\nid = 3\n");
-    let (at_a, at_b) = (a.start(), b.start());
-    until_live(&at_b, &a.address());
-    let (_, booking) = route(&mut at_a.client(), "a", Some(3));
-    until_equal(&at_b, &a.address(), &at_a);
-    at_b.worker_ok(&["add", "id=3"]);
-    until("the worker has joined with the other router's load", || {
-        at_b.status().workers.len() == 3 && others_requests(&at_b, 3) == 1
-    });
-    free(&mut at_a.client(), booking);
-    until("it no longer counts", || others_requests(&at_b, 3) == 0);
+    for way in &ways() {
+        let [mut a, b] = fleet(way, ["a", "b"]);
+        a.tables.push_str("[[worker]]\nid = 3\n");
+        let (at_a, at_b) = (a.start(), b.start());
+        until_live(&at_b, &a.address());
+        let (_, booking) = route(&mut at_a.client(), "a", Some(3));
+        until_equal(&at_b, &a.address(), &at_a);
+        at_b.worker_ok(&["add", "id=3"]);
+        until("the worker has joined with the other router's load", || {
+            at_b.status().workers.len() == 3 && others_requests(&at_b, 3) == 1
+        });
+        free(&mut at_a.client(), booking);
+        until("it no longer counts", || others_requests(&at_b, 3) == 0);
+    }
 }
 
 #[test]
 fn peers_come_and_go_with_the_configuration_and_with_the_addresses_of_a_name() {
-    let [mut a, b] = fleet(["a", "b"]);
+    let [mut a, b] = fleet(&Way::ZeroMq, ["a", "b"]);
     let c = Site::new("c");
     let (at_a, at_b, at_c) = (a.start(), b.start(), c.start());
     until_live(&at_a, &b.address());
@@ -382,30 +424,34 @@ fn peers_come_and_go_with_the_configuration_and_with_the_addresses_of_a_name() {
 
 #[test]
 fn a_request_waits_for_what_another_router_booked_and_goes_on_when_that_is_freed() {
-    let [mut a, mut b] = fleet(["a", "b"]);
-    for site in [&mut a, &mut b] {
-        let worker = "[[worker]]\nid = 1\nbatched_tokens_max = 100\n";
-        site.tables = format!("[policy]\nmode = \"kv\"\nqueue_threshold = 0.5\n{worker}");
+    for way in &ways() {
+        let [mut a, mut b] = fleet(way, ["a", "b"]);
+        for site in [&mut a, &mut b] {
+            let worker = "[[worker]]\nid = 1\nbatched_tokens_max = 100\n";
+            site.tables = format!("[policy]\nmode = \"kv\"\nqueue_threshold = 0.5\n{worker}");
+        }
+        let (at_a, at_b) = (a.start(), b.start());
+        until_live(&at_b, &a.address());
+        let mut of_a = at_a.client();
+        let (_, booking) = route(&mut of_a, "a", None);
+        until("the worker is busy", || others_requests(&at_b, 1) == 1);
+        let waits = std::thread::spawn({
+            let mut of_b = at_b.client();
+            move || route(&mut of_b, "b", None).0
+        });
+        until("the request waits", || at_b.counter("queue_waiting") == 1);
+        free(&mut of_a, booking);
+        assert_eq!(waits.join().expect("it ends"), Worker::new(1, 0));
+        assert_eq!(at_b.counter("queue_expired"), 0);
     }
-    let (at_a, at_b) = (a.start(), b.start());
-    until_live(&at_b, &a.address());
-    let mut of_a = at_a.client();
-    let (_, booking) = route(&mut of_a, "a", None);
-    until("the worker is busy", || others_requests(&at_b, 1) == 1);
-    let waits = std::thread::spawn({
-        let mut of_b = at_b.client();
-        move || route(&mut of_b, "b", None).0
-    });
-    until("the request waits", || at_b.counter("queue_waiting") == 1);
-    free(&mut of_a, booking);
-    assert_eq!(waits.join().expect("it ends"), Worker::new(1, 0));
-    assert_eq!(at_b.counter("queue_expired"), 0);
 }
 
 #[test]
 fn two_routers_of_one_name_are_named() {
-    let [a, mut b] = fleet(["a", "b"]);
-    b.name = "a";
-    let (at_a, _at_b) = (a.start(), b.start());
-    until("a finding says so", || findings(&at_a).contains(&"router_name_shared".to_owned()));
+    for way in &ways() {
+        let [a, mut b] = fleet(way, ["a", "b"]);
+        b.name = "a";
+        let (at_a, _at_b) = (a.start(), b.start());
+        until("a finding says so", || findings(&at_a).contains(&"router_name_shared".to_owned()));
+    }
 }

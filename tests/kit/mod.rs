@@ -9,6 +9,7 @@ mod daemon;
 pub(crate) mod endless;
 pub(crate) mod engine;
 pub(crate) mod http;
+pub(crate) mod nats;
 pub(crate) mod ports;
 mod proc;
 pub(crate) mod proxy;

@@ -216,13 +216,13 @@ impl Caller {
 }
 
 /// An authority that certifies daemons.
-struct Authority {
-    certificate: String,
+pub(crate) struct Authority {
+    pub(crate) certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -231,7 +231,7 @@ impl Authority {
     }
 
     /// Certificate and key of a server, PEM.
-    fn certify(&self, name: &str) -> (String, String) {
+    pub(crate) fn certify(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");

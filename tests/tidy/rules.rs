@@ -29,6 +29,7 @@ const LAYERS: &[&[&str]] = &[
         "trust",
         "finding",
         "metrics",
+        "nats",
         "reasons",
         "recycling_queue",
         "remote",

@@ -29,7 +29,7 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
                     Ok(())
                 },
             },
-            "Where other routers hear this one. Absent: it shares no load. Needs secret_file.",
+            "Where other routers hear this one. Without this and without nats it shares no load. Needs secret_file.",
         ),
         live(
             "peers",
@@ -59,7 +59,61 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
             "",
             Absent("router-1"),
             Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, text| c.name = Some(text.to_owned()) },
-            "A name that no other router has, the same after a restart. Absent: the host's name and `listen`.",
+            "A name that no other router has, the same after a restart. Absent: the host's name and `listen`, or `nats_prefix`.",
+        ),
+        restart!(
+            routers.nats,
+            "",
+            Value(""),
+            List { items_max: limits::NATS_SERVERS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.nats = v },
+            "NATS servers of one cluster over which routers hear each other, in place of listen and peers: nats://host:port, or\n\
+             tls://host:port, which needs nats_ca_file. Needs secret_file, and a daemon built with the feature `nats`.",
+        ),
+        restart!(
+            routers.nats_prefix,
+            "",
+            Value("kvrouted"),
+            Parsed {
+                what: "a string: words of letters, digits, - and _, with dots between them",
+                set: |c, text| {
+                    values::check_subject_prefix(text)?;
+                    c.nats_prefix = text.to_owned();
+                    Ok(())
+                },
+            },
+            "What all NATS subjects begin with, the same at all routers of the fleet. Another fleet needs another one.",
+        ),
+        restart!(
+            routers.nats_user,
+            "",
+            Absent("kvrouted"),
+            Text {
+                bytes_min: 1,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, text| c.nats_user = Some(text.to_owned())
+            },
+            "A user of the NATS servers, whose password is in nats_secret_file.",
+        ),
+        restart!(
+            routers.nats_secret_file,
+            "",
+            Absent("/etc/kvrouted/nats.secret"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_secret_file = Some(PathBuf::from(text)) },
+            "A file with the password of nats_user, or without nats_user with a token of the NATS servers.",
+        ),
+        restart!(
+            routers.nats_credentials_file,
+            "",
+            Absent("/etc/kvrouted/nats.creds"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_credentials_file = Some(PathBuf::from(text)) },
+            "A file with credentials as NATS's tools write it, in place of nats_secret_file: a JWT and a seed, or a seed alone.",
+        ),
+        restart!(
+            routers.nats_ca_file,
+            "",
+            Absent("/etc/ssl/certs/ca-certificates.crt"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_ca_file = Some(PathBuf::from(text)) },
+            "A file with the certificates of the authorities that may vouch for the NATS servers. Only TLS 1.3 is spoken.",
         ),
         restart!(
             routers.secret_file,
@@ -105,6 +159,11 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
         ),
     ],
 };
+
+/// What is wrong with the first text that is no NATS server.
+pub(in crate::config) fn nats_fault(servers: &[String]) -> Option<ValueError> {
+    servers.iter().find_map(|server| values::nats_server(server).err())
+}
 
 /// What is wrong with the first text that is no address of another router.
 pub(in crate::config) fn peer_fault(peers: &[String]) -> Option<ValueError> {

@@ -15,13 +15,14 @@ use super::resources::Resources;
 use crate::config::{Config, RoutersConfig, SpaceConfig};
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
+use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING, TURN_LOOK_EVERY_MS};
 use crate::requests::{OthersLoads, RequestTables};
 use crate::routers::{
     Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings, PublisherSettings,
     RoutersView, Sender, SharedTables, WantedPeers, ZeroMq, opening,
 };
 use crate::sandbox::{self, ThreadKind};
+use crate::serve::{ListeningSockets, Turn, Turns};
 use crate::watchdog::Activity;
 use crate::zmtp::Server;
 
@@ -29,6 +30,7 @@ use crate::zmtp::Server;
 #[derive(Debug)]
 pub(super) struct RoutersPort {
     server: Server,
+    turns: Turns,
     keys: Keys,
     peers: WantedPeers,
     own: Sender,
@@ -39,7 +41,7 @@ impl RoutersPort {
     ///
     /// # Errors
     /// `Config` if an endpoint cannot be bound, or a secret cannot be read or is too short.
-    pub(super) fn open(config: &Config) -> Result<Option<Self>> {
+    pub(super) fn open(config: &Config, sockets: &mut ListeningSockets) -> Result<Option<Self>> {
         let routers = &config.routers;
         let Some(listen) = &routers.listen else { return Ok(None) };
         let remedy = "correct it in [routers]";
@@ -52,7 +54,13 @@ impl RoutersPort {
             incarnation: Incarnation(rand::rng().random_range(1..=u64::MAX)),
             fingerprint: fingerprint(&config.spaces),
         };
-        Ok(Some(Self { server: ZeroMq::bind(&bound)?, keys, peers, own }))
+        let name = format!("routers {listen}");
+        let server = match sockets.take(&name) {
+            Some(socket) => ZeroMq::received(&bound, socket)?,
+            None => ZeroMq::bind(&bound)?,
+        };
+        sockets.note(name, server.descriptor())?;
+        Ok(Some(Self { server, turns: sockets.turns().clone(), keys, peers, own }))
     }
 
     /// The secret of the hashes of affinity sessions, the same at all routers.
@@ -89,7 +97,7 @@ pub(super) fn start(
     tables: &RequestTables,
     resources: &Resources,
 ) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<ReloadedPeers>)> {
-    let Some(RoutersPort { server, keys, peers, own }) = port else {
+    let Some(RoutersPort { server, turns, keys, peers, own }) = port else {
         return Ok((None, Arc::default(), Arc::default()));
     };
     let (routers, view, now_ns) = (&config.routers, Arc::new(RoutersView::joining()), tables.clock());
@@ -115,7 +123,11 @@ pub(super) fn start(
     tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = routers.peers.len(), "this router shares its load");
     let thread = EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
         sandbox::enter(ThreadKind::Routers);
-        while !ending.is_asked_for() {
+        // Until then the daemon before this one speaks for this router.
+        while turns.turn() == Turn::Theirs && !ending.is_asked_for() {
+            std::thread::park_timeout(Duration::from_millis(TURN_LOOK_EVERY_MS));
+        }
+        while !ending.is_asked_for() && turns.turn() != Turn::Over {
             // It waits in a round for less than a stall takes.
             mark.begin_round(Activity::SharingLoad);
             if let Some(peers) = newest_peers.take() {
@@ -125,6 +137,9 @@ pub(super) fn start(
                 tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
                 std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
             }
+        }
+        if !turns.is_ours() {
+            exchange.carrier_mut().leave_file();
         }
         mark.wait();
     })?;
@@ -163,7 +178,7 @@ fn origin(routers: &RoutersConfig, listen: &str) -> OriginId {
 }
 
 /// A hash of what routers of one fleet have in common.
-fn fingerprint(spaces: &[SpaceConfig]) -> Fingerprint {
+pub(super) fn fingerprint(spaces: &[SpaceConfig]) -> Fingerprint {
     let mut text = String::new();
     for space in spaces {
         let SpaceConfig { model, namespace, role, block_size, window, .. } = space;

@@ -248,7 +248,7 @@ fn write_images(writer: &Mutex<BookingsWriter>, turns: &Turns, ending: &Ending) 
             Some(pause) => std::thread::park_timeout(pause),
             None => std::thread::park(),
         }
-        // Whoever hands the bookings over holds the lock until it is known who decides.
+        // The thread that hands the bookings over holds the lock until it is known which daemon decides.
         let mut writer = writer.lock();
         match (turns.is_ours(), ending.is_asked_for()) {
             (true, true) => return writer.write_last(),

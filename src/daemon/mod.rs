@@ -157,10 +157,9 @@ impl Daemon {
     async fn start(before: Option<&Path>, config: &Config, resources: &Resources) -> Result<Self> {
         let started = Instant::now();
         let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
-        let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, (snapshots, kept, taking)) = opening::open(before, config, resources).await?;
+        let (signals, listeners, (snapshots, kept, old)) = opening::open(before, config, resources).await?;
         let Listeners { routing, admin, next, admissions, scrapes, http, remote, routers, sockets } = listeners;
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
@@ -197,8 +196,7 @@ impl Daemon {
         let (remote_thread, remote, opened) = start_remote(config, remote, &stats)?;
         let (memory, watchdog) = start_watches(config, resources, &stats)?;
         let ports = http.thread.take().into_iter().chain(remote_thread).collect();
-        let (given, passed) = ((next, sockets), (&ingest_threads, &writer));
-        let takeovers = Takeovers::start(config, given, taking, (&stats, &tables), passed)?;
+        let takeovers = Takeovers::start(config, (next, sockets), old, (&stats, &tables), (&ingest_threads, &writer))?;
         let others =
             OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
@@ -206,7 +204,7 @@ impl Daemon {
         sandbox::enter(ThreadKind::Control);
         announce(config, io_backend, resources.cores, ingest_threads.len());
         Ok(Self {
-            mark,
+            mark: watchlist.add("control", true),
             signals,
             tables,
             counters,

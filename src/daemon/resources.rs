@@ -27,7 +27,7 @@ pub(super) struct Resources {
     /// What the daemon gives up while memory is short.
     pub(super) shed: ShedFlags,
     pub(super) watchlist: Watchlist,
-    /// Whose turn it is to decide.
+    /// Which daemon decides.
     pub(super) turns: Turns,
     /// Opened here, before the sandbox; `None` = the kernel does not tell.
     pub(super) resident: Option<Arc<ResidentMemory>>,

@@ -27,7 +27,7 @@ pub const TAKEOVER_ANSWER_MS_MAX: u64 = 60_000;
 pub const TAKEOVER_DUMP_MS_MAX: u64 = 50_000;
 /// How long the threads that decide have to stand still, milliseconds.
 pub const TAKEOVER_STAND_MS_MAX: u64 = 500;
-/// How long nobody decides until the other daemon has taken up the bookings, milliseconds. Then the old one goes on.
+/// How long neither daemon decides until the other daemon has taken up the bookings, milliseconds. Then the old one goes on.
 pub const TAKEOVER_PAUSE_MS_MAX: u64 = 3_000;
 /// How long the old daemon waits for the new one to serve once that may decide, milliseconds. Then it ends all the same.
 pub const TAKEOVER_SERVING_MS_MAX: u64 = 10_000;

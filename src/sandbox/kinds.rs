@@ -196,7 +196,7 @@ const LANES: &[Call] = calls![
 
 /// Memory files for another daemon, and the service manager's socket.
 const PASSING: &[Call] = calls![
-    "connect", "fstat", "ftruncate", "lseek", "memfd_create", "newfstatat", "statx";
+    "connect", "fstat", "ftruncate", "geteuid", "lseek", "memfd_create", "newfstatat", "statx";
     is("socket", &[(0, flag(libc::AF_UNIX))]),
 ];
 

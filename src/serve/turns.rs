@@ -1,10 +1,10 @@
-//! Whose turn it is to decide, while one daemon takes over from another.
+//! Which daemon decides, while one takes over from another.
 //!
 //! | turn | who decides | the next turn |
 //! |---|---|---|
 //! | [`Turn::Theirs`] | the daemon before this one | `Paused`: it has handed over, or it has died; `Over`: this one ends |
 //! | [`Turn::Ours`] | this daemon | `Paused`: another daemon takes over |
-//! | [`Turn::Paused`] | nobody | `Ours`: the other daemon gave up or died, or has been told; `Over`: it has everything |
+//! | [`Turn::Paused`] | neither | `Ours`: the other daemon gave up, died or was informed; `Over`: it has everything |
 //! | [`Turn::Over`] | the daemon after this one | none |
 //!
 //! A thread that decides, or accepts connections, is a [`Member`]. In a pause each member stands still, between two
@@ -24,7 +24,7 @@ pub enum Turn {
     Theirs,
     /// This daemon.
     Ours,
-    /// Nobody: what is booked is on its way to another daemon.
+    /// Neither: what is booked is on its way to another daemon.
     Paused,
     /// The daemon that has taken over from this one.
     Over,
@@ -117,7 +117,7 @@ impl Turns {
         true
     }
 
-    /// Ends the turn of the daemon before this one: nobody decides until that has been told. `false` = this daemon ends.
+    /// Ends the turn of the daemon before this one: neither decides until that one has been informed. `false` = this daemon ends.
     #[must_use]
     pub fn claim(&self) -> bool {
         self.pass(Turn::Theirs, Turn::Paused)
@@ -275,7 +275,7 @@ mod tests {
         turns.end();
         assert_eq!(turns.turn(), Turn::Theirs);
         assert!(turns.claim() && !turns.claim());
-        assert!(!turns.is_ours(), "the other daemon is told first");
+        assert!(!turns.is_ours(), "the other daemon hears of it first");
         turns.resume();
         turns.withdraw();
         assert!(turns.is_ours(), "it is too late to withdraw");

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kit::engine::Publisher;
-use crate::kit::{Daemon, Process, WAIT_MAX, configure, folder, options, prompt, text, until};
+use crate::kit::{Daemon, Process, WAIT_MAX, configure, folder, options, prompt, text, until, until_ok};
 
 const GATEWAY: SessionToken = SessionToken { hi: 5, lo: 6 };
 const DESCRIPTORS_MAX: usize = 32;
@@ -40,22 +40,20 @@ struct Site {
     folder: Arc<TempDir>,
     engine: Publisher,
     started: u32,
+    /// The seed of the prompt that was stored last.
+    stored: u32,
 }
 
 impl Site {
     fn new() -> Self {
-        Self::with("")
-    }
-
-    fn with(tables: &str) -> Self {
         let (folder, engine) = (folder(), Publisher::new());
         let (dir, endpoint) = (folder.path().join("snapshots"), engine.endpoint());
         let tables = format!(
             "[log]\nlevel = \"info\"\n[snapshot]\ndir = {dir:?}\nbookings_image_ms = 100\n\
-             [[worker]]\nid = 1\nendpoint = \"{endpoint}\"\n[[worker]]\nid = 2\n{tables}"
+             [[worker]]\nid = 1\nendpoint = \"{endpoint}\"\n[[worker]]\nid = 2\n"
         );
         configure(folder.path(), &tables);
-        Self { folder, engine, started: 0 }
+        Self { folder, engine, started: 0, stored: 1 }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -67,6 +65,8 @@ impl Site {
         let config = self.path("kvrouted.toml");
         let daemon = Daemon::serve(Arc::clone(&self.folder), &["--config", text(&config)]);
         self.engine.await_subscription();
+        // A block that is stored twice would make the worker a lower bound.
+        self.engine.clear();
         self.engine.store(&prompt(1, 320));
         until("the blocks are known", || daemon.device(&prompt(1, 320), Worker::new(1, 0)) == Some(20));
         daemon
@@ -145,7 +145,8 @@ impl Between {
             let mut polled = [PollFd::new(&next, PollFlags::IN), PollFd::new(&old, PollFlags::IN)];
             poll(&mut polled, None).expect("polled");
             let ready = [!polled[0].revents().is_empty(), !polled[1].revents().is_empty()];
-            for (from, to, _) in [(&next, &old, ready[0]), (&old, &next, ready[1])].into_iter().filter(|way| way.2) {
+            for at in (0..2).filter(|at| ready[*at]) {
+                let (from, to) = if at == 0 { (&next, &old) } else { (&old, &next) };
                 let Some((bytes, descriptors)) = receive(from) else { return (false, [next, old]) };
                 if said(&bytes) == name {
                     return (true, [next, old]);
@@ -213,8 +214,10 @@ fn free(client: &mut Client, booking: BookingHandle) -> BookingOutcome {
 fn assert_knows_blocks(site: &mut Site, daemon: &Daemon) {
     let worker = Worker::new(1, 0);
     assert_eq!(daemon.device(&prompt(1, 320), worker), Some(20));
-    site.engine.store(&prompt(2, 320));
-    until("further blocks are known", || daemon.device(&prompt(2, 320), worker) == Some(20));
+    site.stored += 1;
+    let further = prompt(site.stored, 320);
+    site.engine.store(&further);
+    until("further blocks are known", || daemon.device(&further, worker) == Some(20));
     assert_eq!(daemon.status().workers[0].trust.level, TrustLevel::Exact);
 }
 
@@ -439,8 +442,11 @@ fn route_and_free(socket: &Path, number: u64, counts: &Counts) {
     let session = Some(SessionToken { hi: 9, lo: number });
     let options = SteadyOptions { name: "load".into(), session, timeout: WAIT_MAX, ..SteadyOptions::default() };
     let client = SteadyClient::new(socket, options).expect("a client");
-    client.connected().expect("a connection");
-    let space = client.space("m", None, None).expect("the space").id;
+    // The daemon may be killed meanwhile.
+    let space = until_ok("the space is known", || {
+        client.connected().and_then(|()| client.space("m", None, None)).map_err(|error| error.to_string())
+    });
+    let space = space.id;
     let mut last = Instant::now();
     for request in 0_u64.. {
         if counts.stopped() {

@@ -186,7 +186,7 @@ pub(super) fn wait(polled: &[PollFd<'_>], deadline: Instant) -> io::Result<Vec<b
     }
 }
 
-/// The time in so many milliseconds.
+/// The time in this number of milliseconds.
 pub(super) fn after_ms(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
 }

@@ -290,7 +290,7 @@ impl Giver {
     /// Has all threads stand still and hands the bookings over. If that fails, all go on.
     fn switch(&self, channel: &Channel) -> std::result::Result<AfterPause, Refusal> {
         let Given { writer, turns, counters, .. } = &self.given;
-        // Held until it is known who decides, so that no image of this daemon replaces a newer one.
+        // Held until it is known which daemon decides, so that no image of this daemon replaces a newer one.
         let mut writer = writer.lock();
         let began = Instant::now();
         counters.bump(DaemonCounter::TakeoverPauses);

@@ -24,7 +24,7 @@ pub(super) enum Request {
         /// Its data-parallel rank.
         rank: u32,
     },
-    /// The bookings. From now on nobody decides.
+    /// The bookings. From now on neither daemon decides.
     Switch,
     /// Some worker is not as far as at the old daemon, so it goes on.
     Behind,

@@ -8,12 +8,12 @@
 //! |---|---|---|---|---|---|
 //! | greeting | `Hello` | `Welcome`: sockets, locks, what it has learnt, an image | the old one | the old one goes on | the new one ends |
 //! | open | `Workers`, `Dump`, again and again | `Workers`, `Dumped` | the old one | the old one goes on | the new one ends |
-//! | paused | `Switch` | stands still; `Image`: the bookings | nobody | the old one goes on | the new one decides |
+//! | paused | `Switch` | stands still; `Image`: the bookings | neither | the old one goes on | the new one decides |
 //! | paused | `Behind` | goes on; `Resumed` | the old one | the old one goes on | the new one ends |
 //! | given | `Taken` | `Yours` | the new one | the old one goes on | the new one decides |
 //! | over | `Serving`, then it decides | ends | the new one | as a crash | nothing |
 //!
-//! So exactly one decides, whoever dies when:
+//! So never do both decide, and one of them goes on whichever dies:
 //!
 //! * The new daemon decides once it has said `Serving`. It says so only after `Yours`, or after the old one has died in a
 //!   pause.

@@ -349,7 +349,7 @@ impl Taker<'_> {
             return Err(failed("this daemon ends"));
         }
         service_manager::become_main();
-        // If the old daemon has died, nobody hears it.
+        // No process hears it if the old daemon has died.
         drop(self.takeover.channel.send(&Request::Serving, &[], after_ms(TAKEOVER_LOOK_EVERY_MS)));
         turns.resume();
         let (pause_us, took_ms) =

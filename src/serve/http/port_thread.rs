@@ -71,7 +71,7 @@ impl PortThread {
                 Err(error) if is_ours => drop(send.send(Err(error))),
                 Err(error) => tracing::error!(%error, "a port cannot be served"),
                 Ok(serving) => {
-                    // Nobody waits if the turn was another daemon's.
+                    // No caller waits if the turn was another daemon's.
                     drop(send.try_send(Ok(())));
                     let serving = async {
                         tokio::select! { () = serving => {}, () = member.stand_by() => {} }

@@ -379,7 +379,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut config = config("[[space]]\nmodel = \"a\"\n");
         config.snapshot.dir = Some(folder.path().join("snapshots"));
-        let snapshots = Snapshots::open(&config).expect("it is free");
+        let snapshots = Snapshots::open(&config, None).expect("it is free");
         let image = image(&config.spaces);
         let bytes = encode_bookings(&image).expect("memory");
         let run = || {

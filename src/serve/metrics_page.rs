@@ -420,7 +420,7 @@ mod tests {
             text.push_str("# EOF\n");
             Ok(())
         };
-        let port = MetricsPort { listener, hosts: Vec::new() };
+        let port = MetricsPort { listener, turns: Turns::default(), hosts: Vec::new() };
         let mark = Arc::new(ThreadMark::new("metrics", false));
         let of_pages = (u64::MAX, Gauge::default());
         let thread = MetricsThread::start(Some(port), (Arc::clone(&counters), mark), of_pages, render).unwrap();
@@ -459,7 +459,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         assert!(address.ip().is_loopback());
-        let port = MetricsPort { listener, hosts: Vec::new() };
+        let port = MetricsPort { listener, turns: Turns::default(), hosts: Vec::new() };
         let render = |text: &mut String| fmt::Write::write_str(text, "# EOF\n");
         let counted = (Arc::default(), Arc::new(ThreadMark::new("t", false)));
         let thread = MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), render).unwrap();

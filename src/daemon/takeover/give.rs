@@ -107,6 +107,7 @@ impl Refusal {
         Self { counter: DaemonCounter::TakeoversRefused, why: why.into(), remedy }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
     fn system(cause: io::Error) -> Self {
         Self::failed(format!("the system refuses: {cause}"))
     }

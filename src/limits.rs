@@ -9,6 +9,7 @@ mod remote;
 mod restart;
 mod routers;
 mod serving;
+mod takeover;
 
 pub use events::*;
 pub use http::*;
@@ -18,6 +19,7 @@ pub use remote::*;
 pub use restart::*;
 pub use routers::*;
 pub use serving::*;
+pub use takeover::*;
 
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;

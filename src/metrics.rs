@@ -461,6 +461,9 @@ counters! {
         PoliciesReplaced = "policies_replaced", "Times the policies were replaced.";
         BookingsEndedWorkerRemoved = "bookings_ended_worker_removed", "Bookings dropped because their worker was removed.";
         BookingsExpiredSession = "bookings_expired_session", "Bookings dropped because their session had no connection for booking.session_grace_s.";
+        TakeoversRefused = "takeovers_refused", "Daemons that wanted to take over from this one and were refused: their user, version or spaces.";
+        TakeoversFailed = "takeovers_failed", "Takeovers by another daemon that failed after it was admitted. This one went on.";
+        TakeoverPauses = "takeover_pauses", "Times that no daemon decided while another one took up the bookings.";
     }
 }
 

@@ -2,8 +2,12 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Kind, Result};
 
@@ -12,6 +16,33 @@ pub(crate) const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// The file that the lock is on. It stays when the lock is released.
 const LOCK_NAME: &str = "lock";
+
+/// The locks that this process holds.
+static HELD: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
+/// Locks that the process before this one held, and has passed on. A lock belongs to all processes that have its open
+/// file, so none of them has to let go of it for the next one.
+static RECEIVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
+/// Uses these locks of another process for the directories that are locked from now on.
+pub(crate) fn receive_locks(locks: Vec<File>) {
+    *RECEIVED.lock() = locks;
+}
+
+/// Copies of the locks that this process holds, to pass them on.
+///
+/// # Errors
+/// No descriptor is left.
+pub(crate) fn held_locks() -> io::Result<Vec<OwnedFd>> {
+    HELD.lock().iter().filter_map(Weak::upgrade).map(|lock| Ok(lock.try_clone()?.into())).collect()
+}
+
+/// The received lock on the same file.
+fn received_lock(file: &File) -> Option<File> {
+    let identity = |file: &File| file.metadata().ok().map(|found| (found.dev(), found.ino()));
+    let (sought, mut received) = (identity(file)?, RECEIVED.lock());
+    let at = received.iter().position(|lock| identity(lock) == Some(sought))?;
+    Some(received.swap_remove(at))
+}
 
 /// Makes the directory at `path`, if it is not there and its parent is. `field` is the configuration field that
 /// names it.
@@ -33,7 +64,7 @@ pub(crate) fn make(path: &Path, field: &str) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct OwnedDirectory {
     path: PathBuf,
-    _lock: File,
+    _lock: Arc<File>,
 }
 
 impl OwnedDirectory {
@@ -49,14 +80,20 @@ impl OwnedDirectory {
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(FILE_MODE).open(path.join(LOCK_NAME));
         let file = file.map_err(system)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
-            Err(TryLockError::WouldBlock) => {
+        let lock = match (file.try_lock(), received_lock(&file)) {
+            (Ok(()), _) => file,
+            (Err(TryLockError::WouldBlock), Some(received)) => received,
+            (Err(TryLockError::WouldBlock), None) => {
                 let message = format!("another daemon keeps its {contents} in {}", path.display());
-                Err(Error::new(Kind::Config, message, format!("set a different {field} for each daemon")))
+                return Err(Error::new(Kind::Config, message, format!("set a different {field} for each daemon")));
             }
-            Err(TryLockError::Error(error)) => Err(system(error)),
-        }
+            (Err(TryLockError::Error(error)), _) => return Err(system(error)),
+        };
+        let lock = Arc::new(lock);
+        let mut held = HELD.lock();
+        held.retain(|held| held.strong_count() > 0);
+        held.push(Arc::downgrade(&lock));
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -145,7 +145,12 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     init_logging(&config.log);
     let args = args.clone();
-    done(daemon::run(&config, Arc::new(move || args.read_again())))
+    let socket = args.take_over.clone();
+    let read_again = Arc::new(move || args.read_again());
+    done(match socket {
+        None => daemon::run(&config, read_again),
+        Some(socket) => daemon::take_over(&socket, &config, read_again),
+    })
 }
 
 fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {

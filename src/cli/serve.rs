@@ -79,6 +79,9 @@ pub struct ServeArgs {
     /// Delete existing snapshots and start without them
     #[arg(long)]
     pub fresh: bool,
+    /// Take over from the daemon that serves this socket, which then ends: nothing is refused, and bookings go on
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["fresh", "check", "example_config"])]
+    pub take_over: Option<PathBuf>,
     /// Seed of all random draws; 0 = a random seed at the start [default: 0]
     #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<String>,

@@ -41,7 +41,7 @@ use crate::log_quota::LogQuota;
 use crate::metrics::{ConnectCounter, CounterName as _, CounterSet, PageCounter};
 use crate::remote::carry::{TimeLimits, carry};
 use crate::sandbox::{self, Grant, Place, Program, RefusalLog, ThreadKind};
-use crate::serve::{Admission, BoundSocket, MetricsPort, MetricsThread, turn_away};
+use crate::serve::{Admission, BoundSocket, ListeningSockets, MetricsPort, MetricsThread, turn_away};
 use crate::watchdog::ThreadMark;
 use crate::wire::ReplyEncoder;
 use open::{Credentials, Failed};
@@ -93,7 +93,7 @@ pub fn run(plan: &ConnectPlan) -> Result<()> {
             hangup: listen(SignalKind::hangup())?,
         };
         let caller = Arc::new(Caller::new(plan, limit)?);
-        let port = MetricsPort::bind(plan.metrics_port, &[])?;
+        let port = MetricsPort::bind(plan.metrics_port, &[], &mut ListeningSockets::default())?;
         let socket = BoundSocket::bind(&plan.socket, plan.socket_mode)?;
         confine(plan)?;
         let metrics = port.map(|port| start_metrics(port, &caller)).transpose()?;

@@ -7,7 +7,7 @@ use crossbeam::channel::Receiver;
 use crate::budget::{Shed, ShedFlags};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{ShardId, Worker};
-use crate::ingest::{DumpPart, IngestHandle, ResetScope};
+use crate::ingest::{DumpPart, IngestHandle, LoadAnswer, ResetScope};
 use crate::metrics::{CounterSet, DaemonCounter};
 
 /// One thread for each shard that has workers.
@@ -46,6 +46,17 @@ impl IngestThreads {
         }
         let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
         self.of(shard).ok_or_else(no_thread)?.dump(worker)
+    }
+
+    /// Loads a dump into a worker, in place of all that it holds: see [`IngestHandle::load`].
+    pub(super) fn load(
+        &self,
+        shard: ShardId,
+        worker: Worker,
+        parts: Receiver<DumpPart>,
+    ) -> Result<Receiver<LoadAnswer>> {
+        let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
+        self.of(shard).ok_or_else(no_thread)?.load(worker, parts)
     }
 
     /// Empties a worker of a shard, or every worker of every shard.

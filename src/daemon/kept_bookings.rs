@@ -2,9 +2,11 @@
 //! writes new ones while it runs.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use rand::RngExt;
 use rustix::time::{ClockId, clock_gettime};
 use xxhash_rust::xxh3::xxh3_128;
@@ -17,12 +19,13 @@ use crate::error::{Error, Kind, Result};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::limits::{
     AFFINITY_TTL_S_CEILING, BOOKINGS_FOLDER_IMAGE_MS, BOOKINGS_LAST_IMAGE_MS_MAX, KEPT_FLEET_VERSIONS_GAP,
-    KEPT_GENERATIONS_GAP, KEPT_SESSIONS_GAP,
+    KEPT_GENERATIONS_GAP, KEPT_SESSIONS_GAP, TURN_LOOK_EVERY_MS,
 };
 use crate::load::{Restored, RestoredAt, Skipped};
 use crate::metrics::SnapshotCounter as C;
 use crate::requests::{Identity, RequestTables};
 use crate::sandbox::{self, ThreadKind};
+use crate::serve::{Turn, Turns};
 use crate::snapshot::{
     BookingsImage, BookingsPlan, BookingsStore, BookingsWriter, FoundBookings, ImageTime, SnapshotStats,
 };
@@ -35,18 +38,28 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// What an earlier run kept, and where this one keeps its own.
 pub(super) struct KeptBookings {
     store: BookingsStore,
-    image: Option<BookingsImage>,
+    image: Option<KeptImage>,
+    /// Whether the bookings come later, from a daemon that still decides. The image then only says when they began.
+    awaits_others: bool,
     /// The number of the next image.
     number: u64,
     /// The identity of this run.
     pub(super) identity: Identity,
-    /// The time since the image was taken, nanoseconds.
-    since_ns: u64,
-    skipped: Skipped,
-    /// Bookings of the image whose space is not configured any more, and which it has lost.
-    of_no_space: u64,
     boot: u128,
 }
+
+/// An image on its way into the tables.
+pub(super) struct KeptImage {
+    image: BookingsImage,
+    /// The time since it was taken, nanoseconds.
+    since_ns: u64,
+    skipped: Skipped,
+    /// Bookings whose space is not configured any more, and which the image has lost.
+    of_no_space: u64,
+}
+
+/// The writer of images, for the thread that keeps bookings and for the one that hands them over.
+pub(super) type SharedWriter = Arc<Mutex<BookingsWriter>>;
 
 impl KeptBookings {
     /// Reads the images of earlier runs, or removes them for a fresh start. Call it before another thread starts, and
@@ -68,37 +81,51 @@ impl KeptBookings {
             let (reason, offset, remedy) = (fault.refusal.name(), fault.offset, fault.refusal.remedy());
             tracing::warn!(reason, offset, remedy, "an image of the bookings is not used");
         }
-        let boot = boot_id();
-        let (skipped, of_no_space) = (Skipped::default(), 0);
-        let identity = Identity::random();
-        let mut kept = Self { store, image: None, number: 1, identity, since_ns: 0, skipped, of_no_space, boot };
-        if let Some(mut image) = image {
-            kept.since_ns = image.facts.taken.until_ns(now(boot)).min(AFFINITY_TTL_S_CEILING * SECOND_NS);
-            kept.number = image.facts.number.saturating_add(1);
-            kept.identity = image.facts.identity;
-            let mut rng = rand::rng();
-            kept.skipped.generations = rng.random_range(0..KEPT_GENERATIONS_GAP);
-            kept.skipped.sessions = rng.random_range(0..KEPT_SESSIONS_GAP);
-            let versions = KEPT_FLEET_VERSIONS_GAP + rng.random_range(0..KEPT_FLEET_VERSIONS_GAP);
-            kept.identity.fleet_version = kept.identity.fleet_version.saturating_add(versions);
-            kept.of_no_space = with_spaces_of(&mut image, &config.spaces);
-            kept.image = Some(image);
+        let mut kept = Self::of(store);
+        if let Some(image) = image {
+            kept.continue_with(image, config);
         }
         Ok(kept)
+    }
+
+    /// Continues under the identity of the daemon that took this image and still decides, with its memory files.
+    pub(super) fn beside(
+        image: BookingsImage,
+        memory: Option<[File; 2]>,
+        (config, snapshots): (&Config, &Snapshots),
+    ) -> Self {
+        let mut kept = Self::of(BookingsStore::new(snapshots.directory(), memory));
+        kept.continue_with(image, config);
+        kept.awaits_others = true;
+        kept
+    }
+
+    fn of(store: BookingsStore) -> Self {
+        let (identity, boot) = (Identity::random(), boot_id());
+        Self { store, image: None, awaits_others: false, number: 1, identity, boot }
+    }
+
+    fn continue_with(&mut self, image: BookingsImage, config: &Config) {
+        self.number = image.facts.number.saturating_add(1);
+        self.identity = image.facts.identity;
+        let versions = KEPT_FLEET_VERSIONS_GAP + rand::rng().random_range(0..KEPT_FLEET_VERSIONS_GAP);
+        self.identity.fleet_version = self.identity.fleet_version.saturating_add(versions);
+        self.image = Some(KeptImage::of(image, config));
     }
 
     /// Where the clock of bookings begins for a daemon that started at a time: before the oldest booking and binding.
     pub(super) fn clock_begins(&self, config: &Config, started: Instant) -> Instant {
         let Some(image) = &self.image else { return started };
-        let oldest_ns = image.loads.oldest_ns().saturating_add(self.since_ns).min(config.booking.age_s_max * SECOND_NS);
+        let KeptImage { image, since_ns, .. } = image;
+        let oldest_ns = image.loads.oldest_ns().saturating_add(*since_ns).min(config.booking.age_s_max * SECOND_NS);
         let oldest_s = image.bindings.iter().map(|binding| u64::from(binding.age_s)).max().unwrap_or(0);
-        let oldest_s = (oldest_s + self.since_ns / SECOND_NS).min(AFFINITY_TTL_S_CEILING);
+        let oldest_s = (oldest_s + since_ns / SECOND_NS).min(AFFINITY_TTL_S_CEILING);
         let before = Duration::from_nanos(oldest_ns.max(oldest_s * SECOND_NS));
         started.checked_sub(before).unwrap_or(started)
     }
 
-    /// Restores bookings, sessions and bindings, and starts the thread that writes images; `None` = there is nowhere to write
-    /// them. Call it once the workers have joined their classes.
+    /// Restores bookings, sessions and bindings, unless they come later, and starts the thread that writes images; `None` =
+    /// there is nowhere to write them. Call it once the workers have joined their classes.
     ///
     /// # Errors
     /// [`Kind::System`] if the thread cannot be started.
@@ -107,15 +134,75 @@ impl KeptBookings {
         config: &Config,
         tables: &RequestTables,
         stats: &Arc<SnapshotStats>,
-        watchlist: &Watchlist,
-    ) -> Result<Option<EndableThread>> {
-        if let Some(image) = self.image.take() {
-            self.restore(&image, tables, stats);
+        (watchlist, turns): (&Watchlist, &Turns),
+    ) -> Result<(Option<EndableThread>, SharedWriter)> {
+        if let Some(image) = self.image.take().filter(|_| !self.awaits_others) {
+            image.restore(tables, stats);
         }
-        self.keep(config, tables, stats, watchlist)
+        self.keep(config, tables, stats, (watchlist, turns))
     }
 
-    fn restore(&self, image: &BookingsImage, tables: &RequestTables, stats: &SnapshotStats) {
+    fn keep(
+        self,
+        config: &Config,
+        tables: &RequestTables,
+        stats: &Arc<SnapshotStats>,
+        (watchlist, turns): (&Watchlist, &Turns),
+    ) -> Result<(Option<EndableThread>, SharedWriter)> {
+        let Self { store, number, identity, boot, .. } = self;
+        let is_kept = store.is_some();
+        let every_ms = config.snapshot.bookings_image_ms;
+        let mut writer = BookingsWriter::new(BookingsPlan {
+            store,
+            number,
+            identity,
+            spaces: config.spaces.iter().map(space_hash).collect(),
+            fleet: Arc::clone(&tables.fleet),
+            loads: Arc::clone(&tables.loads),
+            affinities: Arc::clone(&tables.affinities),
+            policies: Arc::clone(&tables.policies),
+            clock: Box::new(tables.clock()),
+            time: Box::new(move || now(boot)),
+            every: (every_ms > 0).then(|| Duration::from_millis(every_ms)),
+            directory_every: Duration::from_millis(BOOKINGS_FOLDER_IMAGE_MS),
+            stats: Arc::clone(stats),
+            mark: watchlist.add("bookings", false),
+        });
+        if is_kept && turns.is_ours() {
+            writer.write();
+        }
+        let (writer, turns) = (Arc::new(Mutex::new(writer)), turns.clone());
+        if !is_kept {
+            return Ok((None, writer));
+        }
+        let of_thread = Arc::clone(&writer);
+        let run = move |ending: &_| write_images(&of_thread, &turns, ending);
+        let thread = EndableThread::start("bookings", "the thread that keeps bookings", run)?;
+        Ok((Some(thread), writer))
+    }
+}
+
+impl KeptImage {
+    /// An image of a run that ended, or of one that hands over, for this configuration.
+    pub(super) fn of(mut image: BookingsImage, config: &Config) -> Self {
+        let since_ns = image.facts.taken.until_ns(now(boot_id())).min(AFFINITY_TTL_S_CEILING * SECOND_NS);
+        let mut rng = rand::rng();
+        let skipped = Skipped {
+            generations: rng.random_range(0..KEPT_GENERATIONS_GAP),
+            sessions: rng.random_range(0..KEPT_SESSIONS_GAP),
+        };
+        let of_no_space = with_spaces_of(&mut image, &config.spaces);
+        Self { image, since_ns, skipped, of_no_space }
+    }
+
+    /// The number of the image.
+    pub(super) const fn number(&self) -> u64 {
+        self.image.facts.number
+    }
+
+    /// Restores bookings, sessions and bindings into tables without any.
+    pub(super) fn restore(&self, tables: &RequestTables, stats: &SnapshotStats) {
+        let image = &self.image;
         let table = tables.fleet.load();
         let workers: HashMap<Worker, (WorkerIndex, SpaceId)> =
             table.workers.iter().map(|record| (record.worker, (record.index, record.space))).collect();
@@ -143,53 +230,31 @@ impl KeptBookings {
             "bookings of the run before are restored"
         );
     }
-
-    fn keep(
-        self,
-        config: &Config,
-        tables: &RequestTables,
-        stats: &Arc<SnapshotStats>,
-        watchlist: &Watchlist,
-    ) -> Result<Option<EndableThread>> {
-        let Self { store, number, identity, boot, .. } = self;
-        if !store.is_some() {
-            return Ok(None);
-        }
-        let every_ms = config.snapshot.bookings_image_ms;
-        let writer = BookingsWriter::begin(BookingsPlan {
-            store,
-            number,
-            identity,
-            spaces: config.spaces.iter().map(space_hash).collect(),
-            fleet: Arc::clone(&tables.fleet),
-            loads: Arc::clone(&tables.loads),
-            affinities: Arc::clone(&tables.affinities),
-            policies: Arc::clone(&tables.policies),
-            clock: Box::new(tables.clock()),
-            time: Box::new(move || now(boot)),
-            every: (every_ms > 0).then(|| Duration::from_millis(every_ms)),
-            directory_every: Duration::from_millis(BOOKINGS_FOLDER_IMAGE_MS),
-            stats: Arc::clone(stats),
-            mark: watchlist.add("bookings", false),
-        });
-        EndableThread::start("bookings", "the thread that keeps bookings", |ending| write_images(writer, ending))
-            .map(Some)
-    }
 }
 
-/// The work of the thread: one image after another, and the last one when it is asked to end.
-fn write_images(mut writer: BookingsWriter, ending: &Ending) {
+/// The work of the thread: one image after another, and the last one when it is asked to end. Only in this daemon's turn:
+/// before and after it, another daemon writes to the same places.
+fn write_images(writer: &Mutex<BookingsWriter>, turns: &Turns, ending: &Ending) {
     sandbox::enter(ThreadKind::Snapshots);
+    while turns.turn() == Turn::Theirs && !ending.is_asked_for() {
+        std::thread::park_timeout(Duration::from_millis(TURN_LOOK_EVERY_MS));
+    }
+    if turns.is_ours() {
+        writer.lock().write();
+    }
     loop {
-        match writer.pause() {
+        let pause = writer.lock().pause();
+        match pause {
             Some(pause) => std::thread::park_timeout(pause),
             None => std::thread::park(),
         }
-        if ending.is_asked_for() {
-            return writer.write_last();
-        }
-        if writer.pause().is_some() {
-            writer.write();
+        // The thread that hands the bookings over holds the lock until it is known which daemon decides.
+        let mut writer = writer.lock();
+        match (turns.is_ours(), ending.is_asked_for()) {
+            (true, true) => return writer.write_last(),
+            (false, true) => return,
+            (true, false) if pause.is_some() => writer.write(),
+            (_, false) => {}
         }
     }
 }
@@ -314,7 +379,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut config = config("[[space]]\nmodel = \"a\"\n");
         config.snapshot.dir = Some(folder.path().join("snapshots"));
-        let snapshots = Snapshots::open(&config).expect("it is free");
+        let snapshots = Snapshots::open(&config, None).expect("it is free");
         let image = image(&config.spaces);
         let bytes = encode_bookings(&image).expect("memory");
         let run = || {
@@ -324,8 +389,9 @@ mod tests {
         let runs = [run(), run(), run()];
         let differ = |of: fn(&KeptBookings) -> u64| runs.iter().any(|run| of(run) != of(&runs[0]));
         assert!(differ(|run| run.identity.fleet_version));
-        assert!(differ(|run| run.skipped.generations));
-        assert!(differ(|run| run.skipped.sessions.into()));
+        let skipped = |run: &KeptBookings| run.image.as_ref().expect("an image").skipped;
+        assert!(runs.iter().any(|run| skipped(run).generations != skipped(&runs[0]).generations));
+        assert!(runs.iter().any(|run| skipped(run).sessions != skipped(&runs[0]).sessions));
         for run in &runs {
             assert_eq!((run.identity.instance_id, run.number), (image.facts.identity.instance_id, 4));
             assert!(run.identity.fleet_version >= image.facts.identity.fleet_version + KEPT_FLEET_VERSIONS_GAP);

@@ -15,6 +15,7 @@ mod http;
 mod ingest_threads;
 mod kept_bookings;
 mod memory_thread;
+mod opening;
 mod other_routers;
 mod predictor_thread;
 mod process_exposition;
@@ -27,19 +28,22 @@ mod snapshots;
 mod startup;
 mod statistics;
 mod status;
+mod takeover;
 mod threads;
 mod watchdog_thread;
 mod worker_files;
 mod worker_records;
 mod worker_sources;
 
+use std::cell::Cell;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::RngExt;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, watch};
 
 use crate::budget::{MemoryAccounts, MemoryPart, Shed};
@@ -58,8 +62,8 @@ use crate::metrics::{CounterSet, DaemonCounter, LoadReportCounter};
 use crate::requests::{CoreMetrics, RequestTables, RoutingService};
 use crate::sandbox::{self, ThreadKind};
 use crate::serve::{
-    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreMemory, CoreOptions, HttpPort, IoBackend,
-    Lanes, MetricsPort, MetricsThread, PortThread, RemoteAccess, RemoteConnection, RemotePort, RunningRemotePort,
+    Acceptor, AdminServer, Admissions, BoundSocket, Core, CoreHandle, CoreMemory, CoreOptions, IoBackend, Lanes,
+    MetricsPort, MetricsThread, PortThread, RemoteAccess, RemoteConnection, RemotePort, RunningRemotePort, Turns,
     choose_io_backend,
 };
 use crate::shares::UserQuotas;
@@ -71,14 +75,15 @@ use endable_thread::EndableThread;
 use fleet_reconciler::FleetReconciler;
 use http::Http;
 use ingest_threads::IngestThreads;
-use kept_bookings::KeptBookings;
+use opening::{Listeners, Signals};
 pub use reload::ReadConfig;
 use resources::Resources;
-use routers_thread::{ReloadedPeers, RoutersPort};
+use routers_thread::ReloadedPeers;
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
 use status::Administration;
+use takeover::Takeovers;
 use threads::OtherThreads;
 pub use worker_files::unusable_files;
 use worker_sources::WorkerSources;
@@ -88,13 +93,29 @@ use worker_sources::WorkerSources;
 /// # Errors
 /// The reason why it could not start, with the remedy. No socket is left bound then.
 pub fn run(config: &Config, read_again: ReadConfig) -> Result<()> {
+    run_from(None, config, read_again)
+}
+
+/// As [`run`], for a daemon that takes over from the one that serves `socket`. That one then ends.
+///
+/// # Errors
+/// The reason why it does not take over, with the remedy. The other daemon goes on then.
+pub fn take_over(socket: &Path, config: &Config, read_again: ReadConfig) -> Result<()> {
+    run_from(Some(socket), config, read_again)
+}
+
+fn run_from(before: Option<&Path>, config: &Config, read_again: ReadConfig) -> Result<()> {
     // Before the runtimes, which panic where they have too few descriptors.
-    let resources = Resources::divide(config)?;
+    let mut resources = Resources::divide(config)?;
+    if before.is_some() {
+        resources.turns = Turns::theirs();
+    }
     let runtime = runtime_of(Builder::new_current_thread().enable_all(), ThreadKind::Files)?;
     // Threads that wait for engines have no other use: what they read comes from the network.
     let asking = runtime_of(&mut Builder::new_current_thread(), ThreadKind::Asking)?;
-    let ended = runtime
-        .block_on(async { Daemon::start(config, &resources).await?.serve(config, read_again, asking.handle()).await });
+    let ended = runtime.block_on(async {
+        Daemon::start(before, config, &resources).await?.serve(config, read_again, asking.handle()).await
+    });
     // Do not wait for threads that wait for a file system or an engine: they may never return.
     asking.shutdown_background();
     runtime.shutdown_background();
@@ -129,17 +150,17 @@ struct Daemon {
     snapshots: Snapshots,
     reloaded_peers: Arc<ReloadedPeers>,
     others: OtherThreads,
+    takeovers: Takeovers,
 }
 
 impl Daemon {
-    async fn start(config: &Config, resources: &Resources) -> Result<Self> {
+    async fn start(before: Option<&Path>, config: &Config, resources: &Resources) -> Result<Self> {
         let started = Instant::now();
         let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
-        let mark = watchlist.add("control", true);
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, snapshots, kept) = open(config).await?;
-        let Listeners { routing, admin, admissions, scrapes, http, remote, routers } = listeners;
+        let (signals, listeners, (snapshots, kept, old)) = opening::open(before, config, resources).await?;
+        let Listeners { routing, admin, next, admissions, scrapes, http, remote, routers, sockets } = listeners;
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
             made.joined(config, &snapshots, now_unix_ms);
@@ -147,14 +168,13 @@ impl Daemon {
         let (predictions, predictor) = predictor_thread::start(config, &fleet, (clock_began, resources))?;
         let deciding = resources.cores + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
         let (configured, of_threads) = ((config, resources.memory.division()), (deciding, clock_began));
-        let of_fleet = (&fleet, reload::policies(config, 1));
-        let of_bookings = (&loads, &kept.identity);
+        let (of_fleet, of_bookings) = ((&fleet, reload::policies(config, 1)), (&loads, &kept.identity));
         let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, of_bookings);
-        let bookings = kept.resume(config, &tables, &snapshots.stats, watchlist)?;
+        let (bookings, writer) = kept.resume(config, &tables, &snapshots.stats, (watchlist, &resources.turns))?;
         let lanes = Arc::new(lanes(config, resources.descriptors, &tables.users));
         let journal = start_journal(config, &tables, watchlist.add("journal", false), now_unix_ms)?;
         let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
-        let keeper = snapshots.keep(config, &tables, &ingest_threads, watchlist)?;
+        let keeper = snapshots.keep(config, &tables, &ingest_threads, (watchlist, &resources.turns))?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
         let listener = start_listener(resources, &tables, &load_reports)?;
         let (routers, routers_view, reloaded_peers) = routers_thread::start(config, routers, &tables, resources)?;
@@ -166,9 +186,9 @@ impl Daemon {
         let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
-        let (shown, of_workers) = ((&stats, &doctor), (records, places));
+        let shown = (&stats, &doctor);
         let reconciler =
-            FleetReconciler::new((config, resources.descriptors), of_workers, (&snapshots, &listener), &stats);
+            FleetReconciler::new((config, resources.descriptors), (records, places), (&snapshots, &listener), &stats);
         let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
@@ -176,6 +196,7 @@ impl Daemon {
         let (remote_thread, remote, opened) = start_remote(config, remote, &stats)?;
         let (memory, watchdog) = start_watches(config, resources, &stats)?;
         let ports = http.thread.take().into_iter().chain(remote_thread).collect();
+        let takeovers = Takeovers::start(config, (next, sockets), old, (&stats, &tables), (&ingest_threads, &writer))?;
         let others =
             OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
@@ -183,7 +204,7 @@ impl Daemon {
         sandbox::enter(ThreadKind::Control);
         announce(config, io_backend, resources.cores, ingest_threads.len());
         Ok(Self {
-            mark,
+            mark: watchlist.add("control", true),
             signals,
             tables,
             counters,
@@ -200,13 +221,16 @@ impl Daemon {
             snapshots,
             reloaded_peers,
             others,
+            takeovers,
         })
     }
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, reloaded_peers, others, .. } =
-            self;
+        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, reloaded_peers, .. } = self;
+        let Self { others, mut takeovers, .. } = self;
+        let (turns, failed) = (takeovers.turns().clone(), Cell::new(None));
+        let member = turns.join();
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         let sources = WorkerSources {
             config,
@@ -227,8 +251,10 @@ impl Daemon {
             tokio::select! {
                 signal = first_of(&mut signals.terminate, &mut signals.interrupt) => Ok(signal),
                 ended = phase(&mark, Activity::WatchingThreads, threads::watch(&handles, &ingest_threads, &others)) => Err(ended),
-                () = phase(&mark, Activity::Accepting, acceptor.run()) => Err("the acceptor"),
-                () = phase(&mark, Activity::Administering, admin.run()) => Err("administration"),
+                () = phase(&mark, Activity::Accepting, after(turns.opened(), acceptor.run())) => Err("the acceptor"),
+                () = phase(&mark, Activity::Administering, after(turns.opened(), admin.run())) => Err("administration"),
+                () = phase(&mark, Activity::Accepting, member.stand_by()) => Ok("a takeover by another daemon"),
+                error = takeovers.fail() => { failed.set(Some(error)); Err("the takeover") }
                 () = phase(&mark, Activity::Administering, http.change_workers(&desired)) => Err("administration by HTTP"),
                 () = phase(&mark, Activity::Expiring, tend_bookings(&tables, &counters)) => Err("the care of bookings"),
                 () = phase(&mark, Activity::Expiring, tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, version)) => Err("the queue"),
@@ -238,11 +264,12 @@ impl Daemon {
         };
         let ending = threads::catch_panic(watched(&*mark, Activity::HandlingCommands, parts)).await;
         tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
-        // The routing socket goes first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
+        // The listening sockets go first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
+        let stopped = takeovers.stop();
         drop((acceptor, admin));
-        end((cores, http), ingest_threads, others, &snapshots, config.serve.drain_ms_max);
+        end((cores, http), ingest_threads, others, (&snapshots, turns.is_ours()), config.serve.drain_ms_max);
         tracing::info!(up_ms = tables.up_ms(), "ended");
-        ending.map(drop).map_err(ended_by_itself)
+        stopped.and(ending.map(drop).map_err(|what| failed.take().unwrap_or_else(|| ended_by_itself(what))))
     }
 }
 
@@ -318,20 +345,6 @@ fn admin_server(
     Ok(server.admitting(Arc::clone(&admissions.admin), config.serve.frame_timeout_ms))
 }
 
-/// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
-async fn open(config: &Config) -> Result<(Signals, Listeners, Snapshots, KeptBookings)> {
-    // Before a socket file exists: a signal that arrives from now on is handled after the start, and drains.
-    let signals = Signals::listen()?;
-    let (listeners, snapshots) = (Listeners::bind(config).await?, Snapshots::open(config)?);
-    let mut kept = KeptBookings::open(config, &snapshots)?;
-    if let Some(routers) = &listeners.routers {
-        // Routers that share bindings have one hash for each session's name.
-        kept.identity.affinity_secret = routers.affinity_secret();
-    }
-    sandboxed::start(config)?;
-    Ok((signals, listeners, snapshots, kept))
-}
-
 /// Accepts connections for the serving threads, within the limits for users, descriptors and memory.
 fn acceptor(
     routing: BoundSocket,
@@ -349,28 +362,6 @@ fn acceptor(
 /// The lanes that gateways may open, on all serving threads together.
 fn lanes(config: &Config, descriptors: Descriptors, users: &Arc<UserQuotas>) -> Lanes {
     Lanes::new(descriptors.lanes_max, config.serve.lane_ring_bytes_max).shared_by(Arc::clone(users))
-}
-
-/// The daemon's listening sockets, and the users that may connect. All of them are bound before any thread runs.
-struct Listeners {
-    routing: BoundSocket,
-    admin: BoundSocket,
-    admissions: Admissions,
-    scrapes: Option<MetricsPort>,
-    http: Option<HttpPort>,
-    routers: Option<RoutersPort>,
-    remote: Option<RemotePort>,
-}
-
-impl Listeners {
-    async fn bind(config: &Config) -> Result<Self> {
-        let admissions = Admissions::resolve(config)?;
-        let routing = BoundSocket::bind(&config.serve.socket, config.serve.socket_mode)?;
-        let admin = BoundSocket::bind(&config.serve.admin_socket, config.admin.socket_mode)?;
-        let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts)?;
-        let (http, remote) = (HttpPort::bind(&config.http)?, RemotePort::bind(&config.remote)?);
-        Ok(Self { routing, admin, admissions, scrapes, http, remote, routers: RoutersPort::open(config)? })
-    }
 }
 
 /// Starts the thread of the remote port, if there is one: the thread, what replaces its files, and what it opens.
@@ -497,6 +488,7 @@ fn start_cores(
             lanes: Some(Arc::clone(lanes)),
             mark: Some(resources.watchlist.add(format!("core-{index}"), true)),
             memory: CoreMemory::of(&resources.memory, metrics.len()),
+            turns: resources.turns.clone(),
             ..CoreOptions::new(index, io_backend)
         };
         // Threads do not share readers: each clones its own.
@@ -505,31 +497,6 @@ fn start_cores(
         Core::start(options, counters, move || Ok(RoutingService::new(tables, metrics, index, seed)))
     };
     metrics.iter().enumerate().map(start).collect()
-}
-
-/// The signals that the daemon handles: two end it, one reloads the configuration.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    /// From now on the signals do not end the process by themselves.
-    fn listen() -> Result<Self> {
-        let listen = |kind| {
-            signal(kind).map_err(|cause| {
-                Error::new(Kind::System, "cannot listen for signals", "see the cause").caused_by(cause)
-            })
-        };
-        // A write beyond the limit on a file's size then fails, as on a full disk, and does not end the daemon.
-        drop(listen(SignalKind::from_raw(libc::SIGXFSZ))?);
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
 }
 
 /// The name of the first signal.
@@ -566,6 +533,12 @@ async fn expire(tables: &RequestTables, counters: &CounterSet<DaemonCounter>) {
     }
 }
 
+/// Does one thing after another.
+async fn after<T>(first: impl Future<Output = ()>, second: impl Future<Output = T>) -> T {
+    first.await;
+    second.await
+}
+
 /// Gives workers the laws of their prefills as reports change them, a bounded number at a time.
 async fn publish_laws(tables: &RequestTables) {
     let mut every = tokio::time::interval(Duration::from_millis(LAWS_PUBLISH_EVERY_MS));
@@ -586,11 +559,13 @@ fn end(
     (cores, http_port): (Vec<Core>, Http),
     ingest_threads: Arc<IngestThreads>,
     others: OtherThreads,
-    snapshots: &Snapshots,
+    (snapshots, is_ours): (&Snapshots, bool),
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog } =
-        others;
+    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, .. } = others;
+    let OtherThreads { ports, metrics, memory, watchdog, .. } = others;
+    // Another daemon decides: what this one would keep is no longer the newest.
+    let keeper = keeper.filter(|_| is_ours);
     let deadline = Instant::now() + Duration::from_millis(drain_ms_max);
     http_port.drain();
     for core in &cores {

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::limits::{CONNECTION_BYTES, CONNECTIONS_MAX, MEMORY_SHARE_PERCENT, ROUTER_PEERS_MAX};
 use crate::machine::{ResidentMemory, allowed_memory};
+use crate::serve::Turns;
 use crate::watchdog::Watchlist;
 
 /// The division of the process.
@@ -26,6 +27,8 @@ pub(super) struct Resources {
     /// What the daemon gives up while memory is short.
     pub(super) shed: ShedFlags,
     pub(super) watchlist: Watchlist,
+    /// Which daemon decides.
+    pub(super) turns: Turns,
     /// Opened here, before the sandbox; `None` = the kernel does not tell.
     pub(super) resident: Option<Arc<ResidentMemory>>,
 }
@@ -61,6 +64,7 @@ impl Resources {
             memory,
             shed: ShedFlags::default(),
             watchlist: Watchlist::default(),
+            turns: Turns::default(),
             resident: ResidentMemory::open().map(Arc::new),
         })
     }

@@ -15,7 +15,7 @@ use super::resources::Resources;
 use crate::config::{Config, RoutersConfig, SpaceConfig};
 use crate::endpoint::BoundEndpoint;
 use crate::error::{Error, Kind, Result};
-use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING};
+use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING, TURN_LOOK_EVERY_MS};
 #[cfg(feature = "nats")]
 use crate::remote::tls;
 use crate::requests::{OthersLoads, RequestTables};
@@ -26,6 +26,7 @@ use crate::routers::{
 #[cfg(feature = "nats")]
 use crate::routers::{Nats, NatsPlan};
 use crate::sandbox::{self, ThreadKind};
+use crate::serve::{ListeningSockets, Turn, Turns};
 use crate::watchdog::Activity;
 use crate::zmtp::Server;
 
@@ -33,6 +34,7 @@ use crate::zmtp::Server;
 #[derive(Debug)]
 pub(super) struct RoutersPort {
     way: Way,
+    turns: Turns,
     keys: Keys,
     own: Sender,
 }
@@ -53,14 +55,20 @@ impl RoutersPort {
     ///
     /// # Errors
     /// `Config` if an endpoint cannot be bound, or a secret cannot be read or is too short.
-    pub(super) fn open(config: &Config) -> Result<Option<Self>> {
+    pub(super) fn open(config: &Config, sockets: &mut ListeningSockets) -> Result<Option<Self>> {
         let routers = &config.routers;
         let (place, way) = match &routers.listen {
             Some(listen) => {
                 let remedy = "correct it in [routers]";
                 let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
                 let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
-                (listen, Way::ZeroMq { server: ZeroMq::bind(&bound)?, peers: wanted(routers) })
+                let name = format!("routers {listen}");
+                let server = match sockets.take(&name) {
+                    Some(socket) => ZeroMq::received(&bound, socket)?,
+                    None => ZeroMq::bind(&bound)?,
+                };
+                sockets.note(name, server.descriptor())?;
+                (listen, Way::ZeroMq { server, peers: wanted(routers) })
             }
             #[cfg(feature = "nats")]
             None if !routers.nats.is_empty() => (&routers.nats_prefix, Way::Nats(nats_plan(routers)?)),
@@ -72,7 +80,7 @@ impl RoutersPort {
             incarnation: Incarnation(rand::rng().random_range(1..=u64::MAX)),
             fingerprint: fingerprint(&config.spaces),
         };
-        Ok(Some(Self { way, keys, own }))
+        Ok(Some(Self { way, turns: sockets.turns().clone(), keys, own }))
     }
 
     /// The secret of the hashes of affinity sessions, the same at all routers.
@@ -109,7 +117,7 @@ pub(super) fn start(
     tables: &RequestTables,
     resources: &Resources,
 ) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<ReloadedPeers>)> {
-    let Some(RoutersPort { way, keys, own }) = port else {
+    let Some(RoutersPort { way, turns, keys, own }) = port else {
         return Ok((None, Arc::default(), Arc::default()));
     };
     let (view, reloaded, now_ns) = (Arc::new(RoutersView::joining()), Arc::<ReloadedPeers>::default(), tables.clock());
@@ -125,24 +133,26 @@ pub(super) fn start(
                     carrier.follow(peers, now_ms);
                 }
             };
-            run((carrier, keys), own, tables, &view, before_round)
+            run((carrier, keys), own, tables, (&view, turns), (before_round, ZeroMq::leave_file))
         }
         #[cfg(feature = "nats")]
         Way::Nats(plan) => {
             // Who the others are is not configured.
-            run((Nats::connect(plan, own.origin, opening, now_ms)?, keys), own, tables, &view, |_, _| {})
+            let carrier = Nats::connect(plan, own.origin, opening, now_ms)?;
+            run((carrier, keys), own, tables, (&view, turns), (|_: &mut Nats, _| {}, |_: &mut Nats| {}))
         }
     }?;
     Ok((Some(thread), view, reloaded))
 }
 
-/// Starts the thread over a carrier. It calls `before_round` with the carrier and the time, milliseconds.
+/// Starts the thread over a carrier. It calls `before_round` with the carrier and the time, milliseconds, and `leave` if
+/// another daemon speaks for this router when it ends.
 fn run<C: Carrier + Send + 'static>(
     carrier: (C, Keys),
     own: Sender,
     (config, tables, resources): (&Config, &RequestTables, &Resources),
-    view: &Arc<RoutersView>,
-    before_round: impl Fn(&mut C, u64) + Send + 'static,
+    (view, turns): (&Arc<RoutersView>, Turns),
+    (before_round, leave): (impl Fn(&mut C, u64) + Send + 'static, impl Fn(&mut C) + Send + 'static),
 ) -> Result<EndableThread> {
     let (routers, now_ns) = (&config.routers, tables.clock());
     let settings = ExchangeSettings {
@@ -162,7 +172,11 @@ fn run<C: Carrier + Send + 'static>(
     let mark = resources.watchlist.add("routers", false);
     EndableThread::start("kvrouted-routers", "the thread of the other routers", move |ending| {
         sandbox::enter(ThreadKind::Routers);
-        while !ending.is_asked_for() {
+        // Until then the daemon before this one speaks for this router.
+        while turns.turn() == Turn::Theirs && !ending.is_asked_for() {
+            std::thread::park_timeout(Duration::from_millis(TURN_LOOK_EVERY_MS));
+        }
+        while !ending.is_asked_for() && turns.turn() != Turn::Over {
             // It waits in a round for less than a stall takes.
             mark.begin_round(Activity::SharingLoad);
             before_round(exchange.carrier_mut(), now_ns() / 1_000_000);
@@ -170,6 +184,9 @@ fn run<C: Carrier + Send + 'static>(
                 tracing::error!(%error, "the event loop of the other routers failed; it is tried again");
                 std::thread::sleep(Duration::from_millis(LOAD_HEARTBEAT_MS / 2));
             }
+        }
+        if !turns.is_ours() {
+            leave(exchange.carrier_mut());
         }
         mark.wait();
     })
@@ -226,7 +243,7 @@ fn origin(routers: &RoutersConfig, place: &str) -> OriginId {
 }
 
 /// A hash of what routers of one fleet have in common.
-fn fingerprint(spaces: &[SpaceConfig]) -> Fingerprint {
+pub(super) fn fingerprint(spaces: &[SpaceConfig]) -> Fingerprint {
     let mut text = String::new();
     for space in spaces {
         let SpaceConfig { model, namespace, role, block_size, window, .. } = space;

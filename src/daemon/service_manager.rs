@@ -38,6 +38,14 @@ pub(super) fn memory_files() -> Option<[File; 2]> {
     files.inspect_err(|error| tracing::warn!(%error, remedy, "the service manager stores no bookings")).ok()
 }
 
+/// Tells the service manager that this process is the unit's main one from now on.
+pub(super) fn become_main() {
+    if let Err(error) = sd_notify::notify(&[NotifyState::MainPid(std::process::id()), NotifyState::Ready]) {
+        let remedy = "set NotifyAccess=all in the unit";
+        tracing::warn!(%error, remedy, "the service manager does not learn that this daemon has taken over");
+    }
+}
+
 /// The files that the service manager has stored under the name.
 fn stored_files() -> io::Result<Vec<File>> {
     let passed = sd_notify::listen_fds_with_names()?;

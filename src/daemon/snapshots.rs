@@ -13,9 +13,10 @@ use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{FirstLoad, ShardPlan};
 use crate::limits::{SNAPSHOT_LOADS_AT_ONCE_MAX, SNAPSHOT_REMOVALS_AT_ONCE_MAX};
-use crate::load::Loads;
+use crate::load::{LearntLaws, Loads};
 use crate::metrics::SnapshotCounter;
 use crate::requests::RequestTables;
+use crate::serve::Turns;
 use crate::snapshot::{
     self, Checked, Directory, Expected, Keeper, KeeperPlan, Refusal, Restore, SnapshotStats, SpaceName,
 };
@@ -30,6 +31,8 @@ pub(super) struct Snapshots {
     places: Arc<Semaphore>,
     /// Limits the removals by request: each may hold a thread for as long as the file system does not respond.
     removals: Arc<Semaphore>,
+    /// What the daemon has learnt that this one takes over from; its blocks come from it too. `None` = there is none.
+    taken: Option<Arc<LearntLaws>>,
 }
 
 /// The snapshot of a worker that is added while the daemon runs: the load for its shard, and the thread that feeds it.
@@ -41,12 +44,14 @@ pub(super) struct Newcomer {
 
 impl Snapshots {
     /// Opens the configured directory. A fresh start removes the snapshots in it.
-    pub(super) fn open(config: &Config) -> Result<Self> {
+    /// If this daemon takes over from another one, it has `taken` what that one has learnt, and loads no files.
+    pub(super) fn open(config: &Config, taken: Option<LearntLaws>) -> Result<Self> {
         let places = Arc::new(Semaphore::new(SNAPSHOT_LOADS_AT_ONCE_MAX));
         let removals = Arc::new(Semaphore::new(SNAPSHOT_REMOVALS_AT_ONCE_MAX));
-        let this = Self { directory: None, stats: Arc::default(), places, removals };
+        let this = Self { directory: None, stats: Arc::default(), places, removals, taken: taken.map(Arc::new) };
         let Some(path) = &config.snapshot.dir else { return Ok(this) };
-        let this = Self { directory: Some(Arc::new(Directory::open(path)?)), ..this };
+        let directory = if this.taken.is_some() { Directory::share(path)? } else { Directory::open(path)? };
+        let this = Self { directory: Some(Arc::new(directory)), ..this };
         if config.snapshot.fresh {
             let removed = this.remove(None)?;
             this.remove_laws()?;
@@ -62,13 +67,15 @@ impl Snapshots {
 
     /// Gives `loads` what an earlier run learnt of the workers' prefill times. Call it before workers join their classes.
     pub(super) fn restore_laws(&self, loads: &Loads, now_unix_ms: u64) {
-        let Some(directory) = &self.directory else { return };
+        let taken = self.taken.as_deref().map(|taken| Ok(Some(taken.clone())));
+        let read = || self.directory.as_deref().map(snapshot::read_laws);
+        let Some(learnt) = taken.or_else(read) else { return };
         let refuse = |refusal: Refusal, class: Option<String>, offset: Option<u64>| {
             self.stats.refuse(refusal);
             let (reason, remedy) = (refusal.name(), refusal.remedy());
             tracing::warn!(reason, class, offset, remedy, "learnt prefill times are not used");
         };
-        match snapshot::read_laws(directory) {
+        match learnt {
             Ok(None) => {}
             Ok(Some(learnt)) => {
                 let refused = loads.restore_laws(&learnt, now_unix_ms);
@@ -80,7 +87,7 @@ impl Snapshots {
 
     /// The usable snapshots, checked from the first byte to the last.
     pub(super) fn check(&self, table: &FleetTable) -> Vec<Checked> {
-        let Some(directory) = &self.directory else { return Vec::new() };
+        let Some(directory) = self.directory.as_ref().filter(|_| self.taken.is_none()) else { return Vec::new() };
         let expected: Vec<_> = table.workers.iter().filter_map(|record| expected(table, record)).collect();
         snapshot::check(directory, &expected, &self.stats)
     }
@@ -133,7 +140,7 @@ impl Snapshots {
         config: &Config,
         tables: &RequestTables,
         ingest_threads: &Arc<IngestThreads>,
-        watchlist: &Watchlist,
+        (watchlist, turns): (&Watchlist, &Turns),
     ) -> Result<Option<Keeper>> {
         let Some(directory) = &self.directory else { return Ok(None) };
         let (loads, clock, keep_ms) = (Arc::clone(&tables.loads), tables.clock(), config.snapshot.keep_s * 1000);
@@ -144,10 +151,16 @@ impl Snapshots {
         // A weak reference: a slow snapshot must not keep the ingest threads from ending.
         let ingest_threads = Arc::downgrade(ingest_threads);
         let gone = || Error::new(Kind::Draining, "the ingest threads have ended", "ask again after the restart");
+        // Before and after its turn another daemon writes to the same directory.
+        let turns = turns.clone();
+        let ask = move |shard, worker| {
+            let ingest_threads = ingest_threads.upgrade().filter(|_| turns.is_ours());
+            ingest_threads.ok_or_else(gone)?.dump(shard, worker)
+        };
         Keeper::start(KeeperPlan {
             directory: Arc::clone(directory),
             fleet: Arc::clone(&tables.fleet),
-            dump: Box::new(move |shard, worker| ingest_threads.upgrade().ok_or_else(gone)?.dump(shard, worker)),
+            dump: Box::new(ask),
             laws: Box::new(laws),
             stats: Arc::clone(&self.stats),
             every: Duration::from_secs(config.snapshot.every_s),
@@ -192,7 +205,7 @@ fn not_removed(directory: &Directory, error: std::io::Error) -> Error {
 }
 
 /// The facts that a worker's snapshot must match; `None` = the worker publishes no events.
-fn expected(table: &FleetTable, record: &WorkerRecord) -> Option<Expected> {
+pub(super) fn expected(table: &FleetTable, record: &WorkerRecord) -> Option<Expected> {
     let space = table.space(record.space)?;
     let name = SpaceName { model: space.model.clone(), namespace: space.namespace.clone(), role: space.role };
     let is_provable = record.events.as_ref()?.replay.is_some();

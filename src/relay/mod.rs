@@ -53,7 +53,7 @@ use crate::limits::{
 };
 use crate::metrics::{CounterName as _, CounterSet, PageCounter, RelayCounter};
 use crate::sandbox::{self, Grant, Place, Program, RefusalLog, ThreadKind};
-use crate::serve::{MetricsPort, MetricsThread};
+use crate::serve::{ListeningSockets, MetricsPort, MetricsThread};
 use crate::trust::Trust;
 use crate::watchdog::ThreadMark;
 use crate::zmtp::{Bounds, Role, Server, ServerPlan, prepare_lookups};
@@ -341,7 +341,7 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
         drop(signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(system)?);
         let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
-        let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts)?;
+        let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts, &mut ListeningSockets::default())?;
         let relay = Relay::start(plan)?;
         let metrics = port.map(|port| start_metrics(port, &relay)).transpose()?;
         sandbox::enter(ThreadKind::RelayControl);

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,6 +98,19 @@ impl ZeroMq {
     /// As [`Server::bind`].
     pub fn bind(endpoint: &BoundEndpoint) -> Result<Server> {
         Server::bind(endpoint, PLAN)
+    }
+
+    /// Serves the socket of an endpoint that another daemon has bound.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if it cannot be served.
+    pub fn received(endpoint: &BoundEndpoint, socket: OwnedFd) -> Result<Server> {
+        Server::received(endpoint, socket, PLAN)
+    }
+
+    /// Leaves the file of the socket to another process.
+    pub fn leave_file(&mut self) {
+        self.server.leave_file();
     }
 
     /// Starts to connect to the peers. The first message on each connection is `opening`.

@@ -194,6 +194,12 @@ const LANES: &[Call] = calls![
     is("fcntl", &[(1, Check::Is(10))]),
 ];
 
+/// Memory files for another daemon, and the service manager's socket.
+const PASSING: &[Call] = calls![
+    "connect", "fstat", "ftruncate", "geteuid", "lseek", "memfd_create", "newfstatat", "statx";
+    is("socket", &[(0, flag(libc::AF_UNIX))]),
+];
+
 /// A ring that is there already.
 const RING: &[Call] = calls!["io_uring_enter"];
 
@@ -265,6 +271,8 @@ pub enum ThreadKind {
     Loads,
     /// Exchanges load with other routers.
     Routers,
+    /// Hands the daemon's work to another one, or takes over from one.
+    Takeover,
     /// Resolves the host names of endpoints.
     Names,
     /// Asks engines by HTTP.
@@ -313,6 +321,7 @@ impl ThreadKind {
         T::Ingest,
         T::Loads,
         T::Routers,
+        T::Takeover,
         T::Names,
         T::Asking,
         T::Files,
@@ -342,6 +351,7 @@ impl ThreadKind {
             T::Ingest => "ingest",
             T::Loads => "loads",
             T::Routers => "routers",
+            T::Takeover => "takeover",
             T::Names => "names",
             T::Asking => "asking",
             T::Files => "files",
@@ -372,6 +382,7 @@ impl ThreadKind {
             T::Ingest => &[EVENTS, STREAMS, CONNECTIONS, THREADS, INGEST],
             T::Loads => &[EVENTS, STREAMS, CONNECTIONS],
             T::Routers => &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, REMOVING],
+            T::Takeover => &[STREAMS, LISTENERS, PASSING, REMOVING],
             T::Names => &[READING, RESOLVER, THREADS],
             T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
             T::Files => &[EVENTS, READING, REMOVING, THREADS, WATCHING],
@@ -412,14 +423,25 @@ impl ThreadKind {
             T::Connect => &[Place::Resolver, Place::Keys, Place::Sockets],
             T::Snapshots | T::SnapshotLoads => &[Place::Snapshots],
             T::Journal => &[Place::Journal],
-            T::Routers | T::RelayControl | T::RelayPort => &[Place::Sockets],
+            T::Routers | T::Takeover | T::RelayControl | T::RelayPort => &[Place::Sockets],
             _ => &[],
         }
     }
 
     /// Whether it makes connections.
     const fn connects(self) -> bool {
-        matches!(self, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Connect | T::Gateway)
+        matches!(
+            self,
+            T::Control
+                | T::Ingest
+                | T::Loads
+                | T::Routers
+                | T::Takeover
+                | T::Names
+                | T::Asking
+                | T::Connect
+                | T::Gateway
+        )
     }
 
     pub(super) const fn permits(self) -> Permits<'static> {
@@ -473,6 +495,7 @@ impl Program {
                 T::Ingest,
                 T::Loads,
                 T::Routers,
+                T::Takeover,
                 T::Names,
                 T::Asking,
                 T::Files,

@@ -21,6 +21,7 @@ use super::lane::{Lanes, Transport, serve_lanes};
 use super::receive::ReceiveBudget;
 use super::reply_writer::{Pushed, ReplyBudget, ReplyWriter};
 use super::responder::RoutingResponder;
+use super::turns::Turns;
 use super::watch::push_changes;
 use crate::budget::{Gauge, MemoryAccounts, MemoryPart};
 use crate::error::{Error, Kind, Result};
@@ -60,6 +61,8 @@ pub struct CoreOptions {
     pub mark: Option<Arc<ThreadMark>>,
     /// The memory of its connections.
     pub memory: CoreMemory,
+    /// The turns of its process.
+    pub turns: Turns,
 }
 
 /// The memory that the connections of one core share: what it may take, and what it takes.
@@ -113,6 +116,7 @@ impl CoreOptions {
             lanes: None,
             mark: None,
             memory: CoreMemory::default(),
+            turns: Turns::default(),
         }
     }
 }
@@ -290,6 +294,7 @@ async fn run<T: Stream, S: Service + 'static>(
     let reply_budget = Rc::new(ReplyBudget::new(replies_bytes_max, replies));
     let busy_poll = Rc::new(BusyPoll::new(options.spin_us_max, Arc::clone(&counters)));
     let (poll_shares, next_id) = (PollShares::new(&busy_poll, options.spin_us_max), Cell::new(0));
+    let member = options.turns.join();
     let core: Rc<CoreState<T, S>> = Rc::new(CoreState {
         options,
         mailbox,
@@ -313,13 +318,21 @@ async fn run<T: Stream, S: Service + 'static>(
         core.spawn(Activity::CheckingConnections, async move { busy_poll.run().await }),
     ];
     let deadline = loop {
-        match core.mailbox.next().await {
+        let message = tokio::select! {
+            message = core.mailbox.next() => message,
+            () = member.stand_by() => break None,
+        };
+        match message {
             Message::Connection(handed) => core.start_connection(handed),
             Message::Queue(message) => core.on_queue_message(message),
-            Message::Drain { deadline } => break deadline,
+            Message::Drain { deadline } => break Some(deadline),
         }
     };
-    core.drain(deadline).await;
+    match deadline {
+        Some(deadline) => core.drain(deadline).await,
+        // Another daemon decides. The connections close with this future, and nothing that they sent is read any more.
+        None => tracing::info!(core = core.options.index, connections = core.open.borrow().len(), "handed over"),
+    }
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

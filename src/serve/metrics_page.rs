@@ -31,6 +31,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::http::browser_guard;
 use super::http::connections::{ConnectionLimits, TimeLimits, serve};
 use super::http::port_thread::{self, PortThread};
+use super::listening::ListeningSockets;
+use super::turns::Turns;
 use crate::budget::Gauge;
 use crate::error::Result;
 use crate::limits::{
@@ -53,6 +55,7 @@ const PORT: &str = "metrics port";
 #[derive(Debug)]
 pub struct MetricsPort {
     listener: std::net::TcpListener,
+    turns: Turns,
     hosts: Vec<String>,
 }
 
@@ -61,13 +64,13 @@ impl MetricsPort {
     ///
     /// # Errors
     /// [`Kind::System`](crate::error::Kind::System) if the port is taken or may not be bound.
-    pub fn bind(port: u16, hosts: &[String]) -> Result<Option<Self>> {
+    pub fn bind(port: u16, hosts: &[String], sockets: &mut ListeningSockets) -> Result<Option<Self>> {
         if port == 0 {
             return Ok(None);
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let listener = port_thread::bind(address, PORT, "choose another metrics.port")?;
-        Ok(Some(Self { listener, hosts: hosts.to_vec() }))
+        let listener = sockets.tcp(address, PORT, "choose another metrics.port")?;
+        Ok(Some(Self { listener, turns: sockets.turns().clone(), hosts: hosts.to_vec() }))
     }
 }
 
@@ -96,7 +99,9 @@ impl MetricsThread {
         let scraped = pages.clone();
         let of_tasks = Arc::clone(&mark);
         let named = ("kvrouted-metrics", ThreadKind::MetricsPage);
-        let thread = PortThread::start(named, PORT, (mark, Activity::ServingMetrics), move |ending| {
+        // Without a port of its own the thread makes pages at once.
+        let turns = port.as_ref().map(|port| port.turns.clone()).unwrap_or_default();
+        let thread = PortThread::start(named, (PORT, &turns), (mark, Activity::ServingMetrics), move |ending| {
             let listen = |port: MetricsPort| -> Result<Listening> {
                 Ok((port_thread::register(port.listener, PORT)?, port.hosts))
             };
@@ -415,7 +420,7 @@ mod tests {
             text.push_str("# EOF\n");
             Ok(())
         };
-        let port = MetricsPort { listener, hosts: Vec::new() };
+        let port = MetricsPort { listener, turns: Turns::default(), hosts: Vec::new() };
         let mark = Arc::new(ThreadMark::new("metrics", false));
         let of_pages = (u64::MAX, Gauge::default());
         let thread = MetricsThread::start(Some(port), (Arc::clone(&counters), mark), of_pages, render).unwrap();
@@ -454,7 +459,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         assert!(address.ip().is_loopback());
-        let port = MetricsPort { listener, hosts: Vec::new() };
+        let port = MetricsPort { listener, turns: Turns::default(), hosts: Vec::new() };
         let render = |text: &mut String| fmt::Write::write_str(text, "# EOF\n");
         let counted = (Arc::default(), Arc::new(ThreadMark::new("t", false)));
         let thread = MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), render).unwrap();

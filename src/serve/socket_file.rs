@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -12,9 +13,15 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
+use super::turns::Turns;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{BIND_LOCK_MS_MAX, BIND_LOCK_RETRY_MS, LISTEN_BACKLOG};
 use crate::wire::ADMIN_SOCKET_SUFFIX;
+
+/// What the path of the socket for a daemon that takes over has beyond that of the routing socket. It is no longer than
+/// the suffix of the admin socket, so every path that has room for that has room for this.
+const NEXT_SOCKET_SUFFIX: &str = ".next";
+const _: () = assert!(NEXT_SOCKET_SUFFIX.len() <= ADMIN_SOCKET_SUFFIX.len());
 
 /// A listening socket and its file. Dropping it closes the socket and removes the file.
 #[derive(Debug)]
@@ -23,6 +30,16 @@ pub struct BoundSocket {
     path: PathBuf,
     /// Device and inode of the file that the daemon made.
     identity: (u64, u64),
+    /// The file is removed only in this daemon's turn: before and after it, another daemon listens.
+    turns: Turns,
+}
+
+/// The path of the socket for a daemon that takes over: `<routing socket>.next`.
+#[must_use]
+pub fn next_path(routing: &Path) -> PathBuf {
+    let mut path = routing.as_os_str().to_owned();
+    path.push(NEXT_SOCKET_SUFFIX);
+    path.into()
 }
 
 /// The default path of the admin socket: `<routing socket>.admin`.
@@ -40,6 +57,25 @@ impl BoundSocket {
     /// [`Kind::Config`] if the path is in use, too long, not a socket, or its directory does not exist;
     /// [`Kind::System`] for the rest.
     pub fn bind(path: &Path, mode: u32) -> Result<Self> {
+        Self::bind_of(path, SocketType::STREAM, mode)
+    }
+
+    /// A socket that another process has bound, and its file.
+    pub(super) fn received(listener: UnixListener, path: &Path, identity: (u64, u64)) -> Self {
+        Self { listener, path: path.to_owned(), identity, turns: Turns::default() }
+    }
+
+    /// The same with the turns of its process.
+    pub(super) fn owned_in(mut self, turns: Turns) -> Self {
+        self.turns = turns;
+        self
+    }
+
+    /// As [`BoundSocket::bind`], for this type of connections.
+    ///
+    /// # Errors
+    /// As [`BoundSocket::bind`].
+    pub(super) fn bind_of(path: &Path, kind: SocketType, mode: u32) -> Result<Self> {
         let refuse = |what: &str, remedy: &str, error: io::Error| {
             Error::new(Kind::System, format!("{what} {}", path.display()), remedy).caused_by(error)
         };
@@ -62,9 +98,9 @@ impl BoundSocket {
             Errno::AGAIN => refuse("another process holds the lock on the directory of", "stop it first", error.into()),
             _ => refuse("cannot lock the directory of", "use a local file system", error.into()),
         })?;
-        remove_stale(path, &address)?;
+        remove_stale(path, kind, &address)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        let listener = socket_with(AddressFamily::UNIX, kind, flags, None)
             .map_err(|error| refuse("cannot make a socket for", "raise the limit of open files", error.into()))?;
         bind(&listener, &address)
             .map_err(|error| refuse("cannot bind", "check the directory's permissions", error.into()))?;
@@ -73,7 +109,17 @@ impl BoundSocket {
         mode_set.map_err(|error| refuse("cannot set the mode of", "check the directory's permissions", error))?;
         listen(&listener, LISTEN_BACKLOG).map_err(|error| refuse("cannot listen on", "report it", error.into()))?;
         let made = fs::symlink_metadata(path).map_err(|error| refuse("cannot stat", "report it", error))?;
-        Ok(Self { listener: listener.into(), path: path.to_owned(), identity: (made.dev(), made.ino()) })
+        Ok(Self {
+            listener: listener.into(),
+            path: path.to_owned(),
+            identity: (made.dev(), made.ino()),
+            turns: Turns::default(),
+        })
+    }
+
+    /// Its descriptor.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// The path of the file.
@@ -94,6 +140,9 @@ impl BoundSocket {
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
+        if !self.turns.is_ours() {
+            return;
+        }
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
         if !ours {
             tracing::warn!(path = %self.path.display(), "the socket file is no longer the daemon's; it stays");
@@ -118,7 +167,7 @@ fn lock(directory: &fs::File) -> Result<(), Errno> {
 }
 
 /// Removes the file of a dead daemon at `path`.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
+fn remove_stale(path: &Path, kind: SocketType, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -133,8 +182,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
         return Err(Error::new(Kind::Config, what, "give another path, or remove the file if it is not needed"));
     }
     // Without blocking: a listener whose backlog is full is alive too.
-    let probe =
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+    let probe = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
     match probe.and_then(|probe| connect(&probe, address)) {
         Err(Errno::CONNREFUSED) => {}
         Ok(()) | Err(Errno::AGAIN) => {

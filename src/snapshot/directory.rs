@@ -54,6 +54,19 @@ impl Directory {
     /// # Errors
     /// [`Kind::Config`] if it is open to other users or another daemon holds it; [`Kind::System`] otherwise.
     pub fn open(path: &Path) -> Result<Self> {
+        let this = Self::share(path)?;
+        this.remove_ending(PARTIAL_SUFFIX).map_err(|error| {
+            let what = format!("cannot clean the snapshot directory {}", path.display());
+            Error::new(Kind::System, what, "check that the daemon's user owns it").caused_by(error)
+        })?;
+        Ok(this)
+    }
+
+    /// The same beside a daemon that still uses the directory and has passed on its lock: unfinished files stay.
+    ///
+    /// # Errors
+    /// As [`Directory::open`].
+    pub fn share(path: &Path) -> Result<Self> {
         let system = |what: &str, error: io::Error| {
             let remedy = "check that the daemon's user owns it";
             Error::new(Kind::System, format!("cannot {what} the snapshot directory {}", path.display()), remedy)
@@ -65,9 +78,7 @@ impl Directory {
             let what = format!("the snapshot directory {} is open to other users: mode {mode:o}", path.display());
             return Err(Error::new(Kind::Config, what, format!("chmod 700 {}", path.display())));
         }
-        let this = Self { owned: OwnedDirectory::lock(path, "snapshots", FIELD)?, removals: Mutex::new(0) };
-        this.remove_ending(PARTIAL_SUFFIX).map_err(|error| system("clean", error))?;
-        Ok(this)
+        Ok(Self { owned: OwnedDirectory::lock(path, "snapshots", FIELD)?, removals: Mutex::new(0) })
     }
 
     /// The path of the directory.

@@ -331,7 +331,7 @@ fn broken_off(part: &DumpPart) -> Abandoned {
     })
 }
 
-fn header(table: &FleetTable, record: &WorkerRecord, begin: DumpBegin) -> Header {
+pub(super) fn header(table: &FleetTable, record: &WorkerRecord, begin: DumpBegin) -> Header {
     let space = table.space(record.space).map(|space| SpaceName {
         model: space.model.clone(),
         namespace: space.namespace.clone(),

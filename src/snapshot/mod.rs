@@ -28,6 +28,7 @@ mod directory;
 mod format;
 mod keeper;
 mod laws;
+mod passed;
 mod restore;
 mod stats;
 
@@ -36,11 +37,12 @@ mod tests;
 
 pub use bookings::{
     BookingsImage, BookingsPlan, BookingsStore, BookingsWriter, Encoder as BookingsEncoder, Found as FoundBookings,
-    ImageFacts, ImageTime, decode_bookings, encode_bookings,
+    ImageFacts, ImageTime, decode_bookings, encode_bookings, read_bookings,
 };
 pub use directory::Directory;
 pub use format::{Encoder, Header, SpaceName, decode};
 pub use keeper::{AskDump, AskLaws, Keeper, KeeperPlan};
 pub use laws::{decode_laws, encode_laws, read_laws};
+pub use passed::{feed_dump, write_dump};
 pub use restore::{Checked, Expected, Restore, check};
 pub use stats::{Fault, Refusal, SnapshotStats};

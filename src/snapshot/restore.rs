@@ -38,7 +38,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    fn agrees(&self, header: &Header) -> Result<(), Refusal> {
+    pub(super) fn agrees(&self, header: &Header) -> Result<(), Refusal> {
         let schemes = self.scheme.zip(header.begin.scheme);
         match header {
             _ if header.worker != self.worker => Err(Refusal::OtherWorker),
@@ -189,25 +189,34 @@ impl Feed {
     fn send_parts(&self) -> Result<u64, Fault> {
         let unreadable = |_| Fault { refusal: Refusal::Unreadable, offset: 0 };
         let file = File::open(&self.checked.path).map_err(unreadable)?;
-        let (header, mut decoder) = Decoder::open(BufReader::with_capacity(SNAPSHOT_BUFFER_BYTES, file))?;
-        // A closed channel means that the load has ended; its answer says why.
-        if self.parts.send(DumpPart::Begin(Box::new(unproven(header).begin))).is_err() {
+        let opened = Decoder::open(BufReader::with_capacity(SNAPSHOT_BUFFER_BYTES, file))?;
+        send_decoded(opened, unproven, &self.parts)
+    }
+}
+
+/// Sends the parts of a snapshot to a load, its header as `lowered`. Returns its bytes.
+pub(super) fn send_decoded(
+    (header, mut decoder): (Header, Decoder<impl Read>),
+    lowered: impl FnOnce(Header) -> Header,
+    parts: &Sender<DumpPart>,
+) -> Result<u64, Fault> {
+    // A closed channel means that the load has ended; its answer says why.
+    if parts.send(DumpPart::Begin(Box::new(lowered(header).begin))).is_err() {
+        return Ok(decoder.offset());
+    }
+    loop {
+        let (part, is_last) = match decoder.part()? {
+            Part::Chunk(chunk) => (DumpPart::Chunk(chunk), false),
+            Part::End(references) => (DumpPart::End(references), true),
+        };
+        if parts.send(part).is_err() || is_last {
             return Ok(decoder.offset());
-        }
-        loop {
-            let (part, is_last) = match decoder.part()? {
-                Part::Chunk(chunk) => (DumpPart::Chunk(chunk), false),
-                Part::End(references) => (DumpPart::End(references), true),
-            };
-            if self.parts.send(part).is_err() || is_last {
-                return Ok(decoder.offset());
-            }
         }
     }
 }
 
 /// Lowers a snapshot's trust to what holds until a replay proves it. Its `view` keeps the trust that it then regains.
-fn unproven(mut header: Header) -> Header {
+pub(super) fn unproven(mut header: Header) -> Header {
     let trust = &mut header.begin.trust;
     trust.reasons.insert(TrustReason::Disconnected);
     trust.level = trust.level.min(TrustLevel::Unproven);

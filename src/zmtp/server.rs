@@ -9,6 +9,7 @@
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -198,10 +199,30 @@ impl Server {
             let remedy = "name a free port of this machine, tcp://*:PORT, or ipc:///PATH";
             Error::new(Kind::Config, format!("cannot bind `{}`", endpoint.as_str()), remedy).caused_by(cause)
         };
-        let system = |cause: io::Error| {
-            Error::new(Kind::System, "cannot open a listening socket", "raise the limit of open files").caused_by(cause)
+        Self::of(listen(&Address::parse(endpoint.as_str())?).map_err(refused)?, plan)
+    }
+
+    /// Serves the listening socket of an endpoint that another process has bound. Its file stays.
+    ///
+    /// # Errors
+    /// [`Kind::System`] if the socket cannot be served.
+    pub fn received(endpoint: &BoundEndpoint, socket: OwnedFd, plan: ServerPlan) -> Result<Self> {
+        let listener = match Address::parse(endpoint.as_str())? {
+            Address::Ip(_) | Address::Name { .. } => {
+                let listener = std::net::TcpListener::from(socket);
+                listener.set_nonblocking(true).map_err(system)?;
+                Listener::Tcp(TcpListener::from_std(listener))
+            }
+            Address::Path(_) | Address::Abstract(_) => {
+                let listener = std::os::unix::net::UnixListener::from(socket);
+                listener.set_nonblocking(true).map_err(system)?;
+                Listener::Unix(UnixListener::from_std(listener))
+            }
         };
-        let (mut listener, bound, file) = listen(&Address::parse(endpoint.as_str())?).map_err(refused)?;
+        Self::of((listener, endpoint.as_str().to_owned(), None), plan)
+    }
+
+    fn of((mut listener, bound, file): (Listener, String, Option<PathBuf>), plan: ServerPlan) -> Result<Self> {
         let poll = Poll::new().map_err(system)?;
         poll.registry().register(listener.source(), LISTENER, Interest::READABLE).map_err(system)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(system)?);
@@ -220,6 +241,20 @@ impl Server {
             published_bytes: 0,
             counts: ServerCounts::default(),
         })
+    }
+
+    /// Leaves the socket's file when the server ends: another process listens there.
+    pub fn leave_file(&mut self) {
+        self.file = None;
+    }
+
+    /// The listening socket.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        match &self.listener {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
     }
 
     /// The endpoint that it listens on, with its actual port.
@@ -503,6 +538,10 @@ impl Connected {
 }
 
 /// A listener, its endpoint as text, and its file.
+fn system(cause: io::Error) -> Error {
+    Error::new(Kind::System, "cannot open a listening socket", "raise the limit of open files").caused_by(cause)
+}
+
 fn listen(address: &Address) -> io::Result<(Listener, String, Option<PathBuf>)> {
     match address {
         Address::Ip(address) => tcp(*address),

@@ -19,3 +19,4 @@ mod serve;
 mod snapshot;
 mod soak;
 mod stalls;
+mod takeover;

@@ -48,7 +48,7 @@ use crate::limits::{HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_RESERVED, HTTP_DUMPS_
 use crate::metrics::{CoreCounter, CounterSet, HttpCounter};
 use crate::requests::RoutingService;
 use crate::sandbox::ThreadKind;
-use crate::serve::MetricsPages;
+use crate::serve::{ListeningSockets, MetricsPages, Turns};
 use crate::watchdog::{Activity, ThreadMark};
 use connections::{ConnectionLimits, TimeLimits};
 use gateway::Gateway;
@@ -68,6 +68,7 @@ const PORT: &str = "HTTP port";
 #[derive(Debug)]
 pub(crate) struct HttpPort {
     listener: std::net::TcpListener,
+    turns: Turns,
     config: HttpConfig,
 }
 
@@ -85,16 +86,16 @@ impl HttpPort {
     ///
     /// # Errors
     /// [`Kind::System`] if it is in use or the daemon may not bind it.
-    pub(crate) fn bind(config: &HttpConfig) -> Result<Option<Self>> {
+    pub(crate) fn bind(config: &HttpConfig, sockets: &mut ListeningSockets) -> Result<Option<Self>> {
         if config.port == 0 {
             return Ok(None);
         }
         let address = SocketAddr::from((config.listen, config.port));
-        let listener = port_thread::bind(address, PORT, "choose another http.port or http.listen")?;
+        let listener = sockets.tcp(address, PORT, "choose another http.port or http.listen")?;
         if !config.listen.is_loopback() {
             tracing::warn!(%address, administer = config.administer, "the HTTP port can be reached from other machines, and asks for no credentials");
         }
-        Ok(Some(Self { listener, config: config.clone() }))
+        Ok(Some(Self { listener, turns: sockets.turns().clone(), config: config.clone() }))
     }
 
     /// Serves the port by a thread of its own, as number `core` of the threads that decide. Returns once it serves.
@@ -108,11 +109,11 @@ impl HttpPort {
         (metrics, mark, memory): (HttpMetrics, Arc<ThreadMark>, HttpMemory),
         backend: Arc<dyn HttpBackend>,
     ) -> Result<PortThread> {
-        let Self { listener, config } = self;
+        let Self { listener, turns, config } = self;
         let HttpMetrics { http, core: core_counters } = metrics;
         let of_tasks = Arc::clone(&mark);
         let thread = ("kvrouted-http", ThreadKind::HttpPort);
-        PortThread::start(thread, PORT, (mark, Activity::AnsweringHttp), move |ending| {
+        PortThread::start(thread, (PORT, &turns), (mark, Activity::AnsweringHttp), move |ending| {
             let listener = port_thread::register(listener, PORT)?;
             let gateway = Gateway::open(service, core, core_counters, Arc::clone(&http))?;
             let app = Arc::new(App::new((gateway, backend), Arc::clone(&http), (config, memory)));

@@ -1,6 +1,5 @@
 //! A thread that serves one TCP port in a runtime of its own: the HTTP port's, and the metrics port's.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -10,17 +9,8 @@ use tokio::sync::watch;
 
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{self, ThreadKind};
+use crate::serve::turns::Turns;
 use crate::watchdog::{Activity, ThreadMark, watched};
-
-/// Binds a TCP port. `port` names it in the error: "HTTP port".
-///
-/// # Errors
-/// [`Kind::System`] if it is in use or the daemon may not bind it.
-pub(in crate::serve) fn bind(address: SocketAddr, port: &str, remedy: &str) -> Result<std::net::TcpListener> {
-    std::net::TcpListener::bind(address)
-        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-        .map_err(|cause| Error::new(Kind::System, format!("cannot bind the {port} {address}"), remedy).caused_by(cause))
-}
 
 /// Registers a bound port with the runtime of the calling thread.
 ///
@@ -43,31 +33,49 @@ impl PortThread {
     /// returns. The argument of `prepare` becomes true when the future shall end. This returns once `prepare` has
     /// returned. `port` names the port in errors. Each poll of the future is a round of the thread, with this activity.
     ///
+    /// In a daemon that takes over from another one, `prepare` is called only when its turn begins.
+    ///
     /// # Errors
     /// [`Kind::System`] if the thread or its runtime cannot be started; the error of `prepare`.
     pub(in crate::serve) fn start<F: Future<Output = ()>>(
         (name, kind): (&str, ThreadKind),
-        port: &'static str,
+        (port, turns): (&'static str, &Turns),
         (mark, activity): (Arc<ThreadMark>, Activity),
         prepare: impl FnOnce(watch::Receiver<bool>) -> Result<F> + Send + 'static,
     ) -> Result<Self> {
         let (end, ending) = watch::channel(false);
         let (send, started) = mpsc::sync_channel(1);
+        let (turns, is_ours) = (turns.clone(), turns.is_ours());
         let body = move || {
-            let runtime = Builder::new_current_thread().enable_all().build();
-            let prepared = runtime.map_err(|cause| cannot_serve(port, cause)).and_then(|runtime| {
-                let serving = {
-                    let _inside = runtime.enter();
-                    prepare(ending)?
-                };
-                Ok((runtime, serving))
-            });
-            sandbox::enter(kind);
+            let member = turns.join();
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                // The receiver waits for this message, here and below.
+                Err(cause) => return drop(send.send(Err(cannot_serve(port, cause)))),
+            };
+            if !is_ours {
+                sandbox::enter(kind);
+                drop(send.send(Ok(())));
+                if !runtime.block_on(comes(&turns, ending.clone())) {
+                    return;
+                }
+            }
+            let prepared = {
+                let _inside = runtime.enter();
+                prepare(ending)
+            };
+            if is_ours {
+                sandbox::enter(kind);
+            }
             match prepared {
-                // The receiver waits for this message.
-                Err(error) => drop(send.send(Err(error))),
-                Ok((runtime, serving)) => {
-                    drop(send.send(Ok(())));
+                Err(error) if is_ours => drop(send.send(Err(error))),
+                Err(error) => tracing::error!(%error, "a port cannot be served"),
+                Ok(serving) => {
+                    // No caller waits if the turn was another daemon's.
+                    drop(send.try_send(Ok(())));
+                    let serving = async {
+                        tokio::select! { () = serving => {}, () = member.stand_by() => {} }
+                    };
                     runtime.block_on(watched(mark, activity, serving));
                     // A dump whose reader stalls ends by itself.
                     runtime.shutdown_background();
@@ -103,6 +111,14 @@ impl PortThread {
         // The receiver is gone only if the thread has ended.
         let _ = self.end.send(true);
         self.thread.join().map_err(|_| panicked(self.port))
+    }
+}
+
+/// Waits for the daemon's turn. `false` = the thread shall end before.
+async fn comes(turns: &Turns, mut ending: watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = turns.opened() => true,
+        _ = ending.wait_for(|ending| *ending) => false,
     }
 }
 

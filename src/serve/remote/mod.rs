@@ -37,6 +37,8 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::http::port_thread::{self, PortThread};
+use super::listening::ListeningSockets;
+use super::turns::Turns;
 use crate::config::RemoteConfig;
 use crate::error::Result;
 use crate::limits::{ACCEPT_PAUSE_MS, REMOTE_END_MS_MAX, REMOTE_OPEN_MS_MAX, REMOTE_WAITING_MAX};
@@ -101,6 +103,7 @@ impl RemoteStats {
 #[derive(Debug)]
 pub(crate) struct RemotePort {
     listener: std::net::TcpListener,
+    turns: Turns,
     connections_max: usize,
     access: RemoteAccess,
 }
@@ -120,11 +123,12 @@ impl RemotePort {
     ///
     /// # Errors
     /// `System` if the port is in use or may not be bound, `Config` if a file cannot be used.
-    pub(crate) fn bind(config: &RemoteConfig) -> Result<Option<Self>> {
+    pub(crate) fn bind(config: &RemoteConfig, sockets: &mut ListeningSockets) -> Result<Option<Self>> {
         let (Some(address), Some(access)) = (config.listen, RemoteAccess::read(config)?) else { return Ok(None) };
-        let listener = port_thread::bind(address, PORT, "choose another remote.listen")?;
+        let listener = sockets.tcp(address, PORT, "choose another remote.listen")?;
         tracing::info!(%address, principals = access.principals.count(), "the remote port is bound");
-        Ok(Some(Self { listener, connections_max: config.connections_max, access }))
+        let turns = sockets.turns().clone();
+        Ok(Some(Self { listener, turns, connections_max: config.connections_max, access }))
     }
 
     /// Serves the port by a thread of its own. One principal gets `share_percent` of its connections.
@@ -136,7 +140,7 @@ impl RemotePort {
         share_percent: u8,
         (stats, mark): (Arc<RemoteStats>, Arc<ThreadMark>),
     ) -> Result<RunningRemotePort> {
-        let Self { listener, connections_max, access } = self;
+        let Self { listener, turns, connections_max, access } = self;
         let ((access, followed), (send, opened)) =
             (watch::channel(Arc::new(access)), mpsc::channel(REMOTE_WAITING_MAX));
         let port = Port {
@@ -152,7 +156,7 @@ impl RemotePort {
             of_refusals: Mutex::default(),
         };
         let (named, of_tasks) = (("kvrouted-remote", ThreadKind::RemotePort), Arc::clone(&mark));
-        let thread = PortThread::start(named, PORT, (mark, Activity::CarryingRemote), move |ending| {
+        let thread = PortThread::start(named, (PORT, &turns), (mark, Activity::CarryingRemote), move |ending| {
             let listener = port_thread::register(listener, PORT)?;
             Ok(run(listener, Arc::new(port), of_tasks, ending))
         })?;

@@ -20,7 +20,7 @@ mod tests;
 mod writer;
 
 pub use format::{Encoder, decode_bookings, encode_bookings};
-pub use store::{BookingsStore, Found};
+pub use store::{BookingsStore, Found, read_file as read_bookings};
 pub use writer::{BookingsPlan, BookingsWriter};
 
 use crate::load::KeptLoads;

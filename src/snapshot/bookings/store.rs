@@ -96,6 +96,15 @@ impl BookingsStore {
         self.memory.is_some()
     }
 
+    /// Copies of the memory files, to pass them on.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn memory_files(&self) -> io::Result<Vec<File>> {
+        let files = self.memory.iter().flat_map(|memory| &memory.files);
+        files.map(File::try_clone).collect()
+    }
+
     /// Reads all images to their ends. Those that cannot be used are removed, or renamed in the directory: a later run could
     /// use them, and their bookings have ended by then.
     pub fn read(&mut self) -> Found {
@@ -168,7 +177,10 @@ fn read_path(path: &Path) -> Result<Option<BookingsImage>, Fault> {
 }
 
 /// The image in a file; `None` = the file is empty.
-fn read_file(file: &mut File) -> Result<Option<BookingsImage>, Fault> {
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn read_file(file: &mut File) -> Result<Option<BookingsImage>, Fault> {
     // Reading anything else could wait.
     if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(Fault { refusal: Refusal::Unreadable, offset: 0 });

@@ -357,7 +357,7 @@ fn writer(
     affinities: &Arc<AffinityTable>,
     directory_every: Duration,
 ) -> BookingsWriter {
-    BookingsWriter::begin(BookingsPlan {
+    let mut writer = BookingsWriter::new(BookingsPlan {
         store,
         number: 5,
         identity: Identity::random(),
@@ -372,7 +372,9 @@ fn writer(
         directory_every,
         stats: Arc::default(),
         mark: Watchlist::default().add("bookings", false),
-    })
+    });
+    writer.write();
+    writer
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The images of a run: one after another while bookings or bindings change, and a last one when the daemon stops.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::fleet::{Fleet, WorkerRecord};
 use crate::ids::{Worker, WorkerIndex};
 use crate::limits::{
     BOOKINGS_IMAGE_PAUSE_TIMES, KEPT_BINDINGS_MAX, KEPT_BLOCKS_MAX, KEPT_BLOCKS_PER_LOCK_MAX, KEPT_BUCKETS_AT_ONCE,
-    KEPT_WORKERS_PER_LOCK_MAX, PROMPT_BLOCKS_MAX,
+    KEPT_WORKERS_PER_LOCK_MAX, PROMPT_BLOCKS_MAX, SNAPSHOT_BUFFER_BYTES,
 };
 use crate::load::{KeptNumbers, KeptSlice, Loads};
 use crate::metrics::SnapshotCounter as C;
@@ -71,13 +72,36 @@ pub struct BookingsWriter {
 }
 
 impl BookingsWriter {
-    /// Writes the first image, so that no later run gives out the numbers of this one.
+    /// A writer that has written nothing yet. Write the first image before the first booking, so that no later run gives
+    /// out the numbers of this one.
     #[must_use]
-    pub fn begin(plan: BookingsPlan) -> Self {
+    pub const fn new(plan: BookingsPlan) -> Self {
         let (written, written_to_directory, directory_at) = (None, None, None);
-        let mut this = Self { plan, written, written_to_directory, directory_at, took: Duration::ZERO, fails: false };
-        this.write();
-        this
+        Self { plan, written, written_to_directory, directory_at, took: Duration::ZERO, fails: false }
+    }
+
+    /// Continues behind the images of another run, of which the last had this number.
+    pub const fn continue_from(&mut self, number: u64) {
+        self.plan.number = number.saturating_add(1);
+    }
+
+    /// Copies of the memory files, to pass them on.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn memory_files(&self) -> io::Result<Vec<File>> {
+        self.plan.store.memory_files()
+    }
+
+    /// Writes an image to a file for another daemon. Returns its bytes.
+    ///
+    /// # Errors
+    /// The first of the file.
+    pub fn write_for_other(&mut self, file: &File) -> io::Result<u64> {
+        let mut out = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, file);
+        let bytes = self.plan.write(self.plan.number, &mut out)?;
+        self.plan.number += 1;
+        out.flush().map(|()| bytes)
     }
 
     /// The pause before the next image; `None` = only the last one is to come.

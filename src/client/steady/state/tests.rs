@@ -257,7 +257,7 @@ fn calls_wait_for_the_first_try_and_fail_during_pauses() {
 fn what_was_freed_lately_is_freed_again_on_the_next_connection_to_the_same_run() {
     let (mut talk, ear) = (talk(), RecordingWaiter::default());
     let first = Instant::now();
-    let mut freed = |talk: &mut Talk, slot, at| {
+    let freed = |talk: &mut Talk, slot, at| {
         let report = free_of(slot);
         talk.send_report(&report, Some(ear.clone()));
         let (id, _) = daemon_script::said(&mut talk.conversation.unsent).pop().expect("a report");

@@ -41,7 +41,7 @@ pub(super) struct RoutersPort {
 #[derive(Debug)]
 enum Way {
     ZeroMq {
-        server: Server,
+        server: Box<Server>,
         peers: WantedPeers,
     },
     #[cfg(feature = "nats")]
@@ -60,7 +60,7 @@ impl RoutersPort {
                 let remedy = "correct it in [routers]";
                 let invalid = |fault| Error::new(Kind::Config, "an address of a router", remedy).caused_by(fault);
                 let bound = BoundEndpoint::parse(listen).map_err(invalid)?;
-                (listen, Way::ZeroMq { server: ZeroMq::bind(&bound)?, peers: wanted(routers) })
+                (listen, Way::ZeroMq { server: Box::new(ZeroMq::bind(&bound)?), peers: wanted(routers) })
             }
             #[cfg(feature = "nats")]
             None if !routers.nats.is_empty() => (&routers.nats_prefix, Way::Nats(nats_plan(routers)?)),
@@ -118,7 +118,7 @@ pub(super) fn start(
     tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = config.routers.peers.len(), "this router shares its load");
     let thread = match way {
         Way::ZeroMq { server, peers } => {
-            let carrier = ZeroMq::connect(server, peers, &opening, now_ms)?;
+            let carrier = ZeroMq::connect(*server, peers, &opening, now_ms)?;
             let newest_peers = Arc::clone(&reloaded);
             let before_round = move |carrier: &mut ZeroMq, now_ms| {
                 if let Some(peers) = newest_peers.take() {

@@ -43,7 +43,7 @@ pub(super) struct RoutersPort {
 #[derive(Debug)]
 enum Way {
     ZeroMq {
-        server: Server,
+        server: Box<Server>,
         peers: WantedPeers,
     },
     #[cfg(feature = "nats")]
@@ -68,7 +68,7 @@ impl RoutersPort {
                     None => ZeroMq::bind(&bound)?,
                 };
                 sockets.note(name, server.descriptor())?;
-                (listen, Way::ZeroMq { server, peers: wanted(routers) })
+                (listen, Way::ZeroMq { server: Box::new(server), peers: wanted(routers) })
             }
             #[cfg(feature = "nats")]
             None if !routers.nats.is_empty() => (&routers.nats_prefix, Way::Nats(nats_plan(routers)?)),
@@ -126,7 +126,7 @@ pub(super) fn start(
     tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = config.routers.peers.len(), "this router shares its load");
     let thread = match way {
         Way::ZeroMq { server, peers } => {
-            let carrier = ZeroMq::connect(server, peers, &opening, now_ms)?;
+            let carrier = ZeroMq::connect(*server, peers, &opening, now_ms)?;
             let newest_peers = Arc::clone(&reloaded);
             let before_round = move |carrier: &mut ZeroMq, now_ms| {
                 if let Some(peers) = newest_peers.take() {

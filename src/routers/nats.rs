@@ -330,7 +330,9 @@ impl Nats {
         self.is_unread |= self.link.tick(now_ms);
         if self.up_since_ms.is_some() {
             for place in &mut self.heard {
-                drop(place.take_if(|of| now_ms.saturating_sub(of.at_ms) >= NATS_ROUTER_FORGOTTEN_MS));
+                if place.as_ref().is_some_and(|of| now_ms.saturating_sub(of.at_ms) >= NATS_ROUTER_FORGOTTEN_MS) {
+                    *place = None;
+                }
             }
         }
     }

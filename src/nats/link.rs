@@ -208,8 +208,13 @@ impl Link {
     fn receive(&mut self, now_ms: u64) -> Result<Next, Broken> {
         let mut budget_bytes = NATS_QUANTUM_BYTES_MAX;
         loop {
+            let has_event = !self.events.is_empty();
             let State::Open(open) = &mut self.state else { return Ok(Next::Drained) };
+            // Also what the item before is answered with.
             open.wire.flush()?;
+            if has_event {
+                return Ok(Next::Later);
+            }
             let step = open.wire.next(&mut budget_bytes)?;
             if open.wire.take_received() {
                 (open.heard_ms, open.pinged_ms) = (now_ms, None);
@@ -222,9 +227,6 @@ impl Link {
                     // Items without messages count too, so that they cannot go on for ever.
                     budget_bytes = budget_bytes.saturating_sub(1);
                     self.handle(item)?;
-                    if !self.events.is_empty() {
-                        return Ok(Next::Later);
-                    }
                 }
                 Step::Drained => return Ok(Next::Drained),
                 Step::Budget => return Ok(Next::Later),

@@ -37,11 +37,13 @@ enum Way {
 
 /// Those by which every behaviour is tested.
 fn ways() -> Vec<Way> {
-    #[cfg(feature = "nats")]
-    let nats = nats::way();
-    #[cfg(not(feature = "nats"))]
-    let nats = None;
+    let nats = if cfg!(feature = "nats") { over_nats() } else { None };
     std::iter::once(Way::ZeroMq).chain(nats).collect()
+}
+
+/// Over a NATS server; `None` = there is none here.
+fn over_nats() -> Option<Way> {
+    NatsServer::start("routers over NATS", "").map(|server| Way::Nats(Arc::new(server)))
 }
 
 /// A router's folder and its settings.

@@ -9,11 +9,6 @@ use kvrouted::routers::{Fingerprint, Incarnation, Keys, OriginId, Sender};
 use super::*;
 use crate::kit::remote::Authority;
 
-/// Routers that reach each other over a server; `None` = there is none here.
-pub(super) fn way() -> Option<Way> {
-    server("").map(|server| Way::Nats(Arc::new(server)))
-}
-
 fn server(options: &str) -> Option<NatsServer> {
     NatsServer::start("routers over NATS", options)
 }
@@ -25,7 +20,7 @@ fn of(way: &Way) -> Arc<NatsServer> {
 
 #[test]
 fn while_the_server_is_away_decisions_go_on_and_later_nothing_is_missing_and_no_phantom_is_left() {
-    let Some(way) = way() else { return };
+    let Some(way) = over_nats() else { return };
     let (server, [a, b, c]) = (of(&way), fleet(&way, ["a", "b", "c"]));
     let (at_a, at_b, at_c) = (a.start(), b.start(), c.start());
     for (at, address) in [(&at_a, b.address()), (&at_b, a.address()), (&at_c, a.address()), (&at_c, b.address())] {
@@ -58,7 +53,7 @@ fn while_the_server_is_away_decisions_go_on_and_later_nothing_is_missing_and_no_
 
 #[test]
 fn a_server_that_is_restarted_at_once_costs_at_most_a_gap() {
-    let Some(way) = way() else { return };
+    let Some(way) = over_nats() else { return };
     let (server, [mut a, mut b]) = (of(&way), fleet(&way, ["a", "b"]));
     (a.silent_ms_max, b.silent_ms_max) = (NEVER_MS, NEVER_MS);
     let (at_a, at_b) = (a.start(), b.start());
@@ -82,7 +77,7 @@ fn a_server_that_is_restarted_at_once_costs_at_most_a_gap() {
 
 #[test]
 fn a_daemon_is_ready_once_it_has_greeted_the_others_or_was_not_to_wait_longer() {
-    let Some(way) = way() else { return };
+    let Some(way) = over_nats() else { return };
     let (server, [mut a, b]) = (of(&way), fleet(&way, ["a", "b"]));
     let at_b = b.start();
     let (_, booking) = route(&mut at_b.client(), "b", Some(1));
@@ -105,7 +100,7 @@ fn a_daemon_is_ready_once_it_has_greeted_the_others_or_was_not_to_wait_longer() 
 
 #[test]
 fn strangers_who_publish_anything_change_nothing_and_are_counted() {
-    let Some(way) = way() else { return };
+    let Some(way) = over_nats() else { return };
     let (server, [a, b]) = (of(&way), fleet(&way, ["a", "b"]));
     let (at_a, at_b) = (a.start(), b.start());
     until_live(&at_b, &a.address());
@@ -157,7 +152,7 @@ fn strangers_who_publish_anything_change_nothing_and_are_counted() {
 
 #[test]
 fn what_floods_the_subjects_delays_others_and_loses_nothing_for_good() {
-    let Some(way) = way() else { return };
+    let Some(way) = over_nats() else { return };
     let (server, [a, b]) = (of(&way), fleet(&way, ["a", "b"]));
     let (at_a, at_b) = (a.start(), b.start());
     until_live(&at_b, &a.address());

@@ -120,7 +120,8 @@ mod tests {
         for length in 0..bytes.len() {
             assert!(decode::<Answer>(&bytes[..length]).is_err(), "{length}");
         }
-        for nonsense in [&b""[..], b"\xff", b"{}", b"[]", br#"{"says":"taken","more":1}"#, br#"{"says":"hello"}"#] {
+        let more = br#"{"says":"dump","id":1,"rank":0,"more":1}"#;
+        for nonsense in [&b""[..], b"\xff", b"{}", b"[]", more, br#"{"says":"hello"}"#] {
             assert!(decode::<Request>(nonsense).is_err(), "{nonsense:?}");
         }
     }

@@ -4,6 +4,7 @@
 
 mod kit;
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -29,7 +30,7 @@ struct Fixture {
 fn secret(folder: &Path, name: &str, content: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, content).expect("a file");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("closed");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("closed");
     path
 }
 

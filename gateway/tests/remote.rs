@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use kit::ports::free_address;
 use kit::{Caller, Connect, Daemon, Figures, Gateway, kvrouted_or_skip, until};
-use kvrouted_gateway::demo::SimulatedEngines;
+use kvrouted_gateway::demo::{Face, SimulatedEngines};
 use serde_json::json;
 
 const TOKEN: &str = "gateway-a-0123456789abcdef0123456789abcdef";
@@ -39,6 +39,9 @@ async fn start(what: &str) -> Option<Fixture> {
     let kvrouted = kvrouted_or_skip(what)?;
     let engines = SimulatedEngines::start(&kvrouted, 2).await.expect("engines");
     let urls = engines.urls();
+    // Simulated engines answer once a daemon has subscribed to them.
+    let worker = |(id, face): (u64, &Face)| format!("[[worker]]\nid = {id}\nendpoint = \"{}\"\n", face.events());
+    let workers: String = (1..).zip(&engines.faces).map(worker).collect();
     let starting = tokio::task::spawn_blocking(move || {
         let (files, port) = (tempfile::tempdir().expect("a folder"), free_address());
         let made = rcgen::generate_simple_self_signed([NAME.to_owned()]).expect("a certificate");
@@ -46,7 +49,6 @@ async fn start(what: &str) -> Option<Fixture> {
         let (certificate, key) =
             (write("tls.crt", &made.cert.pem()), write("tls.key", &made.signing_key.serialize_pem()));
         let (principals, token) = (write("principals", &format!("gateway-a {TOKEN}\n")), write("token", TOKEN));
-        let workers = [1, 2].map(|id| format!("[[worker]]\nid = {id}\n")).concat();
         let tables = format!(
             "[remote]\nlisten = \"{port}\"\ncertificate_file = {certificate:?}\nkey_file = {key:?}\n\
              principals_file = {principals:?}\n[[space]]\nmodel = \"demo\"\nblock_size = 16\n{workers}"

@@ -87,6 +87,12 @@ impl Face {
         self.address
     }
 
+    /// Where the engine publishes its events.
+    #[must_use]
+    pub fn events(&self) -> &str {
+        self.shared.engine.endpoint()
+    }
+
     /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -308,9 +308,13 @@ fn space_hash(space: &SpaceConfig) -> u128 {
     xxh3_128(&lengths.chain(names.concat()).collect::<Vec<u8>>())
 }
 
+/// Names the time since the machine booted. The first call reads it, before the sandbox; threads in it may open no file.
 fn boot_id() -> u128 {
-    let id = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-    u128::from_str_radix(&id.trim().replace('-', ""), 16).unwrap_or(0)
+    static READ: LazyLock<u128> = LazyLock::new(|| {
+        let id = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
+        u128::from_str_radix(&id.trim().replace('-', ""), 16).unwrap_or(0)
+    });
+    *READ
 }
 
 /// The time now, as images have it.

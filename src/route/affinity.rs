@@ -408,6 +408,10 @@ impl AffinityTable {
     ) -> Option<usize> {
         let (now, to) = (now_s.saturating_add(1), from.saturating_add(buckets_max).min(self.buckets.len()));
         for bucket in self.buckets.get(from..to).unwrap_or_default() {
+            // Of a bucket that was never written, only the first line is read.
+            if bucket.sequence.load() == 0 {
+                continue;
+            }
             // A bucket that writers keep changing is left out.
             let entries = bucket.read().into_iter().flatten().zip(&bucket.users);
             let held = entries.filter(|(entry, _)| entry.holds(now, ttl_s));

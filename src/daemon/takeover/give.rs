@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -103,6 +104,11 @@ impl Refusal {
         Self { counter: DaemonCounter::TakeoversFailed, why: why.into(), remedy }
     }
 
+    fn panicked() -> Self {
+        let remedy = "report the panic in the log of the running daemon";
+        Self { remedy, ..Self::failed("its thread that hands over panicked") }
+    }
+
     fn unfit(why: impl Into<String>, remedy: &'static str) -> Self {
         Self { counter: DaemonCounter::TakeoversRefused, why: why.into(), remedy }
     }
@@ -122,12 +128,19 @@ impl Refusal {
     }
 }
 
-/// A pause that ends with this daemon's turn, unless that is over.
-struct Paused<'a>(&'a Turns);
+/// A pause. At its end, also by a panic, this daemon decides again unless it has given its turn away.
+struct Paused<'a> {
+    turns: &'a Turns,
+    is_given: bool,
+}
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0.resume();
+        if self.is_given {
+            self.turns.end();
+        } else {
+            self.turns.resume();
+        }
     }
 }
 
@@ -189,7 +202,9 @@ impl Giver {
             }
         };
         tracing::info!("another daemon wants to take over");
-        let Err(refusal) = self.answer_all(&channel) else { return };
+        // The channel outlives a panic: a connection that ends without a word says that this daemon has died.
+        let answered = catch_unwind(AssertUnwindSafe(|| self.answer_all(&channel)));
+        let Err(refusal) = answered.unwrap_or_else(|_| Err(Refusal::panicked())) else { return };
         self.given.counters.bump(refusal.counter);
         let Refusal { why, remedy, .. } = refusal;
         tracing::warn!(why, "another daemon does not take over; this one goes on");
@@ -298,22 +313,25 @@ impl Giver {
         if !turns.pause(Duration::from_millis(TAKEOVER_STAND_MS_MAX)) {
             return Err(Refusal::failed("a thread of this daemon did not stand still in time"));
         }
-        // Also after a panic here.
-        let paused = Paused(turns);
-        let handed = self.hand_over(channel, &mut writer);
-        let pause_us = began.elapsed().as_micros() as u64;
-        if matches!(handed, Ok(AfterPause::Over)) {
-            turns.end();
-            drop(paused);
-            tracing::info!(pause_us, "another daemon has taken over; this one ends");
+        let stood_us = micros_since(began);
+        let mut paused = Paused { turns, is_given: false };
+        let handed = self.hand_over(channel, &mut writer, &mut paused);
+        let (pause_us, is_given) = (micros_since(began), paused.is_given);
+        drop(paused);
+        if is_given {
+            tracing::info!(pause_us, stood_us, "another daemon has taken over; this one ends");
         } else {
-            drop(paused);
-            tracing::info!(pause_us, "this daemon decides again after a pause");
+            tracing::info!(pause_us, stood_us, "this daemon decides again after a pause");
         }
         handed
     }
 
-    fn hand_over(&self, channel: &Channel, writer: &mut BookingsWriter) -> std::result::Result<AfterPause, Refusal> {
+    fn hand_over(
+        &self,
+        channel: &Channel,
+        writer: &mut BookingsWriter,
+        paused: &mut Paused<'_>,
+    ) -> std::result::Result<AfterPause, Refusal> {
         let until = after_ms(TAKEOVER_PAUSE_MS_MAX);
         let (image, list) = (memory_file().map_err(Refusal::system)?, memory_file().map_err(Refusal::system)?);
         writer.write_for_other(&image).map_err(Refusal::system)?;
@@ -327,15 +345,23 @@ impl Giver {
         }
         channel.send(&Answer::Yours, &[], until).map_err(Refusal::system)?;
         // From here on only the death of the other daemon, before it has decided anything, gives the turn back.
+        paused.is_given = true;
         match channel.receive::<Request>(after_ms(TAKEOVER_SERVING_MS_MAX), None) {
             Ok((Request::Serving, _)) => {}
-            Err(Silence::Ended) => return Err(Refusal::failed("it ended before it served")),
+            Err(Silence::Ended) => {
+                paused.is_given = false;
+                return Err(Refusal::failed("it ended before it served"));
+            }
             other => {
                 tracing::error!(?other, "the daemon that takes over does not say that it serves; it has everything")
             }
         }
         Ok(AfterPause::Over)
     }
+}
+
+fn micros_since(began: Instant) -> u64 {
+    began.elapsed().as_micros() as u64
 }
 
 fn send(channel: &Channel, answer: &Answer, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -115,7 +116,15 @@ impl Takeover {
         let (fail, failure) = oneshot::channel();
         let run = move || {
             sandbox::enter(ThreadKind::Takeover);
-            if let Err(error) = (Taker { takeover: &self, parts }).take() {
+            let turns = parts.turns.clone();
+            let taken = catch_unwind(AssertUnwindSafe(|| Taker { takeover: &self, parts }.take()));
+            let taken = taken.unwrap_or_else(|_| {
+                // Half of a takeover is none: this daemon never decides.
+                turns.end();
+                let what = "the thread that takes over from another daemon panicked";
+                Err(Error::new(Kind::Internal, what, "report it with the log around it"))
+            });
+            if let Err(error) = taken {
                 let why = error.to_string();
                 // The end of this process says the same.
                 drop(self.channel.send(&Request::GiveUp { why }, &[], after_ms(TAKEOVER_LOOK_EVERY_MS)));
@@ -329,6 +338,7 @@ impl Taker<'_> {
         let (Answer::Image, Ok([image, list])) = (answer, <[OwnedFd; 2]>::try_from(files)) else {
             return Err(out_of_order());
         };
+        let image_us = asked.elapsed().as_micros() as u64;
         let image = KeptImage::of(read_image(image)?, &self.parts.config);
         let (theirs, until) = (workers::read(File::from(list))?, after_ms(TAKEOVER_BEHIND_MS_MAX));
         while let Some((worker, why)) = self.behind(&theirs) {
@@ -342,7 +352,9 @@ impl Taker<'_> {
             thread::yield_now();
         }
         let TakenParts { tables, stats, writer, turns, .. } = &self.parts;
+        let caught_up_us = asked.elapsed().as_micros() as u64;
         image.restore(tables, stats);
+        let restored_us = asked.elapsed().as_micros() as u64;
         writer.lock().continue_from(image.number());
         self.agree()?;
         if !turns.claim() {
@@ -354,7 +366,7 @@ impl Taker<'_> {
         turns.resume();
         let (pause_us, took_ms) =
             (asked.elapsed().as_micros() as u64, self.takeover.began.elapsed().as_millis() as u64);
-        tracing::info!(pause_us, took_ms, "this daemon has taken over");
+        tracing::info!(pause_us, image_us, caught_up_us, restored_us, took_ms, "this daemon has taken over");
         Ok(true)
     }
 

@@ -13,7 +13,8 @@ use super::failed;
 /// In place of a batch's number where there was no batch.
 const NO_BATCH: u64 = u64::MAX;
 
-/// How far a worker is.
+/// How far a worker is. The incarnation of its engine is not part of it. A daemon that is still at the batches of an earlier
+/// incarnation has a subscription, so it sees the restart as any daemon does: in the next batch, or by a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) worker: Worker,

@@ -494,11 +494,17 @@ fn under_load(rounds: usize, crashes: bool) -> Figures {
     let mut client = gateway(&daemon.socket());
     let instance = client.hello().instance_id;
     let held: Vec<BookingHandle> = (0..HELD).map(|at| book(&mut client, &format!("held {at}"))).collect();
-    drop(client);
     if crashes {
-        let before = daemon.counter("booking_images_written");
-        until("an image is written", || daemon.counter("booking_images_written") > before + 1);
+        let (before, mut further) = (daemon.counter("booking_images_written"), 0);
+        // Images follow only changes. The second one from here has all that is held.
+        until("an image is written", || {
+            further += 1;
+            let booking = book(&mut client, &format!("further {further}"));
+            free(&mut client, booking);
+            daemon.counter("booking_images_written") > before + 1
+        });
     }
+    drop(client);
     let (socket, counts) = (daemon.socket(), Counts::default());
     let (mut pauses, mut ready) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| {

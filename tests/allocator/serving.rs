@@ -68,6 +68,8 @@ impl Gateway<'_> {
 const WARM_REQUESTS: usize = 3000;
 /// Requests that are counted.
 const COUNTED_REQUESTS: usize = 500;
+/// Records that may wait for the journal's thread.
+const BUFFERS: usize = 4;
 
 #[test]
 fn a_core_answers_without_asking_for_memory_once_it_is_warm() {
@@ -111,7 +113,7 @@ fn a_core_that_records_for_the_journal_asks_for_no_memory_either() {
     let journal = folder();
     // With few buffers all of them are in use soon; decisions without one are lost and counted.
     let tables = format!(
-        "[[worker]]\nid = 1\n[[worker]]\nid = 2\n[journal]\ndir = \"{}\"\nring_records_max = 4\n",
+        "[[worker]]\nid = 1\n[[worker]]\nid = 2\n[journal]\ndir = \"{}\"\nring_records_max = {BUFFERS}\n",
         journal.path().join("journal").display()
     );
     let (socket, core) = daemon_within("cores = 1", &tables);
@@ -120,7 +122,9 @@ fn a_core_that_records_for_the_journal_asks_for_no_memory_either() {
     let prompts = tokens.iter().map(|tokens| Prompt::of_tokens(tokens)).collect();
     let mut gateway = Gateway { client, prompts, asked: 0 };
     gateway.ask(WARM_REQUESTS, true);
-    assert_eq!(gateway.allocations(core, COUNTED_REQUESTS, true), 0);
+    // A buffer grows when it is first used. How many are in use at once hangs on the thread that writes.
+    let mut rounds = (0..=BUFFERS).map(|_| gateway.allocations(core, COUNTED_REQUESTS, true));
+    assert!(rounds.any(|allocations| allocations == 0), "it asked for memory in each round");
     let bytes = || {
         let files = std::fs::read_dir(journal.path().join("journal")).expect("its folder").flatten();
         files.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()

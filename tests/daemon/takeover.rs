@@ -487,6 +487,18 @@ fn connect_again_and_again(socket: &Path, counts: &Counts) {
     }
 }
 
+/// Waits until an image has all that is booked now.
+fn await_image(daemon: &Daemon, client: &mut Client) {
+    let (before, mut further) = (daemon.counter("booking_images_written"), 0);
+    // Images follow only changes. One may just be written, so the second one from here has everything.
+    until("an image is written", || {
+        further += 1;
+        let booking = book(client, &format!("further {further}"));
+        free(client, booking);
+        daemon.counter("booking_images_written") > before + 1
+    });
+}
+
 /// Replaces the daemon again and again while three gateways book and free: by takeovers, or by kills and starts.
 fn under_load(rounds: usize, crashes: bool) -> Figures {
     let mut site = Site::new();
@@ -495,14 +507,7 @@ fn under_load(rounds: usize, crashes: bool) -> Figures {
     let instance = client.hello().instance_id;
     let held: Vec<BookingHandle> = (0..HELD).map(|at| book(&mut client, &format!("held {at}"))).collect();
     if crashes {
-        let (before, mut further) = (daemon.counter("booking_images_written"), 0);
-        // Images follow only changes. The second one from here has all that is held.
-        until("an image is written", || {
-            further += 1;
-            let booking = book(&mut client, &format!("further {further}"));
-            free(&mut client, booking);
-            daemon.counter("booking_images_written") > before + 1
-        });
+        await_image(&daemon, &mut client);
     }
     drop(client);
     let (socket, counts) = (daemon.socket(), Counts::default());

@@ -278,7 +278,7 @@ fn what_was_freed_lately_is_freed_again_on_the_next_connection_to_the_same_run()
 }
 
 #[test]
-fn only_so_many_freed_bookings_are_remembered() {
+fn of_many_freed_bookings_the_oldest_are_forgotten() {
     let mut talk = talk();
     let now = Instant::now();
     for slot in 0..CLIENT_FREES_KEPT_MAX as u64 + 2 {

@@ -456,7 +456,7 @@ fn route_and_free(socket: &Path, number: u64, counts: &Counts) {
     for request in 0_u64.. {
         if counts.stopped() {
             // What a crash has brought back is freed once more on the next connection.
-            client.connected().expect("a connection");
+            until_ok("it is connected", || client.connected().map_err(|error| error.to_string()));
             return;
         }
         let (request_id, tokens) = (format!("{number}-{request}"), prompt(request as u32 % 50, 320));

@@ -117,7 +117,8 @@ impl Site {
         let mut process = Process::start(self.folder.path(), &format!("connect-{name}"), &arguments);
         until("connect listens", || {
             assert!(process.is_running(), "connect ended: {}", process.log());
-            socket.exists()
+            // The file is there a moment before anything listens at it.
+            process.log().contains("connecting")
         });
         Caller { process, socket }
     }

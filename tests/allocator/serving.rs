@@ -68,6 +68,8 @@ impl Gateway<'_> {
 const WARM_REQUESTS: usize = 3000;
 /// Requests that are counted.
 const COUNTED_REQUESTS: usize = 500;
+/// Rounds of that many requests until one asks for no memory.
+const ROUNDS_MAX: usize = 3;
 /// Records that may wait for the journal's thread.
 const BUFFERS: usize = 4;
 
@@ -101,9 +103,12 @@ fn a_core_answers_without_asking_for_memory_once_it_is_warm() {
         let mut gateway = Gateway { client, prompts: prompts.collect(), asked: 0 };
         gateway.ask(WARM_REQUESTS, true);
         gateway.ask(COUNTED_REQUESTS, false);
-        let asking = gateway.allocations(core, COUNTED_REQUESTS, false);
-        let booking = gateway.allocations(core, COUNTED_REQUESTS, true);
-        assert_eq!((asking, booking), (0, 0), "{engine}");
+        for books in [false, true] {
+            // What grows with what other threads do beside the core may do so once more. A request that asks for memory
+            // shows in each round.
+            let mut rounds = (0..ROUNDS_MAX).map(|_| gateway.allocations(core, COUNTED_REQUESTS, books));
+            assert!(rounds.any(|allocations| allocations == 0), "{engine}, books = {books}: it asked in each round");
+        }
     }
 }
 

@@ -67,11 +67,12 @@ fn a_server_that_is_restarted_at_once_costs_at_most_a_gap() {
         bookings.drain(..5).for_each(|booking| free(&mut of_a, booking));
         server.start_again();
         until_equal(&at_b, &a.address(), &at_a);
-        assert_eq!(others_requests(&at_b, 1) + others_requests(&at_b, 2), 5);
+        // Both may have been equal before the last batch.
+        until("five count", || others_requests(&at_b, 1) + others_requests(&at_b, 2) == 5);
         bookings.into_iter().for_each(|booking| free(&mut of_a, booking));
         until_equal(&at_b, &a.address(), &at_a);
     }
-    assert_eq!(others_requests(&at_b, 1) + others_requests(&at_b, 2), 0);
+    until("none counts", || others_requests(&at_b, 1) + others_requests(&at_b, 2) == 0);
     assert!(at_b.counter("router_links_lost") >= 3);
 }
 
@@ -105,7 +106,7 @@ fn strangers_who_publish_anything_change_nothing_and_are_counted() {
     let (at_a, at_b) = (a.start(), b.start());
     until_live(&at_b, &a.address());
     until_live(&at_a, &b.address());
-    let (mut client, rows) = (at_a.client(), at_b.status().routers.len());
+    let mut client = at_a.client();
     let (_, booking) = route(&mut client, "a", Some(1));
     until("the booking counts", || others_requests(&at_b, 1) == 1);
     let number = a.address().rsplit('.').next().expect("a number").to_owned();
@@ -145,7 +146,7 @@ fn strangers_who_publish_anything_change_nothing_and_are_counted() {
     until("greetings that want their answers elsewhere are dropped", || at_b.counter("router_messages_dropped") > 100);
     until_equal(&at_b, &a.address(), &at_a);
     assert_eq!((others_requests(&at_b, 1), at_b.counter("router_links_lost")), (1, 0), "no connection was cut");
-    assert_eq!(at_b.status().routers.len(), rows, "no stranger is shown as a router");
+    until("no stranger is shown as a router", || at_b.status().routers.len() == 2);
     free(&mut client, booking);
     until("it no longer counts", || others_requests(&at_b, 1) == 0);
 }
@@ -221,8 +222,10 @@ fn a_user_a_token_and_a_key_are_accepted_and_a_wrong_password_is_refused_and_sai
     let (at, _site) = alone(&server.address("nats"), &format!("nats_user = \"other\"\n{login}"));
     until("the refusal is said", || at.process.log().contains("Authorization Violation"));
     assert!(!at.process.log().contains("hush"), "{}", at.process.log());
-    assert_eq!(row(&at.status(), &server.address("nats")).expect("its row").state, "unreached");
-    assert!(at.counter("router_connections_cut") > 0);
+    until("status says so", || {
+        row(&at.status(), &server.address("nats")).is_some_and(|of| of.state == "unreached")
+            && at.counter("router_connections_cut") > 0
+    });
 
     let server = self::server("authorization { token: hush }\n").expect("as before");
     until_accepted(&alone(&server.address("nats"), &login).0);

@@ -33,6 +33,11 @@ impl IngestThreads {
         self.threads.iter().find(|(id, _)| *id == shard).map(|(_, thread)| thread)
     }
 
+    fn owner_of(&self, shard: ShardId) -> Result<&IngestHandle> {
+        let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
+        self.of(shard).ok_or_else(no_thread)
+    }
+
     /// Asks for all blocks of a worker.
     pub(super) fn dump(&self, shard: ShardId, worker: Worker) -> Result<Receiver<DumpPart>> {
         if self.shed.has(Shed::Dumps) {
@@ -44,8 +49,7 @@ impl IngestThreads {
                 "ask again later, or raise memory_bytes_max in [process]",
             ));
         }
-        let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
-        self.of(shard).ok_or_else(no_thread)?.dump(worker)
+        self.owner_of(shard)?.dump(worker)
     }
 
     /// Loads a dump into a worker, in place of all that it holds: see [`IngestHandle::load`].
@@ -55,8 +59,7 @@ impl IngestThreads {
         worker: Worker,
         parts: Receiver<DumpPart>,
     ) -> Result<Receiver<LoadAnswer>> {
-        let no_thread = || Error::new(Kind::Internal, format!("no ingest thread owns shard {shard}"), "report it");
-        self.of(shard).ok_or_else(no_thread)?.load(worker, parts)
+        self.owner_of(shard)?.load(worker, parts)
     }
 
     /// Empties a worker of a shard, or every worker of every shard.

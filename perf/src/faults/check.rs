@@ -43,7 +43,7 @@ const MOVES_MAX: u32 = 10;
 const MOVES_WITHIN: Duration = Duration::from_millis(100);
 
 impl Checker {
-    /// A checker of so many daemons, with these shared prompts.
+    /// Makes a checker for a number of daemons. It asks about these prompts.
     pub(super) fn new(daemons: usize, prompts: &[Vec<LocalHash>]) -> Self {
         let bytes = |prompt: &Vec<LocalHash>| prompt.iter().flat_map(|local| local.0.to_le_bytes()).collect();
         Self {

@@ -19,7 +19,7 @@ pub(super) const REPLAY_PORT: u16 = 5657;
 /// The pause between two looks at the sockets.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What an engine is told.
+/// An order to an engine.
 enum Order {
     /// End with all sockets, and begin anew after a while.
     Die(Duration),

@@ -97,7 +97,7 @@ pub(super) struct Gateways {
 }
 
 impl Gateways {
-    /// Starts so many gateways at each of these sockets, which route so often in a second together.
+    /// Starts `each` gateways at each socket. All of them together ask for `routes_per_s` routes a second.
     pub(super) fn start(
         runtime: &Handle,
         sockets: &[impl AsRef<Path>],

@@ -50,7 +50,7 @@ pub(super) enum NetworkFault {
     CutRouters(u8, u8),
     /// A router does not reach some engines.
     CutEngines(u8, EngineBits),
-    /// Nobody reaches a router, and it reaches nobody.
+    /// A router is cut from all other places.
     Isolate(u8),
 }
 

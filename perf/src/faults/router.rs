@@ -123,7 +123,7 @@ impl Router {
         }
     }
 
-    /// Whether it runs, if nobody has ended it.
+    /// Fails if the daemon has ended although the run has not ended it.
     ///
     /// # Errors
     /// It ended by itself.

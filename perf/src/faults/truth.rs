@@ -42,7 +42,7 @@ impl Truth {
         self.lives.push(Life { succeeded: None, depths: vec![Vec::new(); SHARED_PROMPTS as usize], next_seq: 0 });
     }
 
-    /// After the batch `seq`, the engine holds so many blocks of a shared prompt.
+    /// Notes that the engine holds the first `depth` blocks of a shared prompt after the batch `seq`.
     pub(super) fn note(&mut self, seq: u64, prompt: u32, depth: u8) {
         let Some(life) = self.lives.last_mut() else { return };
         life.next_seq = seq + 1;
@@ -71,7 +71,7 @@ impl Truth {
         lives.collect::<Vec<_>>().join("; in the life before ")
     }
 
-    /// Whether it held so many blocks of a shared prompt at one of these batches.
+    /// Whether the engine held exactly `depth` blocks of a shared prompt after some batch from `first` to `last`.
     pub(super) fn held(&self, prompt: u32, (first, last): (u64, u64), depth: u32, now: Instant) -> bool {
         let counts = |life: &&Life| life.succeeded.is_none_or(|at| now.saturating_duration_since(at) < FORMER_LIFE_MAX);
         let lives = self.lives.iter().filter(counts);

@@ -26,6 +26,8 @@ pub(crate) const ROLES: &[(&str, Role)] =
 
 const SECRET: &str = "a secret of at least thirty-two bytes";
 const OTHER_SECRET: &str = "another secret, just as long as that";
+/// The answer of the lying router that says for certain that it never sent what the daemon has heard.
+const LYING_ANSWER: u32 = 3;
 
 fn keys(secret: &str) -> Keys {
     Keys::new(secret.as_bytes(), None).expect("long enough")
@@ -101,6 +103,7 @@ pub(crate) fn lying_router(trial: &mut Trial) {
     let offers = attackers.offers();
     let (scene, _) = scene(&[offers[0][0].as_str().expect("an address").to_owned()]);
     attackers.end(trial);
+    until("its lies are found", || scene.counter("router_quarantines") > 0);
     trial.must_count("router_messages_received", scene.counter("router_messages_received"), 100);
     trial.must_count("router_quarantines", scene.counter("router_quarantines"), 1);
     trial.must_count("router_joins", scene.counter("router_joins"), 1);
@@ -126,22 +129,26 @@ fn route_and_lie(orders: &mut Orders) {
     socket.set_sndhwm(10_000).expect("set");
     orders.offer(&json!([socket.get_last_endpoint().expect("bound").expect("text")]));
     let (keys, mut rng) = (keys(SECRET), Xoshiro256PlusPlus::seed_from_u64(orders.number));
-    let (mut daemon, mut sequence, mut beat, mut is_believed) = (None, 0, 0, false);
-    while orders.goes_on() {
+    let (mut daemon, mut sequence, mut beat, mut answers) = (None, 0, 0, 0);
+    // However slow the machine is, it ends no sooner than it has told its worst lie.
+    while orders.goes_on() || answers < LYING_ANSWER {
         if let Ok(parts) = socket.recv_multipart(0) {
             let [identity, message] = &parts[..] else { continue };
             let Ok(Message { sender, content, .. }) = decode(message, &keys) else { continue };
             let own = Sender { origin: OriginId(77), incarnation: Incarnation(1), ..sender };
             daemon = Some((identity.clone(), own));
             if let Content::Request(request) = content {
-                // At first it says the truth: that it has no load.
-                let answer = if is_believed { answer(&mut rng, &request, sequence) } else { empty(&request) };
-                is_believed = true;
+                answers += 1;
+                // At first it says the truth: that it has no load. Later it denies what it has sent before.
+                let denies = answers == LYING_ANSWER || answers > LYING_ANSWER && rng.random_bool(0.2);
+                let answer =
+                    if answers == 1 || denies { empty(&request) } else { answer(&mut rng, &request, sequence) };
                 orders.count("answers", 1);
                 let _ = socket.send_multipart([identity, &encode(&own, &answer, &keys)], zmq::DONTWAIT);
             }
         }
         let Some((identity, own)) = &daemon else { continue };
+        let is_believed = answers > 0;
         for _ in 0..4 {
             let content = if is_believed { lie(&mut rng, &mut sequence, &mut beat) } else { alive(&mut beat) };
             let mut message = encode(own, &content, &keys);

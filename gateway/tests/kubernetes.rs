@@ -5,6 +5,8 @@ mod api;
 mod kit;
 #[path = "kubernetes/objects.rs"]
 mod objects;
+#[path = "kubernetes/peers.rs"]
+mod peers;
 #[path = "kubernetes/picker.rs"]
 mod picker;
 #[path = "epp/kit.rs"]

@@ -86,6 +86,9 @@ pub(crate) struct TapeArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(serialize_with = "file_name")]
     pub(crate) trace: Option<PathBuf>,
+    /// Prompts of which most blocks are new, in place of conversations.
+    #[arg(long, conflicts_with = "trace")]
+    pub(crate) fresh: bool,
     /// Workers of the simulated fleet.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) workers: u16,
@@ -98,7 +101,7 @@ pub(crate) struct TapeArgs {
     /// Independent copies of the trace, interleaved row by row.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) copies: u32,
-    /// Rows of the trace to use; all when not given, of the generator 12000.
+    /// Rows of the trace to use; all when not given, of the generator 12000, with --fresh 1500.
     #[arg(long, value_name = "N")]
     pub(crate) rows: Option<usize>,
     /// Also emit what requests generate, as events of one block.
@@ -130,12 +133,20 @@ pub(crate) struct IndexArgs {
     /// Times everything is measured; medians are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Also draw an SVG chart.
     #[arg(long, value_name = "FILE")]
     pub(crate) chart: Option<PathBuf>,
+    /// What becomes of the report.
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// What becomes of a report.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct OutputArgs {
+    /// Print one JSON object in place of text.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Also write NAME.json and NAME.txt into this folder.
     #[arg(long, value_name = "DIR", requires = "name")]
     pub(crate) save: Option<PathBuf>,
@@ -233,15 +244,9 @@ pub(crate) struct IngestArgs {
     /// Also send the messages of a recording, in the form of kvrouted's tests/fixtures/events.
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
-    /// Print one JSON object in place of the tables.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    pub(crate) name: Option<String>,
+    /// What becomes of the report.
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `decide`.
@@ -259,15 +264,9 @@ pub(crate) struct DecideArgs {
     /// Times everything is measured; medians are reported.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    pub(crate) name: Option<String>,
+    /// What becomes of the report.
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `parity`.
@@ -356,6 +355,7 @@ impl TapeArgs {
             EngineHashing::PerWorker => "per-worker",
         };
         push("--engine-hash", hashing.to_owned());
+        line.extend(self.fresh.then(|| "--fresh".to_owned()));
         line.extend(self.decode.then(|| "--decode".to_owned()));
         line.extend(self.tiers.then(|| "--tiers".to_owned()));
         line
@@ -401,9 +401,15 @@ mod tests {
         let line = "perf index --workers 3 --capacity 99 --block-size 32 --copies 2 --rows 7 --decode --dup 0.25 \
                     --engine-hash per-worker --tiers --seed 9 --trace a.jsonl";
         let Command::Index(first) = Cli::parse_from(line.split_whitespace()).command else { panic!("not index") };
-        let again = ["perf".to_owned(), "index".to_owned()].into_iter().chain(first.tape.command_line());
-        let Command::Index(second) = Cli::parse_from(again).command else { panic!("not index") };
-        assert_eq!(format!("{:?}", first.tape), format!("{:?}", second.tape));
+        let again = |of: &IndexArgs| {
+            let line = ["perf".to_owned(), "index".to_owned()].into_iter().chain(of.tape.command_line());
+            let Command::Index(second) = Cli::parse_from(line).command else { panic!("not index") };
+            second
+        };
+        assert_eq!(format!("{:?}", first.tape), format!("{:?}", again(&first).tape));
+        let fresh = Cli::parse_from(["perf", "index", "--fresh"]).command;
+        let Command::Index(fresh) = fresh else { panic!("not index") };
+        assert!(again(&fresh).tape.fresh);
     }
 
     #[test]

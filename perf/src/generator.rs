@@ -8,6 +8,8 @@ use crate::trace::{ID_TOKENS, Request};
 
 /// Requests when no number is given.
 pub(crate) const ROWS_DEFAULT: usize = 12_000;
+/// The same where most blocks are new: of 64 workers with 20 000 blocks, all are full by then.
+pub(crate) const FRESH_ROWS_DEFAULT: usize = 1_500;
 /// Prompts that all conversations begin with.
 const SYSTEM_PROMPTS: u32 = 24;
 /// Longest system prompt, in ids.
@@ -22,6 +24,9 @@ const NEW: f64 = 0.35;
 const BRANCH: f64 = 0.15;
 /// Longest turn, in ids: a question and the answer before it.
 const TURN_IDS_MAX: u32 = 24;
+/// New ids of a request whose blocks are mostly new.
+const FRESH_IDS_MIN: u64 = 8;
+const FRESH_IDS_MAX: u64 = 56;
 /// Longest output, in tokens.
 const OUTPUT_TOKENS_MAX: u32 = 800;
 
@@ -84,6 +89,28 @@ fn resume(chance: &mut Xoshiro256PlusPlus, open: &[Conversation]) -> Conversatio
     conversation
 }
 
+/// `rows` requests of which most blocks are new: half of them begin with a short system prompt, and nothing else is shared.
+#[must_use]
+pub(crate) fn generate_fresh(rows: usize, seed: u64) -> Vec<Request> {
+    let mut chance = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut fresh = 1_u64;
+    (0..rows)
+        .map(|_| {
+            let system = chance.random_bool(0.5).then(|| chance.random_range(0..u64::from(SYSTEM_PROMPTS)));
+            let mut ids: Vec<u64> = system.map(|system| mix(u64::MAX - system, 0)).into_iter().collect();
+            let new = chance.random_range(FRESH_IDS_MIN..=FRESH_IDS_MAX);
+            ids.extend((fresh..fresh + new).map(|id| mix(seed, id)));
+            fresh += new;
+            let missing_tokens = chance.random_range(0..ID_TOKENS);
+            Request {
+                prompt_tokens: ids.len() as u32 * ID_TOKENS - missing_tokens,
+                output_tokens: 1 + skewed(&mut chance, OUTPUT_TOKENS_MAX),
+                ids,
+            }
+        })
+        .collect()
+}
+
 /// Below `end`; the square of a uniform number, so mostly small.
 fn skewed(chance: &mut Xoshiro256PlusPlus, end: u32) -> u32 {
     let uniform: f64 = chance.random();
@@ -103,6 +130,19 @@ mod tests {
         let named: usize = requests.iter().map(|request| request.ids.len()).sum();
         let distinct: HashSet<u64> = requests.iter().flat_map(|request| request.ids.iter().copied()).collect();
         assert!(distinct.len() * 2 < named, "{} of {named} ids are distinct", distinct.len());
+        for request in &requests {
+            assert_eq!(request.ids.len() as u32, request.prompt_tokens.div_ceil(ID_TOKENS));
+        }
+    }
+
+    #[test]
+    fn fresh_requests_share_little() {
+        let requests = generate_fresh(600, 4);
+        assert_eq!(requests, generate_fresh(600, 4));
+        let named: usize = requests.iter().map(|request| request.ids.len()).sum();
+        let distinct: HashSet<u64> = requests.iter().flat_map(|request| request.ids.iter().copied()).collect();
+        assert!(distinct.len() * 10 > named * 9, "{} of {named} ids are distinct", distinct.len());
+        assert!(distinct.len() < named, "some begin alike");
         for request in &requests {
             assert_eq!(request.ids.len() as u32, request.prompt_tokens.div_ceil(ID_TOKENS));
         }

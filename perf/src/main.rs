@@ -43,8 +43,8 @@ use clap::Parser;
 use serde::Serialize;
 
 use crate::args::{
-    Cli, Command, DecideArgs, FaultsArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, ParityArgs,
-    SocketArgs,
+    Cli, Command, DecideArgs, FaultsArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, OutputArgs,
+    ParityArgs, SocketArgs,
 };
 use crate::failure::Failure;
 
@@ -101,15 +101,13 @@ fn ended(done: Result<(), Failure>) -> ExitCode {
 fn ingest_over_sockets(args: &IngestArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = ingest::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
 fn time_decisions(args: &DecideArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = decide::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
 fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -120,8 +118,7 @@ fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failu
         let curve = socket::scale(args)?;
         (json(&curve)?, curve.table())
     };
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
 fn ask_by_lane(args: &LaneArgs, out: &mut impl Write) -> Result<(), Failure> {
@@ -132,22 +129,19 @@ fn ask_by_lane(args: &LaneArgs, out: &mut impl Write) -> Result<(), Failure> {
 fn ask_through_proxies(args: &GatewayArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = gateway::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
 fn run_large_fleet(args: &FleetArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = large_fleet::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
 fn run_under_faults(args: &FaultsArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = faults::run(args)?;
     let (json, text) = (json(&report)?, report.text());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &text)?;
-    print(out, if args.json { &json } else { &text })?;
+    show(&args.output, out, (&json, &text))?;
     report.verdict()
 }
 
@@ -164,18 +158,20 @@ fn compare_decisions(args: &ParityArgs, out: &mut impl Write) -> Result<(), Fail
 fn index(args: &IndexArgs, out: &mut impl Write) -> Result<(), Failure> {
     let report = compare::run(args)?;
     let (json, table) = (json(&report)?, report.table());
-    save(args.save.as_deref(), args.name.as_deref(), &json, &table)?;
     if let Some(file) = &args.chart {
         write(file, &chart::draw(&report))?;
     }
-    print(out, if args.json { &json } else { &table })
+    show(&args.output, out, (&json, &table))
 }
 
-fn save(folder: Option<&Path>, name: Option<&str>, json: &str, table: &str) -> Result<(), Failure> {
-    let (Some(folder), Some(name)) = (folder, name) else { return Ok(()) };
-    std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
-    write(&folder.join(format!("{name}.json")), json)?;
-    write(&folder.join(format!("{name}.txt")), table)
+/// Prints a report, and saves it if that is asked for.
+fn show(output: &OutputArgs, out: &mut impl Write, (json, text): (&str, &str)) -> Result<(), Failure> {
+    if let (Some(folder), Some(name)) = (&output.save, &output.name) {
+        std::fs::create_dir_all(folder).map_err(Failure::file(folder))?;
+        write(&folder.join(format!("{name}.json")), json)?;
+        write(&folder.join(format!("{name}.txt")), text)?;
+    }
+    print(out, if output.json { json } else { text })
 }
 
 fn json(value: &impl Serialize) -> Result<String, Failure> {

@@ -3,7 +3,7 @@
 use crate::args::TapeArgs;
 use crate::failure::Failure;
 use crate::fleet::Fleet;
-use crate::generator::{self, ROWS_DEFAULT};
+use crate::generator::{self, FRESH_ROWS_DEFAULT, ROWS_DEFAULT};
 use crate::mix::mix;
 use crate::nodes::{NodeId, Nodes};
 use crate::script::Script;
@@ -35,6 +35,7 @@ impl Tape {
     pub(crate) fn new(args: &TapeArgs) -> Result<Self, Failure> {
         let requests = match &args.trace {
             Some(file) => trace::parse(&std::fs::read_to_string(file).map_err(Failure::file(file))?, args.rows)?,
+            None if args.fresh => generator::generate_fresh(args.rows.unwrap_or(FRESH_ROWS_DEFAULT), args.seed),
             None => generator::generate(args.rows.unwrap_or(ROWS_DEFAULT), args.seed),
         };
         Ok(Self::play(args, &requests))
@@ -97,6 +98,7 @@ mod tests {
     fn args() -> TapeArgs {
         TapeArgs {
             trace: None,
+            fresh: false,
             workers: 4,
             capacity: 1500,
             block_size: 64,

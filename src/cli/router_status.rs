@@ -17,10 +17,10 @@ pub(super) fn json(page: &StatusPage) -> Vec<Value> {
         json!({
             "address": of.address,
             "state": of.state,
-            "origin": number(of.origin),
-            "incarnation": number(of.incarnation),
+            "origin": router_number(of.origin),
+            "incarnation": router_number(of.incarnation),
             "sequence": of.sequence,
-            "digest": number(of.digest),
+            "digest": router_number(of.digest),
             "workers": of.workers,
             "requests": of.requests,
             "prefill_tokens": of.prefill_tokens,
@@ -34,7 +34,7 @@ pub(super) fn json(page: &StatusPage) -> Vec<Value> {
 }
 
 /// A random number, as the log shows it; JSON has no integers of that size.
-fn number(of: u64) -> String {
+pub(super) fn router_number(of: u64) -> String {
     format!("{of:016x}")
 }
 
@@ -47,7 +47,7 @@ pub(super) fn text(page: &StatusPage) -> Vec<String> {
     table.load_style(UTF8_FULL_CONDENSED).set_header(HEADER);
     let right = |value: u64| Cell::new(value).set_alignment(CellAlignment::Right);
     for of in &page.routers {
-        let name = if of.origin == 0 { "-".to_owned() } else { number(of.origin) };
+        let name = if of.origin == 0 { "-".to_owned() } else { router_number(of.origin) };
         let age = if of.state == "self" { String::new() } else { format!("{} ms", of.age_ms) };
         let mut cells = vec![Cell::new(name), Cell::new(&of.address), Cell::new(&of.state)];
         cells.push(Cell::new(age).set_alignment(CellAlignment::Right));
@@ -62,13 +62,13 @@ pub(super) fn text(page: &StatusPage) -> Vec<String> {
         (_, missing) => lines.push(format!("routers: the load of {missing} peers was not known in time")),
     }
     for of in page.routers.iter().filter(|of| of.problem.is_some()) {
-        let name = if of.address.is_empty() { number(of.origin) } else { of.address.clone() };
+        let name = if of.address.is_empty() { router_number(of.origin) } else { of.address.clone() };
         lines.push(format!("router {name}: {}", of.problem.as_deref().unwrap_or_default()));
     }
     for of in &page.routers {
         let counted: Vec<_> = of.counters.iter().map(|(name, value)| format!("{name} {value}")).collect();
         if !counted.is_empty() {
-            lines.push(format!("router {}: {}", number(of.origin), counted.join(", ")));
+            lines.push(format!("router {}: {}", router_number(of.origin), counted.join(", ")));
         }
     }
     lines

@@ -125,7 +125,7 @@ fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> Ro
     if routers.listen.is_some() && routers.secret_file.is_none() && !entry.is_refused("secret_file") {
         problems.push(entry.problem("listen", "needs secret_file, so that no other process can pass for a router"));
     }
-    let has_peers = !routers.peers.is_empty() || routers.peers_dns.is_some();
+    let has_peers = names_peers(routers);
     if routers.listen.is_none() && has_peers && !entry.is_refused("listen") {
         problems.push(entry.problem("peers", "needs listen: a router hears others only if they can hear it"));
     }
@@ -134,6 +134,10 @@ fn routers(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) -> Ro
     }
     nats(entry, problems);
     routers.clone()
+}
+
+fn names_peers(routers: &RoutersConfig) -> bool {
+    !routers.peers.is_empty() || routers.peers_dns.is_some() || routers.peers_file.is_some()
 }
 
 /// NATS takes the place of a port of this router's own, and shows one login.
@@ -156,8 +160,8 @@ fn nats(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) {
     if routers.secret_file.is_none() && !entry.is_refused("secret_file") {
         refuse("needs secret_file, so that no other process can pass for a router");
     }
-    if routers.listen.is_some() || !routers.peers.is_empty() || routers.peers_dns.is_some() {
-        refuse("takes the place of listen, peers and peers_dns: remove either");
+    if routers.listen.is_some() || names_peers(routers) {
+        refuse("takes the place of listen, peers, peers_dns and peers_file: remove either");
     }
     let servers = routers.nats_servers();
     let with_tls = servers.iter().filter(|server| server.is_tls).count();

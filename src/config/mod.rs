@@ -98,6 +98,8 @@ pub struct RoutersConfig {
     pub peers: Vec<String>,
     /// A host name of which every address is another router, and its port.
     pub peers_dns: Option<(String, u16)>,
+    /// A file with the endpoints of other routers, which is followed.
+    pub peers_file: Option<PathBuf>,
     /// NATS servers of one cluster, in place of `listen`; none = no NATS.
     pub nats: Vec<String>,
     /// What the subjects begin with.
@@ -130,9 +132,11 @@ impl RoutersConfig {
     #[must_use]
     pub fn origins_max(&self) -> usize {
         match (&self.listen, self.nats.is_empty()) {
-            (Some(_), _) => (2 * self.peers.len()).clamp(ORIGINS_MIN, ORIGINS_MAX),
-            // No list says who the others are.
-            (None, false) => ORIGINS_MAX,
+            (Some(_), _) if self.peers_dns.is_none() && self.peers_file.is_none() => {
+                (2 * self.peers.len()).clamp(ORIGINS_MIN, ORIGINS_MAX)
+            }
+            // No list says who the others will be.
+            (Some(_), _) | (None, false) => ORIGINS_MAX,
             (None, true) => 0,
         }
     }

@@ -17,6 +17,7 @@ mod kept_bookings;
 mod memory_thread;
 mod opening;
 mod other_routers;
+mod peers_file;
 mod predictor_thread;
 mod process_exposition;
 mod reload;
@@ -78,7 +79,7 @@ use ingest_threads::IngestThreads;
 use opening::{Listeners, Signals};
 pub use reload::ReadConfig;
 use resources::Resources;
-use routers_thread::ReloadedPeers;
+use routers_thread::NamedPeers;
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
@@ -148,7 +149,7 @@ struct Daemon {
     remote: Option<watch::Sender<Arc<RemoteAccess>>>,
     ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
-    reloaded_peers: Arc<ReloadedPeers>,
+    named_peers: Arc<NamedPeers>,
     others: OtherThreads,
     takeovers: Takeovers,
 }
@@ -177,7 +178,7 @@ impl Daemon {
         let keeper = snapshots.keep(config, &tables, &ingest_threads, (watchlist, &resources.turns))?;
         let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
         let listener = start_listener(resources, &tables, &load_reports)?;
-        let (routers, routers_view, reloaded_peers) = routers_thread::start(config, routers, &tables, resources)?;
+        let (routers, routers_view, named_peers) = routers_thread::start(config, routers, &tables, resources)?;
         let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
         let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -219,7 +220,7 @@ impl Daemon {
             remote,
             ingest_threads,
             snapshots,
-            reloaded_peers,
+            named_peers,
             others,
             takeovers,
         })
@@ -227,7 +228,7 @@ impl Daemon {
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, reloaded_peers, .. } = self;
+        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, named_peers, .. } = self;
         let Self { others, mut takeovers, .. } = self;
         let (turns, failed) = (takeovers.turns().clone(), Cell::new(None));
         let member = turns.join();
@@ -242,7 +243,7 @@ impl Daemon {
             ingest_threads: &ingest_threads,
             tables: &tables,
             admissions: &admissions,
-            peers: &reloaded_peers,
+            peers: &named_peers,
             remote: remote.as_ref(),
             mark: &mark,
         };

@@ -21,6 +21,9 @@ pub(super) fn rows(shown: &RoutersShown) -> Vec<RouterStatus> {
         sequence: own.sequence,
         digest: own.digest.sum,
         workers: own.digest.count,
+        requests: own.load.requests,
+        prefill_tokens: own.load.prefill_tokens,
+        decode_blocks: own.load.decode_blocks,
         ..RouterStatus::default()
     };
     let of = |link: &LinkShown| shown.origins.iter().find(|of| Some(of.origin) == link.link.origin);
@@ -112,10 +115,11 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, statistics: &Statistic
             family.encode_family(&[("origin", of.origin.to_string())].as_slice())?.encode_gauge(&pick(of))?;
         }
     }
-    let up = shown.links.iter().filter(|of| of.link.is_up).count();
+    let peers = || shown.links.iter().filter(|of| !of.link.is_broker);
+    let up = peers().filter(|of| of.link.is_up).count();
     let figures = [
-        ("kvrouted_router_peers", "Configured peers.", shown.links.len()),
-        ("kvrouted_router_peers_up", "Configured peers that are connected.", up),
+        ("kvrouted_router_peers", "Peers: configured, or heard over NATS.", peers().count()),
+        ("kvrouted_router_peers_up", "Peers that are connected.", up),
         (
             "kvrouted_router_joining",
             "1 while the daemon is not ready because the load of other routers is not known.",

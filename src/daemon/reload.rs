@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::desired_fleet::DesiredFleet;
-use super::routers_thread::ReloadedPeers;
-use crate::config::{Config, NamedWorkers, Problems, RemoteConfig, RoutersConfig, ShadowConfig};
+use super::routers_thread::NamedPeers;
+use crate::config::{Config, NamedWorkers, Problems, RemoteConfig, ShadowConfig};
 use crate::discovery::Source;
 use crate::limits::{CONFIG_READS_HELD_MAX, DISCOVERY_READ_MS_MAX};
 use crate::metrics::{CounterSet, DaemonCounter};
@@ -60,7 +60,7 @@ pub(super) struct Reloaded<'a> {
     pub(super) desired: &'a DesiredFleet,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
-    pub(super) peers: &'a ReloadedPeers,
+    pub(super) peers: &'a NamedPeers,
     /// `None` = there is no remote port.
     pub(super) remote: Option<&'a watch::Sender<Arc<RemoteAccess>>>,
     pub(super) recording: &'a DecisionRecording,
@@ -184,8 +184,7 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config,
                 reloaded.replace_remote_access(access);
                 reloaded.replace_policies(&next);
                 reloaded.replace_shadow(&next, &mut shadow);
-                let peers_dns = running.routers.peers_dns.clone();
-                reloaded.peers.set(&RoutersConfig { peers_dns, ..next.routers.clone() });
+                reloaded.peers.set_configured(next.routers.peer_endpoints());
                 desired.set_source(Source::Config, named(&next));
                 tracing::info!(
                     workers = next.workers.len(),

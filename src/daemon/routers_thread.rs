@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::endable_thread::EndableThread;
 use super::resources::Resources;
 use crate::config::{Config, RoutersConfig, SpaceConfig};
-use crate::endpoint::BoundEndpoint;
+use crate::endpoint::{BoundEndpoint, Endpoint};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING, TURN_LOOK_EVERY_MS};
 #[cfg(feature = "nats")]
@@ -44,7 +44,6 @@ pub(super) struct RoutersPort {
 enum Way {
     ZeroMq {
         server: Box<Server>,
-        peers: WantedPeers,
     },
     #[cfg(feature = "nats")]
     Nats(NatsPlan),
@@ -68,7 +67,7 @@ impl RoutersPort {
                     None => ZeroMq::bind(&bound)?,
                 };
                 sockets.note(name, server.descriptor())?;
-                (listen, Way::ZeroMq { server: Box::new(server), peers: wanted(routers) })
+                (listen, Way::ZeroMq { server: Box::new(server) })
             }
             #[cfg(feature = "nats")]
             None if !routers.nats.is_empty() => (&routers.nats_prefix, Way::Nats(nats_plan(routers)?)),
@@ -89,21 +88,56 @@ impl RoutersPort {
     }
 }
 
-fn wanted(routers: &RoutersConfig) -> WantedPeers {
-    WantedPeers { listed: routers.peer_endpoints(), named: routers.peers_dns.clone() }
+/// The peers as the configuration and their file name them, on their way to the thread: only the newest lists count.
+#[derive(Debug, Default)]
+pub(super) struct NamedPeers(Mutex<PeerLists>);
+
+#[derive(Debug, Default)]
+struct PeerLists {
+    configured: Vec<Endpoint>,
+    /// The path of the file, if there is one, and what it lists; `None` = it could not be read yet.
+    file: Option<(String, Option<Vec<Endpoint>>)>,
+    named: Option<(String, u16)>,
+    is_new: bool,
 }
 
-/// The peers of a configuration that was read again, on their way to the thread: only the newest list counts.
-#[derive(Debug, Default)]
-pub(super) struct ReloadedPeers(Mutex<Option<WantedPeers>>);
-
-impl ReloadedPeers {
-    pub(super) fn set(&self, routers: &RoutersConfig) {
-        *self.0.lock() = Some(wanted(routers));
+impl NamedPeers {
+    fn new(routers: &RoutersConfig) -> Self {
+        Self(Mutex::new(PeerLists {
+            configured: routers.peer_endpoints(),
+            file: routers.peers_file.as_ref().map(|path| (path.display().to_string(), None)),
+            named: routers.peers_dns.clone(),
+            is_new: true,
+        }))
     }
 
+    /// Replaces the list of the configuration.
+    pub(super) fn set_configured(&self, configured: Vec<Endpoint>) {
+        let mut lists = self.0.lock();
+        (lists.configured, lists.is_new) = (configured, true);
+    }
+
+    /// Replaces the list of the file.
+    pub(super) fn set_filed(&self, filed: Vec<Endpoint>) {
+        let mut lists = self.0.lock();
+        lists.is_new = true;
+        if let Some((_, listed)) = &mut lists.file {
+            *listed = Some(filed);
+        }
+    }
+
+    /// The peers, if they have changed since they were taken last.
     fn take(&self) -> Option<WantedPeers> {
-        self.0.lock().take()
+        let mut lists = self.0.lock();
+        std::mem::take(&mut lists.is_new).then(|| {
+            let (awaited, filed) = match &lists.file {
+                Some((path, None)) => (Some(path.clone()), &[][..]),
+                Some((_, Some(filed))) => (None, &filed[..]),
+                None => (None, &[][..]),
+            };
+            let listed = lists.configured.iter().chain(filed).cloned().collect();
+            WantedPeers { listed, awaited, named: lists.named.clone() }
+        })
     }
 }
 
@@ -116,18 +150,20 @@ pub(super) fn start(
     port: Option<RoutersPort>,
     tables: &RequestTables,
     resources: &Resources,
-) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<ReloadedPeers>)> {
+) -> Result<(Option<EndableThread>, Arc<RoutersView>, Arc<NamedPeers>)> {
     let Some(RoutersPort { way, turns, keys, own }) = port else {
         return Ok((None, Arc::default(), Arc::default()));
     };
-    let (view, reloaded, now_ns) = (Arc::new(RoutersView::joining()), Arc::<ReloadedPeers>::default(), tables.clock());
+    let (view, now_ns) = (Arc::new(RoutersView::joining()), tables.clock());
+    let named = Arc::new(NamedPeers::new(&config.routers));
     let (opening, now_ms) = (opening(&own, &keys), now_ns() / 1_000_000);
     let tables = (config, tables, resources);
     tracing::info!(origin = %own.origin, fingerprint = %own.fingerprint, peers = config.routers.peers.len(), "this router shares its load");
     let thread = match way {
-        Way::ZeroMq { server, peers } => {
+        Way::ZeroMq { server } => {
+            let peers = named.take().unwrap_or_default();
             let carrier = ZeroMq::connect(*server, peers, &opening, now_ms)?;
-            let newest_peers = Arc::clone(&reloaded);
+            let newest_peers = Arc::clone(&named);
             let before_round = move |carrier: &mut ZeroMq, now_ms| {
                 if let Some(peers) = newest_peers.take() {
                     carrier.follow(peers, now_ms);
@@ -142,7 +178,7 @@ pub(super) fn start(
             run((carrier, keys), own, tables, (&view, turns), (|_: &mut Nats, _| {}, |_: &mut Nats| {}))
         }
     }?;
-    Ok((Some(thread), view, reloaded))
+    Ok((Some(thread), view, named))
 }
 
 /// Starts the thread over a carrier. It calls `before_round` with the carrier and the time, milliseconds, and `leave` if

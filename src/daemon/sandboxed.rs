@@ -73,6 +73,9 @@ fn grants(config: &Config) -> Vec<Grant> {
     if let Some(file) = &config.sandbox.file {
         grants.extend(Grant::replaceable(Place::Config, file));
     }
+    if let Some(file) = &config.routers.peers_file {
+        grants.extend(Grant::replaceable(Place::Config, file));
+    }
     if let Some(path) = &config.discovery.path {
         grants.extend(if path.is_dir() {
             vec![Grant::new(Place::Workers, path)]

@@ -328,7 +328,7 @@ fn parse(file: &Path, format: FileFormat, bytes: Vec<u8>, spaces: &[SpaceConfig]
 
 /// The bytes of a regular file. Other files are refused before they are opened, because opening a device may have an
 /// effect, and once more when open, because the file may have been replaced meanwhile.
-fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+pub(super) fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
         true => Ok(metadata.len()),
         false => Err(std::io::Error::other("it is not a regular file")),

@@ -1,4 +1,4 @@
-//! Follows every source of workers: the configuration, files, URLs and requests.
+//! Follows every source of workers: the configuration, files, URLs and requests; and the file of other routers.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::desired_fleet::DesiredFleet;
 use super::fleet_reconciler::FleetReconciler;
 use super::ingest_threads::IngestThreads;
 use super::reload::{self, ReadConfig};
-use super::routers_thread::ReloadedPeers;
-use super::{engine_http, worker_files};
+use super::routers_thread::NamedPeers;
+use super::{engine_http, peers_file, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
 use crate::serve::{Admissions, RemoteAccess};
@@ -30,7 +30,7 @@ pub(super) struct WorkerSources<'a> {
     pub(super) ingest_threads: &'a IngestThreads,
     pub(super) tables: &'a RequestTables,
     pub(super) admissions: &'a Admissions,
-    pub(super) peers: &'a ReloadedPeers,
+    pub(super) peers: &'a NamedPeers,
     pub(super) remote: Option<&'a watch::Sender<Arc<RemoteAccess>>>,
     pub(super) mark: &'a ThreadMark,
 }
@@ -48,6 +48,12 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
+    let other_routers = async {
+        match &config.routers.peers_file {
+            Some(path) => peers_file::run(path, peers, desired).await,
+            None => std::future::pending().await,
+        }
+    };
     let reload =
         reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, peers, remote, recording, counters };
     tokio::select! {
@@ -55,6 +61,7 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
         () = phase(mark, Activity::FollowingSources, files) => "discovery by files",
         () = phase(mark, Activity::FollowingSources, engine_http::find_publishers(desired, asking, counters)) => "discovery by URL",
         () = phase(mark, Activity::FollowingSources, engine_http::check_health(desired, asking, tables, counters)) => "health checks of engines",
+        () = phase(mark, Activity::FollowingSources, other_routers) => "the file of other routers",
         () = phase(mark, Activity::Reloading, reload::run(hangup, read_again, config, reload)) => "reload",
     }
 }

@@ -77,6 +77,8 @@ pub const ROUTER_WAITING_BYTES_MAX: usize = 16 << 20;
 pub const ROUTER_WAITING_MESSAGES_MAX: usize = 1 << 14;
 /// Time between two lookups of the host name of other routers, milliseconds.
 pub const ROUTER_NAME_EVERY_MS: u64 = 5_000;
+/// Time between two readings of the file of other routers' addresses, milliseconds.
+pub const ROUTER_FILE_EVERY_MS: u64 = 1_000;
 /// Parts of one message between routers.
 pub const ROUTER_PARTS_MAX: usize = 2;
 /// Times in a row that an origin is taken anew because its digest differs, before it is quarantined.

@@ -12,8 +12,9 @@
 use super::active::BLOCK_PARTS;
 use super::loads::Loads;
 use super::recent_work::{SHARE_MAX, recent_ms};
-use crate::ids::WorkerIndex;
+use crate::ids::{Worker, WorkerIndex};
 use crate::limits::{BOOKINGS_MAX, GAUGE_NUMBER_MAX, GAUGE_WORK_NS_MAX, GAUGES_DROPPED_PER_LOCK_MAX, ORIGINS_MAX};
+use crate::protocol::OtherLoad;
 
 /// What one router's own bookings add to one worker, as of a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -146,5 +147,24 @@ impl Loads {
     #[must_use]
     pub fn gauges_of(&self, worker: WorkerIndex) -> Vec<(OriginPlace, Gauge, u64)> {
         self.ledger.lock().others.gauges_of(worker)
+    }
+
+    /// Notes the number of the router whose gauges have this place, for people.
+    pub(crate) fn name_origin(&self, origin: OriginPlace, number: u64) {
+        self.ledger.lock().others.name(origin, number);
+    }
+
+    /// Adds what each of the other routers adds to a worker to `listed`, by its last gauge.
+    pub(crate) fn list_others(&self, (index, worker): (WorkerIndex, Worker), now_ns: u64, listed: &mut Vec<OtherLoad>) {
+        let ledger = self.ledger.lock();
+        let told = ledger.others.gauges_of(index).into_iter();
+        listed.extend(told.map(|(origin, gauge, set_at_ns)| OtherLoad {
+            worker,
+            origin: ledger.others.number(origin),
+            age_ms: now_ns.saturating_sub(set_at_ns) / 1_000_000,
+            requests: gauge.requests,
+            prefill_tokens: gauge.prefill_tokens,
+            decode_blocks: gauge.decode_blocks(),
+        }));
     }
 }

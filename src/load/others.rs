@@ -19,7 +19,7 @@ use super::load_cells::{LoadCells, PrefillWork, Record};
 use super::prefill::PrefillLoad;
 use super::recent_work::{RecentWork, recent_ms};
 use crate::ids::WorkerIndex;
-use crate::limits::{ROUTER_BYTES, WORKERS_MAX};
+use crate::limits::{ORIGINS_MAX, ROUTER_BYTES, WORKERS_MAX};
 
 /// The running prefill of a router is another than before if it began later by this, nanoseconds. When a prefill began is
 /// known up to the time that a gauge takes from router to router, which varies by less.
@@ -146,10 +146,18 @@ impl SharedWorker {
 const _: () = assert!((size_of::<Told>() + size_of::<SharedWorker>()) * WORKERS_MAX <= ROUTER_BYTES as usize / 2);
 
 /// What other routers said of all workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Others {
     /// By the worker's place; `None` = nothing.
     places: Vec<Option<Box<SharedWorker>>>,
+    /// The numbers of the routers, by their places; 0 = none yet.
+    numbers: [u64; ORIGINS_MAX],
+}
+
+impl Default for Others {
+    fn default() -> Self {
+        Self { places: Vec::new(), numbers: [0; ORIGINS_MAX] }
+    }
 }
 
 impl Others {
@@ -172,6 +180,18 @@ impl Others {
     pub(super) fn gauges_of(&self, worker: WorkerIndex) -> Vec<(OriginPlace, Gauge, u64)> {
         let told = self.at(worker).into_iter().flat_map(|at| &at.told);
         told.map(|told| (told.origin, told.gauge, told.set_at_ns)).collect()
+    }
+
+    /// Notes the number of the router at a place.
+    pub(super) fn name(&mut self, origin: OriginPlace, number: u64) {
+        if let Some(at) = self.numbers.get_mut(usize::from(origin.0)) {
+            *at = number;
+        }
+    }
+
+    /// The number of the router at a place; 0 = none yet.
+    pub(super) fn number(&self, origin: OriginPlace) -> u64 {
+        self.numbers.get(usize::from(origin.0)).copied().unwrap_or_default()
     }
 
     /// All workers of which others have said something are at places below this.

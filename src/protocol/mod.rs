@@ -8,7 +8,7 @@ mod worker;
 
 pub use mode::Mode;
 pub(crate) use reply::cost_terms;
-pub use reply::{CostTerms, MatchStatus, PotentialLoad, PotentialLoads, ReplyNotes};
+pub use reply::{CostTerms, MatchStatus, OtherLoad, PotentialLoad, PotentialLoads, ReplyNotes};
 pub(crate) use route_request::plain_request_fields;
 pub use route_request::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
 pub use worker::{

@@ -54,6 +54,23 @@ impl ReplyNotes {
     }
 }
 
+/// What the bookings of one other router add to the load of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherLoad {
+    /// The worker.
+    pub worker: Worker,
+    /// The number of the router.
+    pub origin: u64,
+    /// How long ago it said so, milliseconds.
+    pub age_ms: u64,
+    /// Its requests in flight.
+    pub requests: u32,
+    /// Tokens of its prefills in progress, as booked.
+    pub prefill_tokens: u64,
+    /// Its decode blocks, rounded.
+    pub decode_blocks: u64,
+}
+
 /// One worker's load, including the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PotentialLoad {

@@ -140,6 +140,15 @@ impl RoutingService {
         self.decide_and_book_once(session, request, decision)
     }
 
+    /// Lists what other routers' bookings add to the candidates.
+    fn list_others(&self, decision: &mut Decision) {
+        let Decision { candidates, prefill, others, .. } = decision;
+        let of_pair = prefill.iter().flat_map(|prefill| &prefill.candidates);
+        for of in candidates.iter().chain(of_pair) {
+            self.tables.loads.list_others((of.index, of.worker), self.now_ns, others);
+        }
+    }
+
     /// Whether the chosen worker has left, so that it cannot be booked.
     fn chosen_left(&self, decision: &Decision) -> bool {
         decision.candidates.first().is_some_and(|chosen| !self.tables.loads.is_admitted(chosen.index))
@@ -279,6 +288,9 @@ impl Service for RoutingService {
             return Ok(busy);
         }
         self.hit_audit.note(&self.tables.fleet.load(), request, decision, &self.scratch, self.now_ns / 1_000_000);
+        if request.explain {
+            self.list_others(decision);
+        }
         self.record(request, decision);
         self.metrics.decisions.record(self.tables.now_ns() - self.now_ns);
         Ok(Routed::Decided)

@@ -6,7 +6,7 @@ use super::policy::Policy;
 use super::rules::Rule;
 use crate::error::Kind;
 use crate::ids::{TierBlocks, Worker, WorkerId, WorkerIndex};
-use crate::protocol::{BookingHandle, CostTerms, MatchStatus, Mode, ReplyNotes, WorkerState};
+use crate::protocol::{BookingHandle, CostTerms, MatchStatus, Mode, OtherLoad, ReplyNotes, WorkerState};
 use crate::trust::Trust;
 
 /// One candidate with its cost.
@@ -91,6 +91,8 @@ pub struct Decision {
     pub engines_idle: Vec<WorkerId>,
     /// The outcome for the session's binding.
     pub affinity: AffinityOutcome,
+    /// What other routers' bookings add to the candidates; only filled if the request asks to explain.
+    pub others: Vec<OtherLoad>,
     /// The worker that prefills, if that is another one; the chosen worker then only decodes.
     pub prefill: Option<Box<Decision>>,
 }
@@ -113,6 +115,7 @@ impl Decision {
     pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
         self.candidates.clear();
         self.removed.clear();
+        self.others.clear();
         self.eligible_rows.clear();
         self.costs.clear();
         self.selected.clear();

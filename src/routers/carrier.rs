@@ -81,6 +81,8 @@ pub struct Link {
     pub is_up: bool,
     /// The router that is there, once its messages have proven it.
     pub origin: Option<OriginId>,
+    /// Whether a broker is there in place of a router.
+    pub is_broker: bool,
 }
 
 /// What a carrier counts.

@@ -265,7 +265,8 @@ impl<C: Carrier> Exchange<C> {
             match effect {
                 Effect::SetGauge { place, worker, gauge, age_ms } => {
                     let at_ns = now_ns.saturating_sub(age_ms.saturating_mul(1_000_000));
-                    let is_known = self.table.set(place, worker, gauge, at_ns);
+                    let of = self.origins.id_at(place).unwrap_or_default();
+                    let is_known = self.table.set((place, of), worker, gauge, at_ns);
                     let counter = if is_known { RouterCounter::GaugesSet } else { RouterCounter::GaugesUnknownWorker };
                     self.count(counter, 1);
                 }
@@ -307,7 +308,8 @@ impl<C: Carrier> Exchange<C> {
         for worker in &change.joined {
             for (place, gauge, age_ms) in self.origins.gauges_of(*worker, now_ns / 1_000_000) {
                 let at_ns = now_ns.saturating_sub(age_ms.saturating_mul(1_000_000));
-                self.table.set(place, *worker, gauge, at_ns);
+                let of = self.origins.id_at(place).unwrap_or_default();
+                self.table.set((place, of), *worker, gauge, at_ns);
             }
         }
         change.joined.into_iter().chain(change.left).for_each(|worker| self.publisher.note_changed(worker));
@@ -382,6 +384,7 @@ impl<C: Carrier> Exchange<C> {
             address: self.carrier.address().to_owned(),
             sequence: self.publisher.sequence(),
             digest: self.publisher.digest(),
+            load: self.publisher.load(),
         };
         self.view.show(RoutersShown {
             own: Some(own),

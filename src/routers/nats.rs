@@ -391,11 +391,13 @@ impl Carrier for Nats {
         // Until the others had time to answer a greeting, it is not known who they are.
         let is_greeted =
             self.up_since_ms.is_some_and(|since_ms| self.now_ms.saturating_sub(since_ms) >= NATS_GREETED_MS);
-        let server = Link { address: self.link.server().to_string(), is_up, origin: is_greeted.then_some(self.own) };
+        let origin = is_greeted.then_some(self.own);
+        let server = Link { address: self.link.server().to_string(), is_up, origin, is_broker: true };
         let link = |of: &Heard| Link {
             address: format!("nats:{}", self.subjects.load(&word(of.origin))),
             is_up,
             origin: Some(of.origin),
+            is_broker: false,
         };
         let heard = self.heard.iter().enumerate().filter_map(|(place, of)| Some((place, link(of.as_ref()?))));
         std::iter::once((SERVER, server)).chain(heard).collect()

@@ -61,7 +61,7 @@ pub struct OriginLoad {
 }
 
 impl OriginLoad {
-    fn with(self, gauge: &Gauge) -> Self {
+    pub(super) fn with(self, gauge: &Gauge) -> Self {
         Self {
             requests: self.requests + u64::from(gauge.requests),
             prefill_tokens: self.prefill_tokens.saturating_add(gauge.prefill_tokens),
@@ -147,6 +147,12 @@ impl Origins {
             let age_ms = now_ms.saturating_sub(held.sent_ms);
             (!held.gauge.is_zero()).then_some((place as u8, held.gauge, age_ms))
         })
+    }
+
+    /// The origin at a place.
+    #[must_use]
+    pub fn id_at(&self, place: u8) -> Option<OriginId> {
+        self.places.get(usize::from(place))?.as_ref().map(Origin::id)
     }
 
     /// Whether no origin that was heard is still being asked for its first snapshot.

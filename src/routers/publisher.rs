@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
 use super::digest::Digest;
+use super::origins::OriginLoad;
 use super::protocol::{Batch, Content, Heartbeat, MAJOR, SnapshotRequest, SnapshotSection};
 use super::values::{Binding, Fingerprint, Gauge, Nonce, OriginId, Sender, SessionName, WorkerGauge};
 use crate::ids::Worker;
@@ -130,6 +131,11 @@ impl Publisher {
     #[must_use]
     pub const fn digest(&self) -> Digest {
         self.digest
+    }
+
+    /// The sum of the gauges as of the last batch.
+    pub(super) fn load(&self) -> OriginLoad {
+        self.sent.values().fold(OriginLoad::default(), |sum, sent| sum.with(&sent.gauge))
     }
 
     /// Bindings that were dropped because too many waited.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::values::Gauge;
+use super::values::{Gauge, OriginId};
 use crate::fleet::Fleet;
 use crate::ids::{Worker, WorkerIndex};
+use crate::limits::ORIGINS_MAX;
 use crate::load::{ChangesSeen, Loads, OriginPlace};
 use crate::requests::OthersLoads;
 
@@ -22,6 +23,8 @@ pub(super) struct SharedLoads {
     indexes: FxHashMap<Worker, WorkerIndex>,
     by_place: Vec<Option<Worker>>,
     seen: ChangesSeen,
+    /// The origins that have named themselves, by place.
+    named: [OriginId; ORIGINS_MAX],
     /// Reused memory.
     places: Vec<u32>,
 }
@@ -45,6 +48,7 @@ impl SharedLoads {
             indexes: FxHashMap::default(),
             by_place: Vec::new(),
             seen: ChangesSeen::default(),
+            named: [OriginId::default(); ORIGINS_MAX],
             places: Vec::new(),
         }
     }
@@ -89,7 +93,11 @@ impl SharedLoads {
     }
 
     /// Sets what an origin adds to a worker, as of a time. `false` = this router does not know the worker.
-    pub(super) fn set(&self, place: u8, worker: Worker, gauge: Gauge, at_ns: u64) -> bool {
+    pub(super) fn set(&mut self, (place, of): (u8, OriginId), worker: Worker, gauge: Gauge, at_ns: u64) -> bool {
+        if let Some(named) = self.named.get_mut(usize::from(place)).filter(|named| **named != of) {
+            *named = of;
+            self.loads.name_origin(OriginPlace(place), of.0);
+        }
         let index = self.indexes.get(&worker);
         index.is_some_and(|index| self.others.set(OriginPlace(place), *index, gauge, at_ns))
     }

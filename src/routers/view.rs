@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::carrier::Link;
 use super::digest::Digest;
 use super::effects::Notice;
-use super::origins::OriginStatus;
+use super::origins::{OriginLoad, OriginStatus};
 use super::protocol::Fault;
 use super::values::{OriginId, Sender};
 use crate::metrics::{CounterSet, RouterCounter};
@@ -54,6 +54,8 @@ pub struct OwnShown {
     pub sequence: u64,
     /// Of its gauges as of that batch.
     pub digest: Digest,
+    /// Their sum.
+    pub load: OriginLoad,
 }
 
 /// The link to a peer, and why its last messages were refused.

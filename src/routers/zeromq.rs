@@ -45,12 +45,16 @@ const POLL_EVENTS: usize = 128;
 
 /// The token of a lookup. It signals only that the lookup has ended, which is looked for anyway.
 const LOOKUP: Token = Token(usize::MAX);
+/// The number of the link that stands for a list that is not known yet.
+const AWAITED: usize = usize::MAX - 1;
 
 /// The peers that are wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantedPeers {
     /// By their addresses.
     pub listed: Vec<Endpoint>,
+    /// The name of a list that is not known yet: until it is, none of its peers is.
+    pub awaited: Option<String>,
     /// And those at all addresses of this host name, with this port.
     pub named: Option<(String, u16)>,
 }
@@ -161,7 +165,14 @@ impl ZeroMq {
         let mut missing: Vec<Endpoint> = self.wanted.listed.iter().chain(&self.found).cloned().collect();
         missing.sort_unstable();
         missing.dedup();
-        missing.truncate(ROUTER_PEERS_MAX);
+        if missing.len() > ROUTER_PEERS_MAX {
+            tracing::error!(
+                peers = missing.len(),
+                peers_max = ROUTER_PEERS_MAX,
+                "this router does not hear all of its peers; name fewer"
+            );
+            missing.truncate(ROUTER_PEERS_MAX);
+        }
         for (at, place) in self.peers.iter_mut().enumerate() {
             let is_of = |of: &ConnectedPeer| missing.iter().position(|endpoint| *endpoint == of.endpoint);
             match place.as_ref().map(is_of) {
@@ -314,13 +325,18 @@ impl Carrier for ZeroMq {
     }
 
     fn links(&self) -> Vec<(usize, Link)> {
-        let link = |of: &ConnectedPeer| Link { address: of.endpoint.to_string(), is_up: of.is_up, origin: of.origin };
+        let link = |of: &ConnectedPeer| {
+            let ConnectedPeer { endpoint, is_up, origin, .. } = of;
+            Link { address: endpoint.to_string(), is_up: *is_up, origin: *origin, is_broker: false }
+        };
         let mut links: Vec<_> =
             self.peers.iter().enumerate().filter_map(|(at, of)| Some((at, link(of.as_ref()?)))).collect();
+        // Until it is known which peers there are, none of them is known.
+        let unknown = |address| Link { address, is_up: false, origin: None, is_broker: false };
         if let Some((host, port)) = self.wanted.named.as_ref().filter(|_| self.found.is_empty()) {
-            // Until it is known which peers there are, none of them is known.
-            links.push((LOOKUP.0, Link { address: format!("{host}:{port}"), is_up: false, origin: None }));
+            links.push((LOOKUP.0, unknown(format!("{host}:{port}"))));
         }
+        links.extend(self.wanted.awaited.clone().map(|list| (AWAITED, unknown(list))));
         links
     }
 

@@ -206,7 +206,7 @@ const RING: &[Call] = calls!["io_uring_enter"];
 /// What a part of the file system is to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// The configuration file. Read.
+    /// The configuration file, and that of other routers. Read.
     Config,
     /// Files of workers, or of endpoints. Read.
     Workers,

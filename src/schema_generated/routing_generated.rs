@@ -2465,6 +2465,293 @@ impl<'a> Trust {
 
 }
 
+// struct OtherLoad, aligned to 8
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq)]
+pub struct OtherLoad(pub [u8; 48]);
+impl Default for OtherLoad { 
+  fn default() -> Self { 
+    Self([0; 48])
+  }
+}
+impl ::core::fmt::Debug for OtherLoad {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    f.debug_struct("OtherLoad")
+      .field("worker_id", &self.worker_id())
+      .field("origin", &self.origin())
+      .field("age_ms", &self.age_ms())
+      .field("prefill_tokens", &self.prefill_tokens())
+      .field("decode_blocks", &self.decode_blocks())
+      .field("requests", &self.requests())
+      .field("dp_rank", &self.dp_rank())
+      .finish()
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for OtherLoad {}
+impl<'a> ::flatbuffers::Follow<'a> for OtherLoad {
+  type Inner = &'a OtherLoad;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    unsafe { <&'a OtherLoad>::follow(buf, loc) }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for &'a OtherLoad {
+  type Inner = &'a OtherLoad;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    unsafe { ::flatbuffers::follow_cast_ref::<OtherLoad>(buf, loc) }
+  }
+}
+impl<'b> ::flatbuffers::Push for OtherLoad {
+    type Output = OtherLoad;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        let src = unsafe { ::core::slice::from_raw_parts(self as *const OtherLoad as *const u8, <Self as ::flatbuffers::Push>::size()) };
+        dst.copy_from_slice(src);
+    }
+    #[inline]
+    fn alignment() -> ::flatbuffers::PushAlignment {
+        ::flatbuffers::PushAlignment::new(8)
+    }
+}
+
+impl<'a> ::flatbuffers::Verifiable for OtherLoad {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.in_buffer::<Self>(pos)
+  }
+}
+
+impl<'a> OtherLoad {
+  #[allow(clippy::too_many_arguments)]
+  pub fn new(
+    worker_id: u64,
+    origin: u64,
+    age_ms: u64,
+    prefill_tokens: u64,
+    decode_blocks: u64,
+    requests: u32,
+    dp_rank: u32,
+  ) -> Self {
+    let mut s = Self([0; 48]);
+    s.set_worker_id(worker_id);
+    s.set_origin(origin);
+    s.set_age_ms(age_ms);
+    s.set_prefill_tokens(prefill_tokens);
+    s.set_decode_blocks(decode_blocks);
+    s.set_requests(requests);
+    s.set_dp_rank(dp_rank);
+    s
+  }
+
+  pub fn worker_id(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[0..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_worker_id(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[0..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn origin(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[8..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_origin(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[8..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn age_ms(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[16..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_age_ms(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[16..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn prefill_tokens(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[24..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_prefill_tokens(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[24..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn decode_blocks(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[32..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_decode_blocks(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[32..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn requests(&self) -> u32 {
+    let mut mem = ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[40..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_requests(&mut self, x: u32) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[40..].as_mut_ptr(),
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn dp_rank(&self) -> u32 {
+    let mut mem = ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[44..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_dp_rank(&mut self, x: u32) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[44..].as_mut_ptr(),
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+}
+
 pub enum SchemeOffset {}
 #[derive(Copy, Clone, PartialEq)]
 
@@ -4971,6 +5258,7 @@ impl<'a> RouteReply<'a> {
   pub const VT_MODE: ::flatbuffers::VOffsetT = 30;
   pub const VT_PREFILL: ::flatbuffers::VOffsetT = 32;
   pub const VT_PREFILL_BOOKING: ::flatbuffers::VOffsetT = 34;
+  pub const VT_OTHERS: ::flatbuffers::VOffsetT = 36;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -4986,6 +5274,7 @@ impl<'a> RouteReply<'a> {
     builder.add_fleet_version(args.fleet_version);
     builder.add_policy_version(args.policy_version);
     builder.add_notes(args.notes);
+    if let Some(x) = args.others { builder.add_others(x); }
     if let Some(x) = args.prefill_booking { builder.add_prefill_booking(x); }
     if let Some(x) = args.prefill { builder.add_prefill(x); }
     builder.add_retry_after_us(args.retry_after_us);
@@ -5114,6 +5403,13 @@ impl<'a> RouteReply<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<BookingHandle>(RouteReply::VT_PREFILL_BOOKING, None)}
   }
+  #[inline]
+  pub fn others(&self) -> Option<::flatbuffers::Vector<'a, OtherLoad>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, OtherLoad>>>(RouteReply::VT_OTHERS, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for RouteReply<'_> {
@@ -5138,6 +5434,7 @@ impl ::flatbuffers::Verifiable for RouteReply<'_> {
      .visit_field::<Mode>("mode", Self::VT_MODE, false)?
      .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<Candidate>>>>("prefill", Self::VT_PREFILL, false)?
      .visit_field::<BookingHandle>("prefill_booking", Self::VT_PREFILL_BOOKING, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, OtherLoad>>>("others", Self::VT_OTHERS, false)?
      .finish();
     Ok(())
   }
@@ -5159,6 +5456,7 @@ pub struct RouteReplyArgs<'a> {
     pub mode: Mode,
     pub prefill: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<Candidate<'a>>>>>,
     pub prefill_booking: Option<&'a BookingHandle>,
+    pub others: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, OtherLoad>>>,
 }
 impl<'a> Default for RouteReplyArgs<'a> {
   #[inline]
@@ -5180,6 +5478,7 @@ impl<'a> Default for RouteReplyArgs<'a> {
       mode: Mode::Default,
       prefill: None,
       prefill_booking: None,
+      others: None,
     }
   }
 }
@@ -5254,6 +5553,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouteReplyBuilder<'a, 'b, A> 
     self.fbb_.push_slot_always::<&BookingHandle>(RouteReply::VT_PREFILL_BOOKING, prefill_booking);
   }
   #[inline]
+  pub fn add_others(&mut self, others: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , OtherLoad>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RouteReply::VT_OTHERS, others);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouteReplyBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     RouteReplyBuilder {
@@ -5288,6 +5591,7 @@ impl ::core::fmt::Debug for RouteReply<'_> {
       ds.field("mode", &self.mode());
       ds.field("prefill", &self.prefill());
       ds.field("prefill_booking", &self.prefill_booking());
+      ds.field("others", &self.others());
       ds.finish()
   }
 }

@@ -8,8 +8,8 @@ use super::frame_composer::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::header::FrameKind;
 use super::message::{ServerLimits, WatchCursor};
 use super::schema_conversions::{
-    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, outcome_to_wire, role_to_wire, scheme_args, state_to_wire,
-    terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
+    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, other_to_wire, outcome_to_wire, role_to_wire, scheme_args,
+    state_to_wire, terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
 };
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId};
@@ -18,7 +18,7 @@ use crate::protocol::{BookingHandle, BookingOutcome};
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
 
-const ROUTE_REPLY: Layout<104, 36> = Layout::of(&[
+const ROUTE_REPLY: Layout<104, 38> = Layout::of(&[
     (fb::RouteReply::VT_CANDIDATES, REFERENCE),
     (fb::RouteReply::VT_ELIGIBLE, 4),
     (fb::RouteReply::VT_REQUEST_BLOCKS, 4),
@@ -35,7 +35,7 @@ const ROUTE_REPLY: Layout<104, 36> = Layout::of(&[
     (fb::RouteReply::VT_NOBODY, 2),
     (fb::RouteReply::VT_MATCH_, 1),
     (fb::RouteReply::VT_MODE, 1),
-    (PADDING, 4),
+    (fb::RouteReply::VT_OTHERS, REFERENCE),
 ]);
 
 const CANDIDATE: Layout<96, 20> = Layout::of(&[
@@ -113,6 +113,7 @@ impl ReplyEncoder {
         reply.set(fb::RouteReply::VT_RETRY_AFTER_US, retry_after_us.to_le_bytes());
         reply.set(fb::RouteReply::VT_MODE, [mode_to_wire(decision.mode).0]);
         reply.leave_out(fb::RouteReply::VT_PREFILL, prefill.is_none());
+        reply.leave_out(fb::RouteReply::VT_OTHERS, decision.others.is_empty());
         reply.set_if(fb::RouteReply::VT_PREFILL_BOOKING, prefill.and_then(|prefill| prefill.booking).map(handle));
 
         let listed = decision.candidates.len() + prefill.map_or(0, |prefill| prefill.candidates.len());
@@ -129,6 +130,11 @@ impl ReplyEncoder {
         if lists_removed {
             let place = write_removed(&mut frame, decision);
             frame.refer_field((&ROUTE_REPLY, root), fb::RouteReply::VT_REMOVED, place);
+        }
+        if !decision.others.is_empty() {
+            let place = frame.begin_vector(decision.others.len(), 8);
+            decision.others.iter().for_each(|other| frame.bytes(&other_to_wire(other).0));
+            frame.refer_field((&ROUTE_REPLY, root), fb::RouteReply::VT_OTHERS, place);
         }
         frame.end(root);
     }

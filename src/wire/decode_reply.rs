@@ -9,9 +9,9 @@ use super::message::{
 };
 use super::read_only_requests;
 use super::schema_conversions::{
-    device_from_wire, match_from_wire, mode_from_wire, outcome_from_wire, role_from_wire, scheme_from_wire,
-    side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire, unknown_value,
-    worker_from_wire,
+    device_from_wire, match_from_wire, mode_from_wire, other_from_wire, outcome_from_wire, role_from_wire,
+    scheme_from_wire, side_from_wire, state_from_wire, terms_from_wire, tiers_from_wire, trust_from_wire,
+    unknown_value, worker_from_wire,
 };
 use super::table::{self, malformed};
 use super::table::{Field, HotTable, Listed, TableReader, hot_tables};
@@ -160,7 +160,7 @@ fn error(table: fb::Error<'_>) -> RemoteError {
 }
 
 hot_tables! {
-    RouteReplyFields of RouteReply unless rare: VT_REMOVED {
+    RouteReplyFields of RouteReply unless rare: VT_REMOVED | VT_OTHERS {
         candidates: Listed<CandidateFields<'a>> = VT_CANDIDATES or return None,
         eligible: u32 = VT_ELIGIBLE,
         match_: fb::MatchStatus = VT_MATCH_,
@@ -196,6 +196,8 @@ pub(super) fn route_reply(said: &RouteReplyFields<'_>) -> Result<RouteReply> {
         };
         removed.iter().map(rule).collect()
     });
+    let others = said.rare.and_then(|table| table.others());
+    let others = others.map(|others| others.iter().map(other_from_wire).collect());
     let handle = |handle: fb::BookingHandle| BookingHandle { slot: handle.slot(), generation: handle.generation() };
     Ok(RouteReply {
         candidates: candidates(&said.candidates.0)?,
@@ -214,6 +216,7 @@ pub(super) fn route_reply(said: &RouteReplyFields<'_>) -> Result<RouteReply> {
         mode: mode_from_wire(said.mode),
         prefill: candidates(said.prefill.as_ref().map_or(&[], |prefill| &prefill.0))?,
         prefill_booking: said.prefill_booking.map(handle),
+        others: others.unwrap_or_default(),
     })
 }
 

@@ -7,8 +7,8 @@ use super::decode_request::LaneOpened;
 use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{Scheme, SpaceId, TierBlocks, Worker};
 use crate::protocol::{
-    BookingHandle, BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, PotentialLoads, ReplyNotes,
-    WorkerState,
+    BookingHandle, BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, OtherLoad, PoolRole, PotentialLoads,
+    ReplyNotes, WorkerState,
 };
 use crate::trust::Trust;
 
@@ -148,6 +148,8 @@ pub struct RouteReply {
     pub prefill: Vec<Candidate>,
     /// The booking of the worker that prefills, if there is one.
     pub prefill_booking: Option<BookingHandle>,
+    /// What the bookings of other routers add to the candidates, if the request asked to explain.
+    pub others: Vec<OtherLoad>,
 }
 
 impl RouteReply {

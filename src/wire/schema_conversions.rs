@@ -7,7 +7,9 @@ use super::frame_composer::{Layout, PADDING, Table};
 use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
 use crate::limits::FRAME_ALIGN_BYTES;
-use crate::protocol::{BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, PoolRole, WorkerState, cost_terms};
+use crate::protocol::{
+    BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, OtherLoad, PoolRole, WorkerState, cost_terms,
+};
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
 
@@ -73,6 +75,22 @@ pub(super) fn worker_to_wire(worker: Worker) -> fb::WorkerRef {
 
 pub(super) fn worker_from_wire(worker: &fb::WorkerRef) -> Worker {
     Worker::new(worker.worker_id(), worker.dp_rank())
+}
+
+pub(super) fn other_to_wire(load: &OtherLoad) -> fb::OtherLoad {
+    let OtherLoad { worker, origin, age_ms, requests, prefill_tokens, decode_blocks } = *load;
+    fb::OtherLoad::new(worker.id.0, origin, age_ms, prefill_tokens, decode_blocks, requests, worker.rank.0)
+}
+
+pub(super) fn other_from_wire(load: &fb::OtherLoad) -> OtherLoad {
+    OtherLoad {
+        worker: Worker::new(load.worker_id(), load.dp_rank()),
+        origin: load.origin(),
+        age_ms: load.age_ms(),
+        requests: load.requests(),
+        prefill_tokens: load.prefill_tokens(),
+        decode_blocks: load.decode_blocks(),
+    }
 }
 
 pub(super) fn tiers_to_wire(blocks: TierBlocks) -> fb::TierBlocks {

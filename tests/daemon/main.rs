@@ -14,6 +14,7 @@ mod journal;
 mod kit;
 mod laws;
 mod memory;
+mod previous;
 mod routers;
 mod serve;
 mod snapshot;

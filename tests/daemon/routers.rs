@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 
 use kvrouted::client::Client;
 use kvrouted::ids::Worker;
-use kvrouted::load::{BookingHandle, BookingRef};
+use kvrouted::load::{BookingHandle, BookingRef, OtherLoad};
+
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{RouterStatus, StatusPage};
 use tempfile::TempDir;
@@ -55,6 +56,8 @@ struct Site {
     listen: Option<String>,
     peers: Vec<String>,
     named: Option<String>,
+    /// A file with the addresses of peers.
+    peers_file: Option<String>,
     secret: &'static str,
     join_ms_max: u64,
     silent_ms_max: u64,
@@ -75,6 +78,7 @@ impl Site {
             listen: None,
             peers: Vec::new(),
             named: None,
+            peers_file: None,
             secret: SECRET,
             join_ms_max: 0,
             silent_ms_max: 3000,
@@ -94,9 +98,12 @@ impl Site {
         let secret = self.folder.path().join("secret");
         std::fs::write(&secret, self.secret).expect("written");
         let Self { name, peers, join_ms_max, silent_ms_max, tables, .. } = self;
-        let dns = self.named.as_ref().map_or_else(String::new, |named| format!("peers_dns = {named:?}\n"));
+        let of = |field: &str, value: &Option<String>| {
+            value.as_ref().map_or_else(String::new, |value| format!("{field} = {value:?}\n"))
+        };
+        let lists = of("peers_dns", &self.named) + &of("peers_file", &self.peers_file);
         let way = match &self.way {
-            Way::ZeroMq => format!("listen = \"{}\"\npeers = {peers:?}\n{dns}", self.address()),
+            Way::ZeroMq => format!("listen = \"{}\"\npeers = {peers:?}\n{lists}", self.address()),
             Way::Nats(server) => format!("nats = [\"{}\"]\n", server.address("nats")),
         };
         let tables = format!(
@@ -170,6 +177,14 @@ fn route(client: &mut Client, request_id: &str, pin: Option<u64>) -> (Worker, Bo
     (reply.candidates[0].worker, reply.booking.expect("a booking"))
 }
 
+/// What the router says that others add to the candidates of a request.
+fn others(client: &mut Client, explain: bool) -> Vec<OtherLoad> {
+    let space = client.space("m", None).expect("the space").id;
+    let tokens = prompt(9, 3200);
+    let request = RouteRequest { explain, candidates_max: 8, ..RouteRequest::new(space, Prompt::of_tokens(&tokens)) };
+    client.route(&request).expect("a reply").others
+}
+
 fn free(client: &mut Client, booking: BookingHandle) {
     client.free(&BookingRef::Handle(booking)).expect("freed");
 }
@@ -197,6 +212,12 @@ fn a_booking_counts_at_the_other_router_until_it_is_freed() {
         assert_eq!(counter(&at_b, 1, "active_requests"), Some(1), "it is part of the load");
         assert!(counter(&at_b, 1, "others_prefill_tokens") == Some(3200) && others_requests(&at_b, 2) == 0);
         assert_eq!(others_requests(&at_a, 1), 0, "it is no other router's at the router that booked it");
+        let [explained, unexplained] = [true, false].map(|explain| others(&mut of_b, explain));
+        let [said] = &explained[..] else { panic!("one router adds to one worker: {explained:?}") };
+        let by_a = (Worker::new(1, 0), own(&at_a).origin, 1, 3200);
+        assert_eq!((said.worker, said.origin, said.requests, said.prefill_tokens), by_a);
+        assert!(unexplained.is_empty() && others(&mut of_a, true).is_empty());
+        until("its own row says so", || (own(&at_a).requests, own(&at_a).prefill_tokens) == (1, 3200));
         for _ in 0..5 {
             let (worker, booking) = route(&mut of_b, "b", None);
             assert_eq!(worker, Worker::new(2, 0), "the other router's worker is busy");
@@ -422,6 +443,36 @@ fn peers_come_and_go_with_the_configuration_and_with_the_addresses_of_a_name() {
     by_name.named = Some(format!("localhost:{port}"));
     let at = by_name.start();
     until_live(&at, &bound);
+}
+
+#[test]
+fn peers_come_and_go_with_a_file_that_is_replaced_and_a_bad_one_changes_nothing() {
+    let [b, c] = ["b", "c"].map(Site::new);
+    let (at_b, at_c) = (b.start(), c.start());
+    let mut a = Site::new("a");
+    let (list, next) = (a.folder.path().join("peers"), a.folder.path().join("peers.next"));
+    a.peers_file = Some(text(&list).to_owned());
+    a.join_ms_max = NEVER_MS;
+    let replace = |lines: &str| {
+        std::fs::write(&next, lines).expect("written");
+        std::fs::rename(&next, &list).expect("renamed");
+    };
+    let at_a = a.start();
+    // Until the file is there, it is not known who the others are.
+    until("a file that is missing is named", || findings(&at_a).contains(&"source_unusable".to_owned()));
+    assert_eq!(at_a.said(&["status"])["ready"], false);
+    replace(&format!("# the others\n{}\n", b.address()));
+    until_live(&at_a, &b.address());
+    until("it is ready", || at_a.said(&["status"])["ready"] == true);
+    until("the file is usable", || !findings(&at_a).contains(&"source_unusable".to_owned()));
+    replace(&format!("{}\nno address\n", c.address()));
+    until("a bad line is named", || findings(&at_a).contains(&"source_unusable".to_owned()));
+    assert!(row(&at_a.status(), &c.address()).is_none(), "a list is used whole or not at all");
+    until_live(&at_a, &b.address());
+    replace(&format!("{}\n", c.address()));
+    until_live(&at_a, &c.address());
+    until("the other one is gone", || row(&at_a.status(), &b.address()).is_none());
+    drop((at_b, at_c));
 }
 
 #[test]

@@ -33,6 +33,7 @@ from .messages import (
     Mode,
     OverlapEntry,
     OverlapReply,
+    OtherLoad,
     Overrides,
     PoolRole,
     PotentialLoad,
@@ -489,6 +490,17 @@ def _removal(reading: _Reading, table: Any) -> Removal:
     return Removal(reading.text(table.Rule()), reading.listed(table.WorkersLength(), table.Workers, _worker))
 
 
+def _other(load: Any) -> OtherLoad:
+    return OtherLoad(
+        worker=_worker(load),
+        origin=load.Origin(),
+        age_ms=load.AgeMs(),
+        requests=load.Requests(),
+        prefill_tokens=load.PrefillTokens(),
+        decode_blocks=load.DecodeBlocks(),
+    )
+
+
 def _booking(handle: Any, instance_id: int) -> Booking | None:
     if handle is None or (handle.Slot(), handle.Generation()) == (0, 0):
         return None
@@ -514,6 +526,7 @@ def _route(reading: _Reading) -> RouteReply:
         mode=Mode(table.Mode()),
         prefill=reading.tables(table.PrefillLength(), table.Prefill, partial(_candidate, reading)),
         prefill_booking=_booking(table.PrefillBooking(), reading.instance_id),
+        others=reading.listed(table.OthersLength(), table.Others, _other),
     )
 
 

@@ -339,6 +339,23 @@ class Booking:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherLoad:
+    """What the bookings of one other router add to the load of a worker."""
+
+    worker: Worker
+    #: The number of the router.
+    origin: int
+    #: How long ago it said so, milliseconds.
+    age_ms: int
+    #: Its requests in flight.
+    requests: int
+    #: Tokens of its prefills in progress, as booked.
+    prefill_tokens: int
+    #: Its decode blocks, rounded.
+    decode_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RouteReply:
     """A decision."""
 
@@ -367,6 +384,8 @@ class RouteReply:
     prefill: tuple[Candidate, ...] = ()
     #: The booking of the worker that prefills.
     prefill_booking: Booking | None = None
+    #: What the bookings of other routers add to the candidates, if the request asked to explain.
+    others: tuple[OtherLoad, ...] = ()
     decided_by: DecidedBy = DecidedBy.DAEMON
     #: Why the daemon did not decide.
     fallback_reason: str | None = None

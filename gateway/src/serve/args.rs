@@ -35,6 +35,51 @@ pub enum Command {
     Epp(EppArgs),
     /// Simulated engines, a daemon and the gateway, for a first try without a GPU
     Demo(DemoArgs),
+    /// The routers behind a service of Kubernetes, as a file that daemons follow (`peers_file` in [routers])
+    Peers(PeersArgs),
+}
+
+/// The options of `peers`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PeersArgs {
+    /// The service whose pods are the routers
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    pub service: String,
+    /// The port at which routers hear each other, by its name in the service or by number [default: the service's only
+    /// port]
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<String>,
+    /// The file to write; it is replaced by renaming
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// The API server, as https://HOST:PORT [default: that of the cluster whose pod this is]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// A file with a bearer token for the server of --url
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with the authorities of that server's certificate [default: the machine's own]
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub ca_file: Option<PathBuf>,
+    /// The least severe level logged: off, error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+impl PeersArgs {
+    /// The fields of the configuration that the flags set.
+    #[must_use]
+    pub fn flags(&self) -> Flags {
+        let kubernetes = RawKubernetes {
+            service: Some(self.service.clone()),
+            pool: None,
+            ports: self.port.iter().cloned().collect(),
+            url: self.url.clone(),
+            token_file: self.token_file.clone(),
+            ca_file: self.ca_file.clone(),
+        };
+        Flags { log_level: self.log_level.clone(), kubernetes, ..Flags::default() }
+    }
 }
 
 /// The options of `epp`.

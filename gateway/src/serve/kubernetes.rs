@@ -52,6 +52,11 @@ impl KubernetesOptions {
         };
         Ok(Self { access, source, api_key })
     }
+
+    /// Starts to watch the pods alone. Call it within the tokio runtime.
+    pub(super) fn watch(self) -> FleetWatch {
+        FleetWatch::start(self.access, self.source)
+    }
 }
 
 /// The pods of a running gateway.

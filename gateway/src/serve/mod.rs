@@ -9,6 +9,7 @@
 //! picked.rs      the endpoint picker's questions, answered by the core
 //! epp.rs         `epp`: listener, endpoints, signals, the end
 //! proxy.rs       `serve`: listeners, signals, the end
+//! peers.rs       `peers`: the routers behind a service, as a file
 //! sandboxed.rs   what is given up before any of it starts
 //! ```
 
@@ -17,6 +18,7 @@ mod core;
 mod demo;
 mod epp;
 mod kubernetes;
+mod peers;
 mod picked;
 mod proxy;
 mod routed;
@@ -25,7 +27,7 @@ mod sandboxed;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, KubernetesArgs, ServeArgs};
+pub use args::{Cli, Command, CommonArgs, DemoArgs, EppArgs, KubernetesArgs, PeersArgs, ServeArgs};
 pub use core::{Core, CoreOptions};
 pub use routed::Routed;
 
@@ -65,6 +67,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(Command::Serve(args)) => serve(&args),
         Some(Command::Epp(args)) => pick(&args),
         Some(Command::Demo(args)) => demo::run(&args),
+        Some(Command::Peers(args)) => peers::run(&args),
         None => serve(&cli.serve),
     };
     match done {

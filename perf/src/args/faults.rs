@@ -1,9 +1,9 @@
 //! Arguments of `faults`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
+
+use super::OutputArgs;
 
 /// Arguments of `faults`.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -35,16 +35,8 @@ pub(crate) struct FaultsArgs {
     /// Fixes the plan of faults, not the timing.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Print one JSON object in place of the text.
-    #[arg(long)]
+    /// What becomes of the report.
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    #[serde(skip)]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    #[serde(skip)]
-    pub(crate) name: Option<String>,
+    pub(crate) output: OutputArgs,
 }

@@ -1,9 +1,9 @@
 //! Arguments of `fleet` and of the processes that simulate its engines.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
+
+use super::OutputArgs;
 
 /// Arguments of `fleet`.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -50,18 +50,10 @@ pub(crate) struct FleetArgs {
     /// Ingest threads of each daemon.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) shards: u16,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
+    /// What becomes of the report.
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    #[serde(skip)]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    #[serde(skip)]
-    pub(crate) name: Option<String>,
+    pub(crate) output: OutputArgs,
 }
 
 impl FleetArgs {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::OutputArgs;
+
 /// A way from the caller to the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -99,18 +101,10 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub(crate) proxies: Option<PathBuf>,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
+    /// What becomes of the report.
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    #[serde(skip)]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    #[serde(skip)]
-    pub(crate) name: Option<String>,
+    pub(crate) output: OutputArgs,
 }
 
 /// Arguments of `gateway-upstream`.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::OutputArgs;
+
 /// An io engine of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,18 +73,10 @@ pub(crate) struct SocketArgs {
     /// In place of all that: requests a second of so many serving cores, each with a client process of its own.
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) cores: Vec<u16>,
-    /// Print one JSON object in place of the table.
-    #[arg(long)]
+    /// What becomes of the report.
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) json: bool,
-    /// Also write NAME.json and NAME.txt into this folder.
-    #[arg(long, value_name = "DIR", requires = "name")]
-    #[serde(skip)]
-    pub(crate) save: Option<PathBuf>,
-    /// The name of what `--save` writes.
-    #[arg(long, value_name = "NAME", requires = "save")]
-    #[serde(skip)]
-    pub(crate) name: Option<String>,
+    pub(crate) output: OutputArgs,
 }
 
 /// Which server.

@@ -169,6 +169,7 @@ fn ranking(reply: wire::RouteReply) -> Ranking {
         mode: reply.mode,
         no_worker: Kind::from_code(reply.nobody),
         prefill: reply.prefill.into_iter().map(candidate).collect(),
+        others: reply.others,
         rows,
     }
 }

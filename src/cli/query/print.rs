@@ -5,9 +5,11 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde::Serialize;
 
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::router_status::router_number;
 use crate::error::{Error, Kind, counted};
 use crate::fleet::WorkerState;
 use crate::ids::{TierBlocks, Worker};
+use crate::protocol::OtherLoad;
 use crate::route::{CostTerms, MatchStatus, Mode, PotentialLoad, PotentialLoads, ReplyNotes};
 use crate::trust::Trust;
 
@@ -37,6 +39,8 @@ pub(super) struct Ranking {
     pub(super) rows: Vec<Row>,
     /// For a pair: the prefill workers, the chosen one first. Empty = the worker chosen above also does the prefill.
     pub(super) prefill: Vec<Row>,
+    /// What other routers' bookings add to the workers.
+    pub(super) others: Vec<OtherLoad>,
 }
 
 /// One worker of a decision.
@@ -78,6 +82,20 @@ struct RankingJson<'a> {
     /// Only for pairs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     prefill_candidates: Vec<CandidateJson<'a>>,
+    /// Only if other routers have bookings.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    others: Vec<OtherJson>,
+}
+
+#[derive(Serialize)]
+struct OtherJson {
+    worker_id: u64,
+    dp_rank: u32,
+    origin: String,
+    age_ms: u64,
+    requests: u32,
+    prefill_tokens: u64,
+    decode_blocks: u64,
 }
 
 #[derive(Serialize)]
@@ -121,6 +139,20 @@ fn candidate_json(row: &Row) -> CandidateJson<'_> {
     }
 }
 
+fn other_json(load: &OtherLoad) -> OtherJson {
+    let OtherLoad { worker, origin, age_ms, requests, prefill_tokens, decode_blocks } = *load;
+    let origin = router_number(origin);
+    OtherJson {
+        worker_id: worker.id.0,
+        dp_rank: worker.rank.0,
+        origin,
+        age_ms,
+        requests,
+        prefill_tokens,
+        decode_blocks,
+    }
+}
+
 /// An answer as one line of JSON, without line end.
 ///
 /// # Errors
@@ -132,6 +164,7 @@ pub(super) fn answer_json(answer: &Answer) -> serde_json::Result<String> {
             matched: ranking.matched.name(),
             candidates: ranking.rows.iter().map(candidate_json).collect(),
             prefill_candidates: ranking.prefill.iter().map(candidate_json).collect(),
+            others: ranking.others.iter().map(other_json).collect(),
         }),
         Answer::Refused(error) => serde_json::to_string(&RefusalJson { error }),
     }
@@ -281,6 +314,22 @@ pub(super) fn terms_text(ranking: &Ranking) -> String {
     for (name, unit, pick) in CostTerms::ALL {
         let values = explained().map(|(_, terms)| right(term_number(pick(terms))));
         table.add_row([Cell::new(*name), Cell::new(*unit)].into_iter().chain(values));
+    }
+    format!("{table}\n{}", others_text(&ranking.others))
+}
+
+/// What each other router adds to the load of each worker; empty if there is nothing.
+fn others_text(others: &[OtherLoad]) -> String {
+    if others.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED);
+    table.set_header(["worker", "other router", "said, ms ago", "requests", "prefill tokens", "decode blocks"]);
+    for load in others {
+        let numbers = [load.age_ms, load.requests.into(), load.prefill_tokens, load.decode_blocks];
+        let numbers = numbers.map(|number| Cell::new(number).set_alignment(CellAlignment::Right));
+        table.add_row([Cell::new(load.worker), Cell::new(router_number(load.origin))].into_iter().chain(numbers));
     }
     format!("{table}\n")
 }

@@ -55,6 +55,14 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
             "A host name of which every address is a peer, such as that of a headless service of Kubernetes. Looked up every 5 s.",
         ),
         restart!(
+            routers.peers_file,
+            "",
+            Absent("/run/kvrouted/peers"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.peers_file = Some(PathBuf::from(text)) },
+            "A file with addresses as in peers, one on each line, read again every second. Replace it by renaming another one over it,\n\
+             as `kvrouted-gateway peers` does with the pods behind a service of Kubernetes. Lines that begin with # are comments.",
+        ),
+        restart!(
             routers.name,
             "",
             Absent("router-1"),

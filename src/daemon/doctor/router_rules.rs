@@ -67,11 +67,13 @@ mod tests {
 
     fn own() -> OwnShown {
         let sender = Sender { origin: OriginId(1), ..Sender::default() };
-        OwnShown { sender, address: "tcp://0.0.0.0:1".into(), sequence: 0, digest: Digest::default() }
+        let (address, load) = ("tcp://0.0.0.0:1".into(), OriginLoad::default());
+        OwnShown { sender, address, sequence: 0, digest: Digest::default(), load }
     }
 
     fn link(is_up: bool, origin: Option<u64>, refused: Option<Fault>) -> LinkShown {
-        LinkShown { link: Link { address: "tcp://b:1".into(), is_up, origin: origin.map(OriginId) }, refused }
+        let (address, origin) = ("tcp://b:1".into(), origin.map(OriginId));
+        LinkShown { link: Link { address, is_up, origin, is_broker: false }, refused }
     }
 
     fn origin(phase: OriginPhase) -> OriginStatus {

@@ -1762,6 +1762,44 @@ def CandidateEnd(builder):
 
 
 
+class OtherLoad(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def SizeOf(cls):
+        return 48
+
+    # OtherLoad
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # OtherLoad
+    def WorkerId(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(0))
+    # OtherLoad
+    def Origin(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(8))
+    # OtherLoad
+    def AgeMs(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(16))
+    # OtherLoad
+    def PrefillTokens(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(24))
+    # OtherLoad
+    def DecodeBlocks(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(32))
+    # OtherLoad
+    def Requests(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(40))
+    # OtherLoad
+    def DpRank(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(44))
+
+def CreateOtherLoad(builder, workerId, origin, ageMs, prefillTokens, decodeBlocks, requests, dpRank):
+    builder.Prep(8, 48)
+    builder.PrependUint32(dpRank)
+    builder.PrependUint32(requests)
+    builder.PrependUint64(decodeBlocks)
+    builder.PrependUint64(prefillTokens)
+    builder.PrependUint64(ageMs)
+    builder.PrependUint64(origin)
+    builder.PrependUint64(workerId)
+    return builder.Offset()
+
+
 class Removal(object):
     __slots__ = ['_tab']
 
@@ -2029,8 +2067,31 @@ class RouteReply(object):
             return obj
         return None
 
+    # RouteReply
+    def Others(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(36))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 48
+            obj = OtherLoad()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # RouteReply
+    def OthersLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(36))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # RouteReply
+    def OthersIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(36))
+        return o == 0
+
 def RouteReplyStart(builder):
-    builder.StartObject(16)
+    builder.StartObject(17)
 
 def RouteReplyAddCandidates(builder, candidates):
     builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(candidates), 0)
@@ -2097,6 +2158,19 @@ def RouteReplyCreatePrefillVector(builder, data):
 
 def RouteReplyAddPrefillBooking(builder, prefillBooking):
     builder.PrependStructSlot(15, flatbuffers.number_types.UOffsetTFlags.py_type(prefillBooking), 0)
+
+def RouteReplyAddOthers(builder, others):
+    builder.PrependUOffsetTRelativeSlot(16, flatbuffers.number_types.UOffsetTFlags.py_type(others), 0)
+
+def RouteReplyStartOthersVector(builder, numElems):
+    return builder.StartVector(48, numElems, 8)
+
+def RouteReplyCreateOthersVector(builder, data):
+    data = list(data)
+    builder.StartVector(48, len(data), 8)
+    for item in reversed(data):
+        item.Pack(builder)
+    return builder.EndVector()
 
 def RouteReplyEnd(builder):
     return builder.EndObject()

@@ -579,6 +579,9 @@ impl<L: CounterName> CounterTable<L> {
 /// Upper bounds of [`Latency`]'s buckets: 2^8 ns (256 ns) doubling to 2^26 ns (67 ms), then the rest.
 const LATENCY_BUCKET_BITS: std::ops::RangeInclusive<u32> = 8..=26;
 
+/// In a status page, the number of decisions in a bucket of [`Latency`]: its upper bound in nanoseconds follows.
+pub const LATENCY_COUNTER_PREFIX: &str = "decision_ns_max_";
+
 /// A histogram of durations in buckets that double. Each thread has its own; a scrape merges them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -595,6 +598,12 @@ impl Latency {
         // Relaxed: a count orders nothing.
         self.buckets[(bucket - LATENCY_BUCKET_BITS.start()) as usize].fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The number of durations in each bucket, by its upper bound in nanoseconds; that of the last bucket is the largest number.
+    pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> {
+        let bounds = LATENCY_BUCKET_BITS.map(|bits| 1_u64 << bits).chain([u64::MAX]);
+        bounds.zip(self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)))
     }
 
     /// The sum in seconds, and (upper bound in seconds, count) of each bucket; the last bound is infinite.

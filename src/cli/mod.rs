@@ -22,6 +22,7 @@ mod simulate;
 #[cfg(feature = "simulate")]
 mod simulated_load;
 mod status;
+mod top;
 #[cfg(feature = "simulate")]
 mod tune;
 #[cfg(feature = "simulate")]
@@ -41,6 +42,7 @@ use self::reset::ResetArgs;
 #[cfg(feature = "simulate")]
 use self::simulate::SimulateArgs;
 use self::status::StatusArgs;
+use self::top::TopArgs;
 #[cfg(feature = "simulate")]
 use self::tune::TuneArgs;
 #[cfg(feature = "simulate")]
@@ -74,6 +76,8 @@ pub enum Command {
     Query(QueryArgs),
     /// Show what a running daemon knows about every worker.
     Status(StatusArgs),
+    /// Show a running daemon and its workers live, in a terminal.
+    Top(TopArgs),
     /// Find what is wrong with a running daemon and its fleet, and what to do about it.
     Doctor(DoctorArgs),
     /// Run a relay beside one engine: publish its events again, hashed, so that no loss goes unnoticed.
@@ -120,6 +124,7 @@ impl Command {
             Self::Connect(args) => connected(args),
             Self::Query(args) => args.run(),
             Self::Status(args) => args.run(),
+            Self::Top(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Worker(args) => args.run(),
             Self::Replay(args) => args.run(),

@@ -1,6 +1,6 @@
 //! The answers of the admin socket.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::ids::Worker;
 use crate::ingest::{ResetScope, WorkerView};
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::load::PrefillClass;
-use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, RouteCounter};
+use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, LATENCY_COUNTER_PREFIX, RouteCounter};
 use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
 use crate::serve::{AdminAnswer, AdminService};
 use crate::wire::{AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus};
@@ -198,6 +198,15 @@ impl Administration {
         status
     }
 
+    /// The number of decisions in each bucket of their times, summed over the threads.
+    fn decision_times(&self) -> Vec<(String, u64)> {
+        let mut sums = BTreeMap::<u64, u64>::new();
+        for (bound_ns, count) in self.statistics.cores.iter().flat_map(|core| core.decisions.counts()) {
+            *sums.entry(bound_ns).or_default() += count;
+        }
+        sums.into_iter().map(|(bound_ns, count)| (format!("{LATENCY_COUNTER_PREFIX}{bound_ns}"), count)).collect()
+    }
+
     /// What is learnt of the workers' prefill times: samples of all classes, since the start and before it, and the mean
     /// error of predicted times to the first token, of the class for which it is largest.
     fn learnt(&self) -> [(String, u64); 3] {
@@ -234,6 +243,7 @@ impl Administration {
             .chain(named(&statistics.daemon))
             .chain(named(queue.counters()))
             .chain(now)
+            .chain(self.decision_times())
             .chain(self.learnt())
             .chain(named(&statistics.load_reports))
             .chain(named(&statistics.routers.counters))

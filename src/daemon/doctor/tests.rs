@@ -17,7 +17,7 @@ use crate::metrics::{
     WorkerCounter as C,
 };
 use crate::routers::protocol::Fault;
-use crate::routers::{Digest, Joining, Link, LinkShown, Notice, OriginId, OwnShown, RoutersShown, Sender};
+use crate::routers::{Digest, Joining, Link, LinkShown, Notice, OriginId, OriginLoad, OwnShown, RoutersShown, Sender};
 use crate::sandbox::{InForce, Mode, Refused};
 use crate::trust::{Trust, TrustLevel, TrustReason};
 use crate::wire::SourceStatus;
@@ -199,14 +199,16 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
 /// Of symptoms of the daemon.
 fn of_routers(symptom: Symptom) -> Option<Examples> {
     let address = || "tcp://b:1".to_owned();
-    let own = OwnShown { sender: Sender::default(), address: address(), sequence: 0, digest: Digest::default() };
+    let (sender, digest, load) = (Sender::default(), Digest::default(), OriginLoad::default());
+    let own = OwnShown { sender, address: address(), sequence: 0, digest, load };
     let shown = RoutersShown { own: Some(own), ..RoutersShown::default() };
     let with = |change: &dyn Fn(&mut RoutersShown)| {
         let mut shown = shown.clone();
         change(&mut shown);
         Facts { routers: Arc::new(shown), ..Facts::default() }
     };
-    let link = |refused| LinkShown { link: Link { address: address(), is_up: true, origin: None }, refused };
+    let unproven = || Link { address: address(), is_up: true, origin: None, is_broker: false };
+    let link = |refused| LinkShown { link: unproven(), refused };
     let noticed = |notice| with(&|shown| shown.recent.push((OriginId(2), notice)));
     let sick = match symptom {
         Symptom::RouterMissing => with(&|shown| shown.links.push(link(None))),

@@ -99,7 +99,7 @@ impl Carrier for InMemory {
         // The list names the router itself too.
         let own = |to| (to == self.at).then_some(OriginId(to as u64 + 1));
         let origin = |to: usize| own(to).or_else(|| self.origins.get(&to).copied());
-        let link = |to| Link { address: format!("{to}"), is_up: true, origin: origin(to) };
+        let link = |to| Link { address: format!("{to}"), is_up: true, origin: origin(to), is_broker: false };
         (0..self.routers).map(|to| (to, link(to))).collect()
     }
 

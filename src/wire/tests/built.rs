@@ -5,8 +5,8 @@ use flatbuffers::{ForwardsUOffset, Vector, WIPOffset};
 use super::*;
 use crate::wire::encode_reply::retry_after_us;
 use crate::wire::schema_conversions::{
-    match_to_wire, mode_to_wire, outcome_to_wire, state_to_wire, terms_args, tiers_to_wire, trust_to_wire,
-    worker_to_wire,
+    match_to_wire, mode_to_wire, other_to_wire, outcome_to_wire, state_to_wire, terms_args, tiers_to_wire,
+    trust_to_wire, worker_to_wire,
 };
 
 type Builder = FlatBufferBuilder<'static>;
@@ -24,6 +24,8 @@ pub(super) fn route(decision: &Decision, explain: bool, fleet: &FleetTable) -> V
     let prefill = decision.prefill.as_deref();
     let prefill_candidates = prefill.map(|prefill| self::candidates(&mut builder, prefill, explain, fleet));
     let removed = (explain || decision.candidates.is_empty()).then(|| removed(&mut builder, decision));
+    let others: Vec<_> = decision.others.iter().map(other_to_wire).collect();
+    let others = (!others.is_empty()).then(|| builder.create_vector(&others));
     let handle = |handle: BookingHandle| fb::BookingHandle::new(handle.slot, handle.generation);
     let booking = decision.booking.map(handle);
     let prefill_booking = prefill.and_then(|prefill| prefill.booking).map(handle);
@@ -44,6 +46,7 @@ pub(super) fn route(decision: &Decision, explain: bool, fleet: &FleetTable) -> V
         mode: mode_to_wire(decision.mode),
         prefill: prefill_candidates,
         prefill_booking: prefill_booking.as_ref(),
+        others,
     };
     let root = fb::RouteReply::create(&mut builder, &args);
     finished(builder, root)

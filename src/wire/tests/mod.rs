@@ -15,6 +15,7 @@ use crate::error::{Error, Kind, Side};
 use crate::fleet::{FleetTable, SchemeCell, Space};
 use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex};
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
+use crate::protocol::OtherLoad;
 use crate::protocol::{
     BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, EngineLoad, MatchStatus, Mode, Names,
     Overrides, PoolRole, Preferences, Prompt, ReplyNotes, RouteRequest, SessionToken, WorkerState,

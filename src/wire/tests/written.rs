@@ -44,6 +44,19 @@ fn scored() -> impl Strategy<Value = Scored> {
     })
 }
 
+fn other() -> impl Strategy<Value = OtherLoad> {
+    (any::<[u64; 5]>(), any::<u32>(), any::<u32>()).prop_map(
+        |([id, origin, age_ms, prefill_tokens, decode_blocks], rank, requests)| OtherLoad {
+            worker: Worker::new(id, rank),
+            origin,
+            age_ms,
+            requests,
+            prefill_tokens,
+            decode_blocks,
+        },
+    )
+}
+
 fn decided() -> impl Strategy<Value = Decision> {
     let candidates = proptest::collection::vec(scored(), 0..5);
     let removed = proptest::collection::vec((prop::sample::select(Rule::ALL), any::<u64>(), any::<u32>()), 0..6);
@@ -79,6 +92,7 @@ fn assert_aligned(body: &[u8]) {
         assert!(trust.is_some_and(|at| at.is_multiple_of(8)));
     }
     assert!(reply.booking().is_none_or(|handle| at(handle.0.as_ptr()).is_multiple_of(8)));
+    assert!(reply.others().is_none_or(|others| at(others.bytes().as_ptr()).is_multiple_of(8)));
     for removal in reply.removed().iter().flatten() {
         assert!(at(removal.workers().bytes().as_ptr()).is_multiple_of(8));
     }
@@ -88,8 +102,12 @@ proptest! {
     #[test]
     fn a_route_reply_equals_the_builders(
         mut decision in decided(), prefill in proptest::option::of(decided()), explain: bool, known in 0..8_u32, name in "\\PC{0,9}", before in 0..3_usize,
+        others in proptest::collection::vec(other(), 0..4),
     ) {
         decision.prefill = prefill.map(Box::new);
+        if explain {
+            decision.others = others;
+        }
         // Some of the candidates have just left.
         let workers = (0..known).map(|index| record(WorkerIndex(index), name.clone())).collect();
         let fleet = FleetTable { version: 2, spaces: Vec::new(), workers };

@@ -61,9 +61,9 @@ fn parse(bytes: &[u8]) -> Result<Vec<Endpoint>, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"))?;
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let address = |(at, line): (usize, &str)| {
-        // A line may have any length.
-        let shown = || line.chars().take(SHOWN_CHARS).collect::<String>();
-        Endpoint::parse(line).map_err(|fault| format!("line {}: `{}`: {fault}", at + 1, shown()))
+        // The fault repeats the line, which may have any length.
+        let shown = |fault: String| fault.chars().take(FAULT_CHARS_MAX).collect::<String>();
+        Endpoint::parse(line).map_err(|fault| format!("line {}: {}", at + 1, shown(fault.to_string())))
     };
     let mut listed = lines.map(address).collect::<Result<Vec<Endpoint>, String>>()?;
     listed.sort_unstable();
@@ -74,8 +74,8 @@ fn parse(bytes: &[u8]) -> Result<Vec<Endpoint>, String> {
     }
 }
 
-/// Of a line that is no address.
-const SHOWN_CHARS: usize = 60;
+/// What is shown of what is wrong with a line.
+const FAULT_CHARS_MAX: usize = 120;
 
 #[cfg(test)]
 mod tests {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(listed, ["tcp://10.0.0.1:5571", "tcp://10.0.0.2:5571"]);
         assert_eq!(parse(b"").map(|listed| listed.len()), Ok(0));
         let refused = |bytes: &[u8]| parse(bytes).expect_err("refused");
-        assert!(refused(b"tcp://a:1\nno address\n").starts_with("line 2: `no address`"));
+        assert!(refused(b"tcp://a:1\nno address\n").starts_with("line 2: "));
         assert!(refused(&[b'x'; 1000]).len() < 200);
         assert!(refused(&[0xff]).contains("UTF-8"));
         let many: String = (0..=ROUTER_PEERS_MAX).map(|port| format!("tcp://a:{}\n", port + 1)).collect();

@@ -21,3 +21,4 @@ mod snapshot;
 mod soak;
 mod stalls;
 mod takeover;
+mod top;

@@ -1,4 +1,4 @@
-//! A frame: the daemon in two lines, its history, its workers, what is wrong, and what keys do.
+//! A frame: the daemon in three lines, its history, its workers, what is wrong, and what keys do.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -25,7 +25,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, looks: &Looks) {
     let sample = &looks.sample;
     let findings = findings(screen, sample);
     let rows = [
-        Constraint::Length(2),
+        Constraint::Length(3),
         Constraint::Length(2),
         Constraint::Min(4),
         Constraint::Length(findings.len() as u16),
@@ -71,17 +71,23 @@ fn daemon_lines(screen: &Screen, looks: &Looks) -> Vec<Line<'static>> {
         None => "p50 - p99 -".to_owned(),
     };
     let second = format!(
-        "hit {}  decision {time}  bookings {}  queue {}  nobody/s {}  gaps {gaps}  memory {}",
+        "hit {}  decision {time}  bookings {}  queue {}  nobody/s {}",
         percent(hit),
         short(sample.figure("bookings_live") as f64),
         short(sample.figure("queue_waiting") as f64),
         short(nobody_per_s),
-        bytes(sample.figure("memory_used_bytes")),
     );
-    vec![Line::from(first), Line::raw(second)]
+    let others = page.routers.iter().filter(|of| of.state != "self").count();
+    let silent = page.routers.iter().filter(|of| !matches!(of.state.as_str(), "self" | "live")).count();
+    let third = format!(
+        "gaps {gaps}  memory {}  open files {}  other routers {others}, not live {silent}",
+        bytes(sample.figure("memory_used_bytes")),
+        sample.figure("open_files_now"),
+    );
+    vec![Line::from(first), Line::raw(second), Line::raw(third)]
 }
 
-/// Routes and events a second: now, and as far back as the line is long.
+/// Routes and batches of events a second: now, and as far back as the line is long.
 fn draw_histories(frame: &mut Frame<'_>, looks: &Looks, area: Rect) {
     let [first, second] = Layout::vertical([Constraint::Length(1); 2]).areas(area);
     let now = looks.sample.point();
@@ -96,7 +102,7 @@ fn draw_histories(frame: &mut Frame<'_>, looks: &Looks, area: Rect) {
         frame.render_widget(Sparkline::default().data(values), line);
     };
     draw("routes/s", |point| point.routes_per_s, first);
-    draw("events/s", |point| point.events_per_s, second);
+    draw("batches/s", |point| point.batches_per_s, second);
 }
 
 // ---- the workers ------------------------------------------------------------------------------------------------------
@@ -104,15 +110,15 @@ fn draw_histories(frame: &mut Frame<'_>, looks: &Looks, area: Rect) {
 type Show = fn(&WorkerLine) -> String;
 /// Title, width, alignment, the order that it shows, and what stands in it.
 const COLUMNS: [(&str, u16, Alignment, Column, Show); 10] = [
-    ("worker", 9, Alignment::Left, Column::Worker, |line| line.worker.to_string()),
-    ("name", 10, Alignment::Left, Column::Name, |line| line.name.clone()),
+    ("worker", 8, Alignment::Left, Column::Worker, |line| line.worker.to_string()),
+    ("name", 9, Alignment::Left, Column::Name, |line| line.name.clone()),
     ("state", 8, Alignment::Left, Column::Worker, |line| line.state.to_owned()),
     ("trust", 11, Alignment::Left, Column::Trust, |line| line.trust.level.name().to_owned()),
-    ("blocks", 6, Alignment::Right, Column::Blocks, |line| short(line.blocks as f64)),
+    ("blocks", 7, Alignment::Right, Column::Blocks, |line| short(line.blocks as f64)),
     ("reqs", 5, Alignment::Right, Column::Requests, |line| short(line.requests as f64)),
-    ("prefill", 7, Alignment::Right, Column::Prefill, |line| short(line.prefill_tokens as f64)),
-    ("hit%", 4, Alignment::Right, Column::Hit, |line| or_dash(line.hit.map(|hit| format!("{:.0}", 100.0 * hit)))),
-    ("ev/s", 5, Alignment::Right, Column::Events, |line| or_dash(line.events_per_s.map(short))),
+    ("prefill", 8, Alignment::Right, Column::Prefill, |line| short(line.prefill_tokens as f64)),
+    ("hit%", 5, Alignment::Right, Column::Hit, |line| or_dash(line.hit.map(|hit| format!("{:.0}", 100.0 * hit)))),
+    ("bat/s", 6, Alignment::Right, Column::Batches, |line| or_dash(line.batches_per_s.map(short))),
     ("gaps", 5, Alignment::Right, Column::Gaps, |line| or_dash(line.gaps.map(|gaps| short(gaps as f64)))),
 ];
 
@@ -133,7 +139,7 @@ fn draw_workers(
     };
     let ordered = |title: &str, column: Column, at: usize| {
         let is_first = COLUMNS.iter().position(|(.., of, _)| *of == column) == Some(at);
-        let mark = if screen.is_reversed { "^" } else { "v" };
+        let mark = if screen.is_reversed { "▲" } else { "▼" };
         if is_first && column == screen.column { format!("{title}{mark}") } else { title.to_owned() }
     };
     let titles = COLUMNS.iter().enumerate();

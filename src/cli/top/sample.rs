@@ -26,7 +26,7 @@ pub(super) struct Sample {
 pub(super) struct Rates {
     pub(super) routes_per_s: f64,
     pub(super) nobody_per_s: f64,
-    pub(super) events_per_s: f64,
+    pub(super) batches_per_s: f64,
     pub(super) gaps: u64,
     /// The share of looked-up blocks that the chosen workers held; `None` = nothing was looked up.
     pub(super) hit: Option<f64>,
@@ -38,7 +38,7 @@ pub(super) struct Rates {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub(super) routes_per_s: f64,
-    pub(super) events_per_s: f64,
+    pub(super) batches_per_s: f64,
 }
 
 /// One worker.
@@ -55,7 +55,7 @@ pub(super) struct WorkerLine {
     /// The share of its decisions whose prompt had blocks on it; `None` = there was no decision.
     pub(super) hit: Option<f64>,
     /// `None` = not known yet.
-    pub(super) events_per_s: Option<f64>,
+    pub(super) batches_per_s: Option<f64>,
     pub(super) gaps: Option<u64>,
     pub(super) counters: Vec<(String, u64)>,
     pub(super) remedy: Option<String>,
@@ -87,8 +87,8 @@ impl Sample {
 
     /// Its point of the history.
     pub(super) fn point(&self) -> Option<Point> {
-        let Rates { routes_per_s, events_per_s, .. } = *self.rates.as_ref()?;
-        Some(Point { routes_per_s, events_per_s })
+        let Rates { routes_per_s, batches_per_s, .. } = *self.rates.as_ref()?;
+        Some(Point { routes_per_s, batches_per_s })
     }
 
     /// A counter or gauge of the daemon; 0 = an older daemon does not have it.
@@ -105,7 +105,7 @@ impl Rates {
         Self {
             routes_per_s: per_s("routes"),
             nobody_per_s: per_s("routes_nobody"),
-            events_per_s: workers.iter().filter_map(|line| line.events_per_s).sum(),
+            batches_per_s: workers.iter().filter_map(|line| line.batches_per_s).sum(),
             gaps: workers.iter().filter_map(|line| line.gaps).sum(),
             hit: (looked_up > 0).then(|| more("chosen_overlap_blocks") as f64 / looked_up as f64),
             decision_us: decision_us(before, now),
@@ -154,7 +154,7 @@ impl WorkerLine {
             requests: of("active_requests"),
             prefill_tokens: of("active_prefill_tokens"),
             hit: (decisions > 0).then(|| of("overlaps_found") as f64 / decisions as f64),
-            events_per_s: more("batches").map(|(batches, seconds)| batches as f64 / seconds),
+            batches_per_s: more("batches").map(|(batches, seconds)| batches as f64 / seconds),
             gaps: more("gaps").map(|(gaps, _)| gaps),
             counters: now.counters.clone(),
             remedy: now.remedy.clone().or_else(|| {
@@ -221,9 +221,9 @@ pub(super) mod tests {
         let [first, second] = fleet(3);
         let sample = Sample::first(first, Duration::from_secs(1)).next(second, Duration::from_secs(11));
         let rates = sample.rates.as_ref().expect("two pages");
-        assert_eq!((rates.routes_per_s, rates.events_per_s, rates.gaps), (500.0, 60.0, 0));
+        assert_eq!((rates.routes_per_s, rates.batches_per_s, rates.gaps), (500.0, 60.0, 0));
         assert_eq!((rates.hit, rates.decision_us), (Some(0.75), Some([2.0, 2.0])));
-        assert_eq!(sample.workers[1].events_per_s, Some(20.0));
+        assert_eq!(sample.workers[1].batches_per_s, Some(20.0));
         assert_eq!((sample.workers[1].hit, sample.workers[2].requests), (Some(0.75), 3));
     }
 
@@ -236,7 +236,7 @@ pub(super) mod tests {
         let [_, mut second] = fleet(2);
         second.workers[0].counters[0].1 = 0;
         let sample = sample.next(second, Duration::from_secs(10));
-        assert_eq!((sample.workers[0].events_per_s, sample.workers[1].events_per_s), (None, Some(20.0)));
+        assert_eq!((sample.workers[0].batches_per_s, sample.workers[1].batches_per_s), (None, Some(20.0)));
         let page = StatusPage::default();
         assert!(Sample::first(first, Duration::ZERO).next(page, Duration::ZERO).rates.is_none(), "no time has passed");
     }

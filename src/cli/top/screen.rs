@@ -24,8 +24,8 @@ pub enum Column {
     Prefill,
     /// The lowest hit rate first.
     Hit,
-    /// The most events a second first.
-    Events,
+    /// The most batches of events a second first.
+    Batches,
     /// The most gaps since the last look first.
     Gaps,
 }
@@ -39,7 +39,7 @@ impl Column {
         Self::Requests,
         Self::Prefill,
         Self::Hit,
-        Self::Events,
+        Self::Batches,
         Self::Gaps,
     ];
 
@@ -64,7 +64,7 @@ impl Column {
             Self::Requests => other.requests.cmp(&one.requests),
             Self::Prefill => other.prefill_tokens.cmp(&one.prefill_tokens),
             Self::Hit => number(one.hit, other.hit),
-            Self::Events => number(least(one.events_per_s), least(other.events_per_s)),
+            Self::Batches => number(least(one.batches_per_s), least(other.batches_per_s)),
             Self::Gaps => other.gaps.cmp(&one.gaps),
         }
     }
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(screen.column, Column::Worker);
         let of = |column| seen.iter().find(|(of, _)| *of == column).expect("seen").1;
         assert_eq!([of(Column::Worker), of(Column::Blocks), of(Column::Requests)], [1, 30, 30]);
-        assert_eq!([of(Column::Events), of(Column::Gaps), of(Column::Name)], [30, 5, 1]);
+        assert_eq!([of(Column::Batches), of(Column::Gaps), of(Column::Name)], [30, 5, 1]);
         press(&mut screen, &[KeyCode::Char('r')], &sample);
         assert_eq!(first(&screen), 30);
     }

@@ -80,6 +80,7 @@ use opening::{Listeners, Signals};
 pub use reload::ReadConfig;
 use resources::Resources;
 use routers_thread::NamedPeers;
+use service_manager::Notifier;
 use snapshots::Snapshots;
 use startup::Startup;
 use statistics::Statistics;
@@ -152,6 +153,8 @@ struct Daemon {
     named_peers: Arc<NamedPeers>,
     others: OtherThreads,
     takeovers: Takeovers,
+    /// `None` = there is no service manager.
+    notifier: Option<Notifier>,
 }
 
 impl Daemon {
@@ -160,7 +163,7 @@ impl Daemon {
         let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let (signals, listeners, (snapshots, kept, old)) = opening::open(before, config, resources).await?;
+        let (signals, listeners, (snapshots, kept, old, notifier)) = opening::open(before, config, resources).await?;
         let Listeners { routing, admin, next, admissions, scrapes, http, remote, routers, sockets } = listeners;
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
         let Startup { fleet, loads, indexes, views, records, places, plans } =
@@ -223,13 +226,14 @@ impl Daemon {
             named_peers,
             others,
             takeovers,
+            notifier,
         })
     }
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
         let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, named_peers, .. } = self;
-        let Self { others, mut takeovers, .. } = self;
+        let Self { others, mut takeovers, notifier, .. } = self;
         let (turns, failed) = (takeovers.turns().clone(), Cell::new(None));
         let member = turns.join();
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
@@ -260,11 +264,15 @@ impl Daemon {
                 () = phase(&mark, Activity::Expiring, tend_bookings(&tables, &counters)) => Err("the care of bookings"),
                 () = phase(&mark, Activity::Expiring, tables.queue.expire_and_recheck(QUEUE_RECHECK_MS, version)) => Err("the queue"),
                 () = phase(&mark, Activity::Diagnosing, doctor::watch(&doctor, &desired)) => Err("diagnosis"),
+                () = phase(&mark, Activity::Diagnosing, Notifier::report(notifier.as_ref(), || turns.is_ours().then(|| doctor.condition()))) => Err("the service manager"),
                 ended = worker_sources::run(sources) => Err(ended),
             }
         };
         let ending = threads::catch_panic(watched(&*mark, Activity::HandlingCommands, parts)).await;
         tracing::info!(?ending, deadline_ms = config.serve.drain_ms_max, "draining");
+        if let Some(notifier) = notifier.as_ref().filter(|_| turns.is_ours()) {
+            notifier.stopping();
+        }
         // The listening sockets go first: gateways do not connect to a daemon that ends. So do the users of ingest threads.
         let stopped = takeovers.stop();
         drop((acceptor, admin));

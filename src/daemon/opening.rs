@@ -10,14 +10,15 @@ use super::kept_bookings::KeptBookings;
 use super::resources::Resources;
 use super::routers_thread::{self, RoutersPort};
 use super::sandboxed;
+use super::service_manager::{self, Notifier};
 use super::snapshots::Snapshots;
 use super::takeover::{Takeover, Welcomed};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::serve::{Admissions, BoundSocket, HttpPort, ListeningSockets, MetricsPort, RemotePort, next_path};
 
-/// What earlier runs left, and the conversation with a daemon that still runs.
-pub(super) type Kept = (Snapshots, KeptBookings, Option<Takeover>);
+/// What earlier runs left, and the conversations with a daemon that still runs and with the service manager.
+pub(super) type Kept = (Snapshots, KeptBookings, Option<Takeover>, Option<Notifier>);
 
 /// Opens what the process needs of the system, and then gives up the rest: no other thread runs yet.
 pub(super) async fn open(
@@ -30,7 +31,8 @@ pub(super) async fn open(
     let received = |sockets| ListeningSockets::new(sockets, resources.turns.clone());
     let (mut listeners, snapshots, mut kept, taking) = match before {
         None => {
-            let listeners = Listeners::bind(config, received(Vec::new())).await?;
+            let passed = service_manager::passed_sockets()?;
+            let listeners = Listeners::bind(config, received(passed)).await?;
             let snapshots = Snapshots::open(config, None)?;
             let kept = KeptBookings::open(config, &snapshots)?;
             (listeners, snapshots, kept, None)
@@ -49,8 +51,9 @@ pub(super) async fn open(
         // Routers that share bindings have one hash for each session's name.
         kept.identity.affinity_secret = routers.affinity_secret();
     }
+    let notifier = Notifier::connect();
     sandboxed::start(config)?;
-    Ok((signals, listeners, (snapshots, kept, taking)))
+    Ok((signals, listeners, (snapshots, kept, taking, notifier)))
 }
 
 /// The mode of the socket for a daemon that takes over.

@@ -1,13 +1,23 @@
-//! The descriptor store of the service manager: memory files that outlive the daemon.
+//! The service manager: what it keeps and passes, memory files that outlive the daemon and listening sockets, and what it
+//! is told, that the daemon is ready, lives and stops.
 
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use sd_notify::NotifyState;
+
+use crate::error::{Error, Kind, Result};
+use crate::limits::SERVICE_STATUS_EVERY_MS;
+use crate::serve::{NamedSocket, kept_socket};
 
 /// The name of the files in the store, and in `/proc`.
 const NAME: &str = "kvrouted-bookings";
@@ -44,6 +54,113 @@ pub(super) fn become_main() {
         let remedy = "set NotifyAccess=all in the unit";
         tracing::warn!(%error, remedy, "the service manager does not learn that this daemon has taken over");
     }
+}
+
+/// The listening sockets that the service manager has bound and passes. It goes on listening on them.
+///
+/// Call it before another thread starts, and before the sandbox.
+///
+/// # Errors
+/// The descriptors cannot be read.
+pub(super) fn passed_sockets() -> Result<Vec<NamedSocket>> {
+    let failed = |cause: io::Error| {
+        let what = "cannot take the sockets that the service manager passes";
+        Error::new(Kind::System, what, "start the daemon without them, and report this").caused_by(cause)
+    };
+    let passed: Vec<RawFd> = sd_notify::listen_fds_with_names()
+        .map_err(failed)?
+        .filter(|(_, name)| name != NAME)
+        .map(|(descriptor, _)| descriptor)
+        .collect();
+    if passed.is_empty() {
+        return Ok(Vec::new());
+    }
+    // A copy by way of the process itself: an inherited number alone does not say that nothing else owns the descriptor.
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    let copy = |descriptor| pidfd_getfd(&own, descriptor, PidfdGetfdFlags::empty());
+    let sockets = passed.into_iter().map(|descriptor| Ok(kept_socket(copy(descriptor)?)));
+    let sockets = sockets.collect::<io::Result<Vec<_>>>().map_err(failed)?;
+    Ok(sockets.into_iter().flatten().collect())
+}
+
+/// What the service manager is told about this process.
+#[derive(Debug)]
+pub(super) struct Notifier {
+    socket: UnixDatagram,
+    /// How often it must hear that the daemon lives; `None` = it does not watch.
+    watchdog: Option<Duration>,
+}
+
+impl Notifier {
+    /// Connects to the service manager; `None` = there is none. Call it before the sandbox.
+    pub(super) fn connect() -> Option<Self> {
+        let path = std::env::var_os(SOCKET).filter(|path| !path.is_empty())?;
+        let address = match path.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+            _ => SocketAddr::from_pathname(&path),
+        };
+        let connected = address.and_then(|address| {
+            let socket = UnixDatagram::unbound()?;
+            socket.set_nonblocking(true)?;
+            socket.connect_addr(&address).map(|()| socket)
+        });
+        let socket =
+            connected.inspect_err(|error| tracing::warn!(%error, "the service manager cannot be told anything"));
+        Some(Self { socket: socket.ok()?, watchdog: sd_notify::watchdog_enabled() })
+    }
+
+    /// Says something. If the manager does not read, that is lost, and the next thing is said all the same.
+    fn say(&self, message: &str) {
+        if let Err(error) = self.socket.send(message.as_bytes()) {
+            tracing::debug!(%error, message, "the service manager was not told");
+        }
+    }
+
+    /// Says that the daemon stops.
+    pub(super) fn stopping(&self) {
+        self.say("STOPPING=1\nSTATUS=answers the requests that it has read\n");
+    }
+
+    /// Says when the daemon becomes ready, how it is, and again and again that it lives, for ever. `condition` is asked each
+    /// time; `None` = another daemon serves.
+    pub(super) async fn report(this: Option<&Self>, condition: impl Fn() -> Option<Condition>) {
+        let Some(this) = this else { return std::future::pending().await };
+        // Three times within the time that it waits: one late message is no death.
+        let every = Duration::from_millis(SERVICE_STATUS_EVERY_MS);
+        let every = this.watchdog.map_or(every, |within| every.min(within / 3));
+        let (mut is_told, mut said) = (false, String::new());
+        loop {
+            if let Some(Condition { is_ready, is_alive, status }) = condition() {
+                let mut message = String::new();
+                if is_ready && !is_told {
+                    message.push_str("READY=1\n");
+                    is_told = true;
+                }
+                if is_alive && this.watchdog.is_some() {
+                    message.push_str("WATCHDOG=1\n");
+                }
+                if status != said {
+                    message.push_str(&format!("STATUS={status}\n"));
+                    said = status;
+                }
+                if !message.is_empty() {
+                    this.say(&message);
+                }
+            }
+            tokio::time::sleep(every).await;
+        }
+    }
+}
+
+/// How the daemon is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    /// It may be sent requests.
+    pub(super) is_ready: bool,
+    /// No thread stands still.
+    pub(super) is_alive: bool,
+    /// One line for people.
+    pub(super) status: String,
 }
 
 /// The files that the service manager has stored under the name.

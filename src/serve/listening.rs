@@ -1,18 +1,21 @@
-//! The listening sockets of a process: bound by it, or received from the daemon that it takes over from.
+//! The listening sockets of a process: bound by it, or received from the daemon that it takes over from or from the service
+//! manager.
 //!
 //! A socket that is passed on never closes, so no connection is refused in between: a peer that connects waits in the
 //! socket's backlog until a daemon accepts.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use rustix::net::SocketType;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
+use rustix::net::{SocketAddrUnix, SocketType, getsockname};
 
 use super::socket_file::BoundSocket;
 use super::turns::Turns;
@@ -38,6 +41,24 @@ fn tcp_name(address: SocketAddr) -> String {
     format!("tcp {address}")
 }
 
+/// What the name of a socket ends with that a service manager keeps, so that its file stays when the daemon ends.
+const KEPT: &str = " kept";
+
+/// Names a listening socket that a service manager keeps by its own address; `None` = it is none.
+#[must_use]
+pub fn kept_socket(socket: OwnedFd) -> Option<NamedSocket> {
+    if !socket_acceptconn(&socket).unwrap_or(false) {
+        return None;
+    }
+    let address = getsockname(&socket).ok()?;
+    let name = match (SocketAddrUnix::try_from(address.clone()), SocketAddr::try_from(address)) {
+        (Ok(unix), _) => unix_name(Path::new(OsStr::from_bytes(unix.path_bytes()?))),
+        (_, Ok(tcp)) => tcp_name(tcp),
+        _ => return None,
+    };
+    Some((name + KEPT, socket))
+}
+
 impl ListeningSockets {
     /// Sockets of a process with these turns, which has received these.
     #[must_use]
@@ -55,16 +76,29 @@ impl ListeningSockets {
     #[must_use]
     pub fn into_shared(self) -> Vec<NamedSocket> {
         for (name, _) in &self.received {
-            tracing::info!(name, "the configuration does not use this socket of the daemon before; it closes with it");
+            tracing::info!(name, "the configuration does not use this socket, which was passed to the daemon");
         }
         self.in_use
     }
 
     /// Takes the received socket of a name, if it listens.
     pub(crate) fn take(&mut self, name: &str) -> Option<OwnedFd> {
-        let at = self.received.iter().position(|(of, _)| of == name)?;
-        let (_, socket) = self.received.swap_remove(at);
-        socket_acceptconn(&socket).unwrap_or(false).then_some(socket)
+        self.take_named(name).map(|(_, socket)| socket)
+    }
+
+    /// The same with the name that the socket goes on to have.
+    fn take_named(&mut self, name: &str) -> Option<NamedSocket> {
+        let at = self.received.iter().position(|(of, _)| of.strip_suffix(KEPT).unwrap_or(of) == name)?;
+        let received = self.received.swap_remove(at);
+        socket_acceptconn(&received.1).unwrap_or(false).then_some(received)
+    }
+
+    /// The received socket of a name, and the name that it goes on to have.
+    fn named(&mut self, name: String) -> (String, Option<OwnedFd>) {
+        match self.take_named(&name) {
+            Some((name, socket)) => (name, Some(socket)),
+            None => (name, None),
+        }
     }
 
     /// Notes that a socket is in use, to pass a copy of it on.
@@ -82,8 +116,8 @@ impl ListeningSockets {
     /// # Errors
     /// [`Kind::System`] if it is in use or the daemon may not bind it.
     pub(super) fn tcp(&mut self, address: SocketAddr, port: &str, remedy: &str) -> Result<TcpListener> {
-        let name = tcp_name(address);
-        let received = self.take(&name).map(TcpListener::from);
+        let (name, received) = self.named(tcp_name(address));
+        let received = received.map(TcpListener::from);
         let is_meant = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| at == address);
         let listener = match received.filter(is_meant) {
             Some(listener) => Ok(listener),
@@ -102,12 +136,13 @@ impl ListeningSockets {
     /// # Errors
     /// As [`BoundSocket::bind`].
     pub fn unix(&mut self, path: &Path, kind: SocketType, mode: u32) -> Result<BoundSocket> {
-        let name = unix_name(path);
-        let received = self.take(&name).filter(|socket| socket_type(socket).is_ok_and(|of| of == kind));
+        let (name, received) = self.named(unix_name(path));
+        let received = received.filter(|socket| socket_type(socket).is_ok_and(|of| of == kind));
         let bound = match received.map(UnixListener::from) {
             Some(listener) if listener.set_nonblocking(true).is_ok() => {
                 let made = fs::symlink_metadata(path).map_err(|cause| no_descriptor(&name, cause))?;
-                BoundSocket::received(listener, path, (made.dev(), made.ino()))
+                let received = BoundSocket::received(listener, path, (made.dev(), made.ino()));
+                if name.ends_with(KEPT) { received.kept() } else { received }
             }
             _ => BoundSocket::bind_of(path, kind, mode)?,
         };

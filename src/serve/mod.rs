@@ -68,7 +68,7 @@ pub use core::{Core, CoreHandle, CoreMemory, CoreOptions};
 pub(crate) use http::{HttpBackend, HttpMemory, HttpMetrics, HttpPort, PortThread, WorkerChangeOrder, draining};
 pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
-pub use listening::{ListeningSockets, NamedSocket};
+pub use listening::{ListeningSockets, NamedSocket, kept_socket};
 pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
 pub(crate) use remote::{RemoteAccess, RemoteConnection, RemotePort, RemoteStats, RunningRemotePort};
 pub use responder::RoutingResponder;

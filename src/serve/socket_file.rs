@@ -32,6 +32,8 @@ pub struct BoundSocket {
     identity: (u64, u64),
     /// The file is removed only in this daemon's turn: before and after it, another daemon listens.
     turns: Turns,
+    /// A service manager goes on listening: the file stays.
+    is_kept: bool,
 }
 
 /// The path of the socket for a daemon that takes over: `<routing socket>.next`.
@@ -62,7 +64,13 @@ impl BoundSocket {
 
     /// A socket that another process has bound, and its file.
     pub(super) fn received(listener: UnixListener, path: &Path, identity: (u64, u64)) -> Self {
-        Self { listener, path: path.to_owned(), identity, turns: Turns::default() }
+        Self { listener, path: path.to_owned(), identity, turns: Turns::default(), is_kept: false }
+    }
+
+    /// The same if a service manager keeps the socket.
+    pub(super) fn kept(mut self) -> Self {
+        self.is_kept = true;
+        self
     }
 
     /// The same with the turns of its process.
@@ -114,6 +122,7 @@ impl BoundSocket {
             path: path.to_owned(),
             identity: (made.dev(), made.ino()),
             turns: Turns::default(),
+            is_kept: false,
         })
     }
 
@@ -140,7 +149,7 @@ impl BoundSocket {
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
-        if !self.turns.is_ours() {
+        if self.is_kept || !self.turns.is_ours() {
             return;
         }
         let ours = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);

@@ -17,6 +17,7 @@ mod memory;
 mod previous;
 mod routers;
 mod serve;
+mod service_manager;
 mod snapshot;
 mod soak;
 mod stalls;

@@ -65,17 +65,17 @@ fn daemon_lines(screen: &Screen, looks: &Looks) -> Vec<Line<'static>> {
         first = vec![Span::styled(format!("the daemon does not answer: {problem}"), screen.colour(Color::Red))];
     }
     let percent = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
-    let Rates { nobody_per_s, gaps, hit, decision_us, .. } = sample.rates.clone().unwrap_or_default();
+    let Rates { no_worker_per_s, gaps, hit, decision_us, .. } = sample.rates.clone().unwrap_or_default();
     let time = match decision_us {
         Some([half, most]) => format!("p50 {} p99 {}", microseconds(half), microseconds(most)),
         None => "p50 - p99 -".to_owned(),
     };
     let second = format!(
-        "hit {}  decision {time}  bookings {}  queue {}  nobody/s {}",
+        "hit {}  decision {time}  bookings {}  queue {}  no worker/s {}",
         percent(hit),
         short(sample.figure("bookings_live") as f64),
         short(sample.figure("queue_waiting") as f64),
-        short(nobody_per_s),
+        short(no_worker_per_s),
     );
     let others = page.routers.iter().filter(|of| of.state != "self").count();
     let silent = page.routers.iter().filter(|of| !matches!(of.state.as_str(), "self" | "live")).count();

@@ -25,7 +25,7 @@ pub(super) struct Sample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) routes_per_s: f64,
-    pub(super) nobody_per_s: f64,
+    pub(super) no_worker_per_s: f64,
     pub(super) batches_per_s: f64,
     pub(super) gaps: u64,
     /// The share of looked-up blocks that the chosen workers held; `None` = nothing was looked up.
@@ -104,7 +104,7 @@ impl Rates {
         let looked_up = more("request_blocks");
         Self {
             routes_per_s: per_s("routes"),
-            nobody_per_s: per_s("routes_nobody"),
+            no_worker_per_s: per_s("routes_nobody"),
             batches_per_s: workers.iter().filter_map(|line| line.batches_per_s).sum(),
             gaps: workers.iter().filter_map(|line| line.gaps).sum(),
             hit: (looked_up > 0).then(|| more("chosen_overlap_blocks") as f64 / looked_up as f64),

@@ -25,9 +25,11 @@ use rustix::process::{Resource, getrlimit};
 
 use super::desired_fleet::DesiredFleet;
 use super::sandboxed::SandboxCondition;
+use super::service_manager::Condition;
 use super::statistics::Statistics;
 use super::watchdog_thread;
 use crate::budget::Shed;
+use crate::error::counted;
 use crate::finding::{Finding, Harm};
 use crate::fleet::WorkerRecord;
 use crate::ingest::WorkerView;
@@ -72,6 +74,20 @@ impl Doctor {
     /// The findings of the latest diagnosis, the worst first.
     pub(super) fn latest(&self) -> Arc<[Finding]> {
         Arc::clone(&self.latest.load().findings)
+    }
+
+    /// How the daemon is, for its service manager.
+    pub(super) fn condition(&self) -> Condition {
+        let (statistics, findings) = (&self.statistics, self.latest());
+        let (is_ready, is_alive) = (statistics.is_ready(), !statistics.watchlist.is_stalled());
+        let workers = counted(statistics.fleet.load().workers.len(), "worker");
+        let wrong = findings.iter().filter(|finding| finding.harm > Harm::Note).count();
+        let state = if is_ready { "ready" } else { "not ready" };
+        let status = match wrong {
+            0 => format!("{state}: {workers}"),
+            wrong => format!("{state}: {workers}, {}; see kvrouted doctor", counted(wrong, "finding")),
+        };
+        Condition { is_ready, is_alive, status }
     }
 
     /// Findings that are at most `DIAGNOSIS_AGE_MS_MAX` old, the worst first. While another thread diagnoses, those of

@@ -74,8 +74,8 @@ pub use crate::finding::{Finding, Harm};
 #[doc(inline)]
 pub use crate::protocol::{
     BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, DeviceClass, EngineLoad, MatchStatus, Mode,
-    Names, Overrides, PoolRole, PotentialLoad, PotentialLoads, Preferences, Prompt, ReplyNotes, RouteRequest,
-    SessionToken, WorkerState,
+    Names, OtherLoad, Overrides, PoolRole, PotentialLoad, PotentialLoads, Preferences, Prompt, ReplyNotes,
+    RouteRequest, SessionToken, WorkerState,
 };
 #[doc(inline)]
 pub use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};

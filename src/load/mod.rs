@@ -37,7 +37,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, OtherLoad, SessionToken};
+pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
 pub use active::ActiveDepths;
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;

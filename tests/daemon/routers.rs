@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvrouted::client::Client;
+use kvrouted::client::{Client, OtherLoad};
 use kvrouted::ids::Worker;
-use kvrouted::load::{BookingHandle, BookingRef, OtherLoad};
+use kvrouted::load::{BookingHandle, BookingRef};
 
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
 use kvrouted::wire::{RouterStatus, StatusPage};

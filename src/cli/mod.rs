@@ -8,6 +8,7 @@ mod doctor;
 mod exit;
 mod journal_files;
 mod logging;
+mod manual;
 #[cfg(feature = "simulate")]
 mod policy_tables;
 mod process_status;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use clap::Parser as _;
 
 use self::doctor::DoctorArgs;
+use self::manual::{CompletionsArgs, ManArgs};
 use self::query::QueryArgs;
 use self::replay::ReplayArgs;
 use self::reset::ResetArgs;
@@ -101,6 +103,10 @@ pub enum Command {
     Reset(ResetArgs),
     /// Run the whole system on this machine: daemon, simulated engines and a gateway.
     Demo(DemoArgs),
+    /// Write the manual pages of all commands.
+    Man(ManArgs),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
     /// Run a simulated engine of the demo.
     #[command(hide = true)]
     DemoEngine(EngineArgs),
@@ -136,6 +142,8 @@ impl Command {
             Self::Simulate(args) => args.run(&mut std::io::stdout().lock()),
             Self::Reset(args) => args.run(),
             Self::Demo(args) => done(demo::run(args)),
+            Self::Man(args) => args.run(),
+            Self::Completions(args) => args.run(),
             Self::DemoEngine(args) => done(demo::engine::run(args)),
             Self::DemoGateway(args) => done(demo::gateway::run(args)),
             Self::DemoDaemon(args) => Err(demo::run_daemon(args).into()),

@@ -159,10 +159,9 @@ struct Daemon {
 
 impl Daemon {
     async fn start(before: Option<&Path>, config: &Config, resources: &Resources) -> Result<Self> {
-        let started = Instant::now();
+        let (started, now_unix_ms) = (Instant::now(), now_unix_ms());
         let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
-        let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let (signals, listeners, (snapshots, kept, old, notifier)) = opening::open(before, config, resources).await?;
         let Listeners { routing, admin, next, admissions, scrapes, http, remote, routers, sockets } = listeners;
         let made = startup::prepare(config, &resources.memory, &kept.identity, now_unix_ms)?;
@@ -280,6 +279,10 @@ impl Daemon {
         tracing::info!(up_ms = tables.up_ms(), "ended");
         stopped.and(ending.map(drop).map_err(|what| failed.take().unwrap_or_else(|| ended_by_itself(what))))
     }
+}
+
+fn now_unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Starts the thread that writes the journal.

@@ -1,5 +1,5 @@
-//! The service manager: what it keeps and passes, memory files that outlive the daemon and listening sockets, and what it
-//! is told, that the daemon is ready, lives and stops.
+//! The service manager. It keeps memory files that outlive the daemon, passes listening sockets, and learns that the daemon is
+//! ready, lives and stops.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -83,7 +83,7 @@ pub(super) fn passed_sockets() -> Result<Vec<NamedSocket>> {
     Ok(sockets.into_iter().flatten().collect())
 }
 
-/// What the service manager is told about this process.
+/// The way to the service manager, which learns from it how the daemon is.
 #[derive(Debug)]
 pub(super) struct Notifier {
     socket: UnixDatagram,
@@ -128,13 +128,13 @@ impl Notifier {
         // Three times within the time that it waits: one late message is no death.
         let every = Duration::from_millis(SERVICE_STATUS_EVERY_MS);
         let every = this.watchdog.map_or(every, |within| every.min(within / 3));
-        let (mut is_told, mut said) = (false, String::new());
+        let (mut is_announced, mut said) = (false, String::new());
         loop {
             if let Some(Condition { is_ready, is_alive, status }) = condition() {
                 let mut message = String::new();
-                if is_ready && !is_told {
+                if is_ready && !is_announced {
                     message.push_str("READY=1\n");
-                    is_told = true;
+                    is_announced = true;
                 }
                 if is_alive && this.watchdog.is_some() {
                     message.push_str("WATCHDOG=1\n");

@@ -142,5 +142,5 @@ const _: () = {
 const _: () = assert!(SHED_AT_PERCENT[3] + MEMORY_MARGIN_PERCENT < 100);
 const _: () = assert!(SHED_AT_PERCENT[3] + INDEX_LAST_PERCENT < 100, "or no worker could get so far");
 
-/// How often the service manager is told how the daemon is, milliseconds; more often if it watches the daemon closely.
+/// How often the daemon tells its service manager how it is, milliseconds; more often if that watches it closely.
 pub const SERVICE_STATUS_EVERY_MS: u64 = 500;

@@ -9,6 +9,7 @@ mod cores;
 mod demo;
 mod discovery;
 mod doctor;
+mod engine_snapshots;
 mod journal;
 #[path = "../kit/mod.rs"]
 mod kit;
@@ -21,3 +22,6 @@ mod snapshot;
 mod soak;
 mod stalls;
 mod takeover;
+#[allow(dead_code, reason = "the engines of these tests need a part of it")]
+#[path = "../../src/ingest/tests/vllm.rs"]
+mod vllm;

@@ -114,6 +114,8 @@ reasons! {
     ReplaySilent = "replay_silent", Harm::Warning, "lost events cannot be fetched again, and then the worker's blocks are dropped", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or remove it";
     /// Lost batches could not be fetched again, more than once.
     RecoveryFails = "recovery_fails", Harm::Warning, "the worker's blocks are dropped each time", "in the engine's --kv-events-config raise `buffer_steps`, so that it still has the batches, and `hwm`, so that fewer are lost";
+    /// The engine's own snapshots do not come, or cannot be used.
+    EngineSnapshotsFail = "engine_snapshots_fail", Harm::Warning, "the worker's blocks that the daemon missed do not count, as its other findings say", "the log, and the reasons of kvrouted_worker_transfers_aborted_total, say why: check `engine_snapshots` and `snapshot_endpoint` of the [[worker]] and the engine's snapshot settings; set engine_snapshots = \"off\" for an engine that follows another proposal";
     /// Too many bookings wait for the predictor, and some get no predictions.
     PredictionsDropped = "predictions_dropped", Harm::Warning, "workers without events seem to hold less than they do", "give the daemon more processors, or remove `approximate = true` from the busiest [[space]]";
     /// Bookings end by their age instead of being freed by their gateway.

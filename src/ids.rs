@@ -43,6 +43,20 @@ newtype! {
     /// The sequence number of an event batch in its publisher's stream, from 0.
     EventSeq(u64)
 }
+/// The lifetime of an engine's publisher: 16 bytes that it draws when it starts and sends with each batch and with each
+/// of its snapshots. Only engines with snapshots have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime(pub [u8; 16]);
+
+/// The open proposal that an engine's snapshots follow. docs/engines.md has what each proposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotProposal {
+    /// Pull request 57789 of vllm-project/vllm.
+    Vllm57789,
+    /// Pull request 34407 of sgl-project/sglang.
+    Sglang34407,
+}
+
 newtype! {
     /// The number of a space (model, namespace and role). Spaces share nothing.
     SpaceId(u32)

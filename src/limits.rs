@@ -1,6 +1,7 @@
 //! Every limit of the daemon, with its unit last in the name. Operators change some of them by `config`, within the
 //! limits here: `*_DEFAULT` is a default, `*_CEILING` the highest configurable value.
 
+mod engine_snapshots;
 mod events;
 mod http;
 mod nats;
@@ -11,6 +12,7 @@ mod routers;
 mod serving;
 mod takeover;
 
+pub use engine_snapshots::*;
 pub use events::*;
 pub use http::*;
 pub use nats::*;

@@ -109,6 +109,9 @@ counters! {
         MessagesUnnumbered = "messages_unnumbered", "Messages skipped because they are outside a relay's sequence and no heartbeat.";
         SnapshotsTaken = "snapshots_taken", "Snapshots from a relay that replaced the worker's blocks.";
         SnapshotsFailed = "snapshots_failed", "Snapshots from a relay that were incomplete or did not fit. The worker was left without blocks.";
+        EngineSnapshotsAsked = "engine_snapshots_asked", "Snapshots requested from the engine itself.";
+        EngineSnapshotsLoaded = "engine_snapshots_loaded", "Snapshots of the engine itself that replaced the worker's blocks.";
+        EngineSnapshotsFailed = "engine_snapshots_failed", "Snapshots of the engine itself that did not come, were refused, or did not join the stream. transfers_aborted has the reasons.";
         Resyncs = "resyncs", "Full resynchronisations requested because the relay trusted the worker more than this daemon did.";
         Dumps = "dumps", "Dumps of the worker that completed.";
         Loads = "loads", "Loads of a dump into the worker that completed.";

@@ -102,6 +102,11 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
     };
     let source =
         worker.events.clone().ok_or("the worker has no endpoint, so there are no events to relay; set endpoint")?;
+    if source.snapshots.is_some() {
+        return Err(
+            "a relay does not use engine_snapshots: leave it out, and give the daemons the relay's replay".into()
+        );
+    }
     let space = config.spaces.get(worker.space.0 as usize).ok_or("the worker has no space")?;
     let ingest = IngestConfig {
         core: None,

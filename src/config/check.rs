@@ -14,8 +14,9 @@ use super::{
     AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
     RemoteConfig, RoutersConfig, ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
-use crate::fleet::{DeviceClass, EventSource, WorkerState};
-use crate::ids::{SpaceId, Worker};
+use crate::endpoint::Endpoint;
+use crate::fleet::{DeviceClass, EventSource, SnapshotSource, WorkerState};
+use crate::ids::{SnapshotProposal, SpaceId, Worker};
 use crate::limits;
 use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
@@ -446,6 +447,8 @@ impl Checks {
                 ("endpoint", draft.endpoint.is_some()),
                 ("replay", draft.replay.is_some()),
                 ("topic", !draft.topic.is_empty()),
+                ("engine_snapshots", draft.engine_snapshots.is_some()),
+                ("snapshot_endpoint", draft.snapshot_endpoint.is_some()),
                 ("ranks", told_by_url && draft.ranks != 1),
             ];
             let message = if told_by_url {
@@ -456,6 +459,18 @@ impl Checks {
             for (field, _) in set.iter().filter(|(_, is_set)| *is_set) {
                 problems.push(entry.problem(field, message));
             }
+        }
+        match (draft.engine_snapshots, &draft.snapshot_endpoint) {
+            (Some(_), None) if draft.endpoint.is_some() && !entry.is_refused("snapshot_endpoint") => {
+                problems.push(
+                    entry.problem("engine_snapshots", "needs snapshot_endpoint, because engines do not announce it"),
+                );
+            }
+            (None, Some(_)) if draft.endpoint.is_some() && !entry.is_refused("engine_snapshots") => {
+                let message = "has no effect while engine_snapshots is off; set that or remove this field";
+                problems.push(entry.problem("snapshot_endpoint", message));
+            }
+            _ => {}
         }
         let within = draft.capacity_blocks <= draft.blocks_max;
         if !within && !entry.is_refused("blocks_max") {
@@ -491,6 +506,9 @@ impl Checks {
                 self.endpoint(entry, "endpoint", &events.endpoint, problems);
                 if let Some(replay) = &events.replay {
                     self.endpoint(entry, "replay", replay, problems);
+                }
+                if let Some(snapshots) = &events.snapshots {
+                    self.endpoint(entry, "snapshot_endpoint", &snapshots.endpoint, problems);
                 }
             }
             if let Some(load) = &worker.load {
@@ -566,6 +584,7 @@ fn worker(
         endpoint,
         replay: draft.replay.clone(),
         topic: draft.topic.clone(),
+        snapshots: draft.engine_snapshots.zip(draft.snapshot_endpoint.clone()).map(snapshots),
     });
     WorkerConfig {
         worker,
@@ -588,6 +607,10 @@ fn worker(
         loras: draft.loras.clone(),
         state: state(draft),
     }
+}
+
+fn snapshots((proposal, endpoint): (SnapshotProposal, Endpoint)) -> SnapshotSource {
+    SnapshotSource { proposal, endpoint }
 }
 
 pub(super) fn weight(draft: &WorkerDraft) -> f64 {

@@ -62,6 +62,16 @@ impl IngestThreads {
         self.owner_of(shard)?.load(worker, parts)
     }
 
+    /// Loads an engine's own snapshot: see [`IngestHandle::load_engine_snapshot`].
+    pub(super) fn load_engine_snapshot(
+        &self,
+        shard: ShardId,
+        worker: Worker,
+        parts: Receiver<DumpPart>,
+    ) -> Result<Receiver<LoadAnswer>> {
+        self.owner_of(shard)?.load_engine_snapshot(worker, parts)
+    }
+
     /// Empties a worker of a shard, or every worker of every shard.
     pub(super) fn reset(&self, one: Option<(ShardId, Worker)>, scope: ResetScope) -> Result<()> {
         let of = |id: &ShardId| one.is_none_or(|(shard, _)| shard == *id);

@@ -9,6 +9,7 @@ mod desired_fleet;
 mod doctor;
 mod endable_thread;
 mod engine_http;
+mod engine_snapshots;
 mod exposition;
 mod fleet_reconciler;
 mod http;

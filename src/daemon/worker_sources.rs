@@ -12,7 +12,7 @@ use super::fleet_reconciler::FleetReconciler;
 use super::ingest_threads::IngestThreads;
 use super::reload::{self, ReadConfig};
 use super::routers_thread::NamedPeers;
-use super::{engine_http, peers_file, worker_files};
+use super::{engine_http, engine_snapshots, peers_file, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
 use crate::serve::{Admissions, RemoteAccess};
@@ -62,6 +62,7 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
         () = phase(mark, Activity::FollowingSources, engine_http::find_publishers(desired, asking, counters)) => "discovery by URL",
         () = phase(mark, Activity::FollowingSources, engine_http::check_health(desired, asking, tables, counters)) => "health checks of engines",
         () = phase(mark, Activity::FollowingSources, other_routers) => "the file of other routers",
+        () = phase(mark, Activity::FollowingSources, engine_snapshots::run(config, &tables.fleet, ingest_threads, asking)) => "snapshots of engines",
         () = phase(mark, Activity::Reloading, reload::run(hangup, read_again, config, reload)) => "reload",
     }
 }

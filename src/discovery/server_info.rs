@@ -254,7 +254,7 @@ impl ServerInfo {
         let at = |port: u64| endpoint(path, &format!("tcp://{host}:{port}"));
         let replay = port(&events.replay_endpoint_port_base, "replay_endpoint_port_base")?.map(at).transpose()?;
         let load = port(&events.load_endpoint_port_base, "load_endpoint_port_base")?.map(at).transpose()?;
-        let first = EventSource { endpoint: at(base)?, replay, topic: topic(path, &events.topic)? };
+        let first = EventSource { endpoint: at(base)?, replay, topic: topic(path, &events.topic)?, snapshots: None };
         let count = match events.dp_size {
             Scalar::Absent => 1,
             Scalar::Number(ranks) if (1..=WORKERS_MAX as u64).contains(&ranks) => ranks as u32,
@@ -342,7 +342,8 @@ fn vllm_rank(url: &str, rank: u32, answer: &VllmRank) -> Result<Option<RankInfo>
     let Some(Some(events)) = answer.endpoint.text() else { return Err(wrong("names no endpoint")) };
     let replay = answer.replay_endpoint.text().ok_or_else(|| wrong("has a replay_endpoint that is not text"))?;
     let replay = replay.filter(|replay| !replay.is_empty()).map(reached).transpose()?;
-    let events = EventSource { endpoint: reached(events)?, replay, topic: topic(path, &answer.topic)? };
+    let events =
+        EventSource { endpoint: reached(events)?, replay, topic: topic(path, &answer.topic)?, snapshots: None };
     Ok(Some(RankInfo { rank, events, load: None }))
 }
 

@@ -5,6 +5,7 @@
 
 mod batch;
 mod decode_warning;
+pub mod engine_snapshot;
 mod error;
 pub mod flat;
 pub mod format;

@@ -8,4 +8,4 @@ mod table;
 
 pub use crate::protocol::{DeviceClass, PoolRole, WorkerState};
 pub use cells::{SchemeCell, TrustCell, trust_changes};
-pub use table::{EventSource, Fleet, FleetTable, PlaceAllocator, Space, WorkerRecord};
+pub use table::{EventSource, Fleet, FleetTable, PlaceAllocator, SnapshotSource, Space, WorkerRecord};

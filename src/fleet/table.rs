@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::cells::{SchemeCell, TrustCell};
 use crate::endpoint::Endpoint;
-use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex, WorkerSlot};
+use crate::ids::{ShardId, SnapshotProposal, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::limits::WORKERS_MAX;
 use crate::protocol::{DeviceClass, PoolRole, WorkerState};
 use crate::trust::Trust;
@@ -22,6 +22,17 @@ pub struct EventSource {
     pub replay: Option<Endpoint>,
     /// Subscription prefix; empty = everything.
     pub topic: String,
+    /// Where the engine itself sends snapshots of its blocks; `None` = it does not, or they are not to be used.
+    pub snapshots: Option<SnapshotSource>,
+}
+
+/// Where an engine sends snapshots of its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotSource {
+    /// The proposal that they follow.
+    pub proposal: SnapshotProposal,
+    /// ZeroMQ endpoint of its snapshot ROUTER socket.
+    pub endpoint: Endpoint,
 }
 
 impl EventSource {
@@ -32,7 +43,11 @@ impl EventSource {
             Some(replay) => Some(replay.of_rank(ranks)?),
             None => None,
         };
-        Some(Self { endpoint: self.endpoint.of_rank(ranks)?, replay, topic: self.topic.clone() })
+        let snapshots = match &self.snapshots {
+            Some(of) => Some(SnapshotSource { endpoint: of.endpoint.of_rank(ranks)?, ..of.clone() }),
+            None => None,
+        };
+        Some(Self { endpoint: self.endpoint.of_rank(ranks)?, replay, topic: self.topic.clone(), snapshots })
     }
 }
 

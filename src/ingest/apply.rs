@@ -51,7 +51,7 @@ impl Stream {
         }
     }
 
-    fn stored(
+    pub(super) fn stored(
         &mut self,
         space: &mut SpaceShard,
         stored: &Stored<'_>,
@@ -257,7 +257,7 @@ impl Stream {
         }
     }
 
-    fn removed(&mut self, space: &mut SpaceShard, removed: &Removed<'_>, now: Now) {
+    pub(super) fn removed(&mut self, space: &mut SpaceShard, removed: &Removed<'_>, now: Now) {
         let rule = self.kv_groups.remove(removed.group);
         let Some(tier) = self.place(removed.medium, rule, now) else { return };
         if matches!(rule, Rule::Window { .. }) {

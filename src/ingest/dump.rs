@@ -16,6 +16,10 @@
 //! remembered payloads, so a stream of another incarnation is recognised. A load that fails leaves the worker empty and
 //! `joined_late`.
 //!
+//! A load from an engine's own snapshot changes the worker only once the snapshot is whole and joins the live stream
+//! ([`IngestHandle::load_engine_snapshot`]). Until then the worker answers as before. If the load fails before, the worker
+//! stays as it is.
+//!
 //! One dump or load runs in a shard at a time; others wait for it. If the worker's lost batches are being fetched, the
 //! recovery ends first, which is bounded in time. Batches found missing during a dump or load are fetched afterwards. A
 //! replay shows that a loaded stream goes on, at once or on connecting. Without a replay endpoint the worker is emptied
@@ -23,6 +27,7 @@
 //!
 //! [`IngestHandle::dump`]: super::IngestHandle::dump
 //! [`IngestHandle::load`]: super::IngestHandle::load
+//! [`IngestHandle::load_engine_snapshot`]: super::IngestHandle::load_engine_snapshot
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use xxhash_rust::xxh3::xxh3_64;
@@ -32,7 +37,7 @@ use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
 use crate::event::SourceTrust;
 use crate::event::sequence_gate::SequenceGate;
-use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Scheme, Seed, Tier, Worker};
+use crate::ids::{EngineHash, EventSeq, GroupId, Lifetime, LocalHash, Scheme, Seed, Tier, Worker};
 use crate::index::{DumpCursor, StoreBlocks};
 use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS};
 use crate::metrics::WorkerCounter;
@@ -68,6 +73,9 @@ pub struct DumpBegin {
     /// The trust that the blocks have wherever they are loaded: without the reasons that concern only the worker's
     /// connection, but never more than a relay said of them.
     pub view: SourceTrust,
+    /// The lifetime of the publisher, if this is an engine's own snapshot. It shows whose stream goes on, in place of
+    /// `remembered`.
+    pub lifetime: Option<Lifetime>,
 }
 
 /// The answers to a load: `Held` unless the load is refused at once, then one of the others.
@@ -123,6 +131,18 @@ reasons! {
     SchemeMismatch = "scheme_mismatch";
     /// Loading: the index refused blocks. The log names the limit.
     Refused = "refused";
+    /// Loading an engine's snapshot: the live stream does not go on where it ends.
+    NotJoined = "not_joined";
+    /// Loading an engine's snapshot: the engine says that it has none.
+    Unavailable = "unavailable";
+    /// Loading an engine's snapshot: the endpoint gave no whole answer in time.
+    Unanswered = "unanswered";
+    /// Loading an engine's snapshot: it has more bytes, parts or blocks than a snapshot may have.
+    Oversized = "oversized";
+    /// Loading an engine's snapshot: it names blocks, and the daemon does not know their tokens.
+    UnknownContent = "unknown_content";
+    /// Loading an engine's snapshot: the worker has window groups, or tiers that the snapshot does not tell apart.
+    Unsupported = "unsupported";
 }
 
 /// The result of one step of a dump or load.
@@ -315,7 +335,7 @@ impl Sending {
         stream.republish(Republisher::dump_begins);
         let (scheme, groups) = (space.scheme.get(), stream.tier_groups.clone());
         let (trust, view) = (stream.trust(), stream.view_of_blocks());
-        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view };
+        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None };
         if !self.send(DumpPart::Begin(Box::new(begin))) {
             return self.abort(stream, space, AbortReason::PeerGone, now);
         }
@@ -358,8 +378,12 @@ impl Sending {
 pub(in crate::ingest) struct Loading {
     parts: Receiver<DumpPart>,
     answers: Sender<LoadAnswer>,
+    /// It is an engine's own snapshot.
+    is_of_engine: bool,
     holds: bool,
     begin: Option<Box<DumpBegin>>,
+    /// Whether the worker has been emptied for the blocks.
+    stores: bool,
     /// The chunk that is being stored, and the number of the next store in it.
     chunk: Option<(DumpChunk, usize)>,
     stored: References,
@@ -389,7 +413,13 @@ impl Loading {
     /// As [`Loading::new`], with a channel for the answers.
     pub(super) fn of(parts: Receiver<DumpPart>, answers: Sender<LoadAnswer>) -> Self {
         let (stored, stall) = (References::default(), StallTimer::default());
-        Self { parts, answers, holds: false, begin: None, chunk: None, stored, whole: false, stall }
+        let (holds, stores, whole) = (false, false, false);
+        Self { parts, answers, is_of_engine: false, holds, begin: None, stores, chunk: None, stored, whole, stall }
+    }
+
+    /// The same load, of an engine's own snapshot.
+    pub(in crate::ingest) fn of_engine(self) -> Self {
+        Self { is_of_engine: true, ..self }
     }
 
     /// Whether the worker's messages already wait for this load.
@@ -409,6 +439,7 @@ impl Loading {
             }
             stream.hold_for_load();
             self.holds = true;
+            stream.count(WorkerCounter::EngineSnapshotsAsked, u64::from(self.is_of_engine));
             self.answer(LoadAnswer::Held { last: stream.gate().last() });
         }
         let slice = self.slice(stream, space, now);
@@ -420,7 +451,7 @@ impl Loading {
                 Step::Moved
             }
             Ok(Slice::Empty) if self.stall.is_over(now.uptime_ms) => {
-                let reason = if self.whole { AbortReason::OtherIncarnation } else { AbortReason::Stalled };
+                let reason = self.stalled();
                 self.abort(stream, space, reason, now)
             }
             Ok(Slice::Empty) => Step::Waits,
@@ -428,6 +459,7 @@ impl Loading {
                 stream.loaded(space, &begin, now);
                 stream.show(space);
                 stream.count(WorkerCounter::Loads, 1);
+                stream.count(WorkerCounter::EngineSnapshotsLoaded, u64::from(self.is_of_engine));
                 let references = self.stored.blocks;
                 tracing::info!(worker = %stream.worker, references, watermark = ?begin.watermark, "dump loaded");
                 self.answer(LoadAnswer::Loaded(self.stored));
@@ -442,6 +474,13 @@ impl Loading {
             if self.whole {
                 return self.follows(stream);
             }
+            if let Some(begin) = self.begin.as_ref().filter(|_| !self.stores) {
+                if !may_begin(begin, stream)? {
+                    return Ok(if blocks == 0 { Slice::Empty } else { Slice::Stored });
+                }
+                stream.begin_load(space, begin, now)?;
+                self.stores = true;
+            }
             if let Some((chunk, number)) = &mut self.chunk {
                 let Some(store) = chunk.store(*number) else {
                     self.chunk = None;
@@ -455,15 +494,15 @@ impl Loading {
             }
             match (self.parts.try_recv(), self.begin.is_some()) {
                 (Ok(DumpPart::Begin(begin)), false) => {
-                    agrees(&begin, stream.gate())?;
-                    stream.begin_load(space, &begin, now)?;
                     self.begin = Some(begin);
+                    blocks += 1;
                 }
                 (Ok(DumpPart::Chunk(chunk)), true) => {
                     self.chunk = Some((chunk, 0));
                     blocks += 1;
                 }
                 (Ok(DumpPart::End(end)), true) if end == self.stored => self.whole = true,
+                (Ok(DumpPart::Aborted(reason)), _) if self.is_of_engine => return Err(reason),
                 (Ok(DumpPart::Aborted(_)), _) => return Err(AbortReason::SourceAborted),
                 (Ok(_), _) => return Err(AbortReason::Corrupt),
                 (Err(TryRecvError::Empty), _) if blocks == 0 => return Ok(Slice::Empty),
@@ -477,7 +516,7 @@ impl Loading {
     /// Whether the messages that wait belong to the dumped stream. If the stream is behind the dump, that shows once it
     /// reaches the payloads that the dump remembers.
     fn follows(&mut self, stream: &mut Stream) -> Result<Slice, AbortReason> {
-        let Some(begin) = self.begin.take_if(|begin| stream.follows(begin)) else {
+        let Some(begin) = self.begin.take_if(|begin| begin.cut().is_some() || stream.follows(begin)) else {
             return match &self.begin {
                 Some(begin) if stream.contradicts(begin) => Err(AbortReason::OtherIncarnation),
                 _ => Ok(Slice::Empty),
@@ -494,9 +533,22 @@ impl Loading {
             stream.show(space);
         }
         stream.view.transfers_aborted.add(reason as usize, 1);
-        tracing::warn!(worker = %stream.worker, reason = reason.name(), "load aborted; the worker's events go on");
+        if self.is_of_engine {
+            log_failed(stream, reason);
+        } else {
+            tracing::warn!(worker = %stream.worker, reason = reason.name(), "load aborted; the worker's events go on");
+        }
         self.refuse(reason);
         Step::Over
+    }
+
+    /// Why it makes no progress.
+    const fn stalled(&self) -> AbortReason {
+        match (self.whole, self.stores, &self.begin) {
+            (true, ..) => AbortReason::OtherIncarnation,
+            (false, false, Some(_)) => AbortReason::NotJoined,
+            (false, ..) => AbortReason::Stalled,
+        }
     }
 
     /// Sends the reason as the last answer.
@@ -507,6 +559,24 @@ impl Loading {
     fn answer(&self, answer: LoadAnswer) {
         // The caller may be gone; the worker is loaded all the same.
         let _ = self.answers.try_send(answer);
+    }
+}
+
+/// Counts a failed snapshot of an engine. The log says so now and then: the daemon asks again and again.
+fn log_failed(stream: &Stream, reason: AbortReason) {
+    stream.count(WorkerCounter::EngineSnapshotsFailed, 1);
+    let times = stream.view.counters.get(WorkerCounter::EngineSnapshotsFailed);
+    if times.is_power_of_two() {
+        let (reason, why) = (reason.name(), reason.meaning());
+        tracing::warn!(worker = %stream.worker, reason, why, times, "no snapshot of the engine; its worker's events go on");
+    }
+}
+
+/// Whether the worker may be emptied for the dump that begins so: `false` = not yet.
+fn may_begin(begin: &DumpBegin, stream: &Stream) -> Result<bool, AbortReason> {
+    match begin.cut() {
+        Some(cut) => stream.joins(cut),
+        None => agrees(begin, stream.gate()).map(|()| true),
     }
 }
 

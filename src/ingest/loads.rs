@@ -234,7 +234,8 @@ impl<N: Fn() -> u64> Listening<N> {
             self.open_sources.len() - 1
         });
         // Only loads come over such a socket, whatever topic an engine gives them.
-        let from = EventSource { endpoint: source.endpoint.clone(), replay: None, topic: String::new() };
+        let from =
+            EventSource { endpoint: source.endpoint.clone(), replay: None, topic: String::new(), snapshots: None };
         match Subscription::open(&from, LOAD_REPORT_MESSAGES_MAX, (&self.registry, Token(at)), self.now_ms()) {
             Ok(subscription) => {
                 let (source, liveness) = (source.clone(), Liveness::Waiting { since_ms: self.now_ms() });
@@ -316,7 +317,7 @@ impl OpenSource {
             while let Some(received) = self.subscription.take() {
                 taken += 1;
                 match received {
-                    Received::Batch(_, payload) => {
+                    Received::Batch(_, payload) | Received::BatchOf(_, _, payload) => {
                         if newest.replace(payload).is_some() {
                             counters.bump(LoadReportCounter::ReportsOvertaken);
                         }

@@ -31,6 +31,7 @@
 //! | one publisher's sockets | `shard/publisher.rs`, `publisher_socket.rs` |
 //! | the state of one stream | `stream.rs`, with `stream/hold.rs`, `stream/recover.rs`, `stream/relay.rs` |
 //! | dumps and loads of a worker | `dump.rs`, `shard/transfers.rs`, `stream/hold.rs` |
+//! | snapshots that engines send themselves | `engine_snapshot.rs`, `stream/engine_snapshot.rs` |
 //! | replays of lost batches | `shard/replays.rs`, `stream/recover.rs` |
 //! | engines' published loads | `loads.rs` |
 //! | one batch onto the index | `apply.rs`, with `hashing.rs`, `groups.rs`, `copies.rs`, `lower_tiers.rs` |
@@ -39,6 +40,7 @@ mod apply;
 mod copies;
 pub mod descriptors;
 mod dump;
+mod engine_snapshot;
 mod event_memory;
 pub(crate) mod exposition;
 mod groups;
@@ -61,6 +63,7 @@ use std::sync::Arc;
 
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, References};
 pub(crate) use dump::{FirstLoad, LoadAnswer};
+pub(crate) use engine_snapshot::SnapshotOrder;
 pub(crate) use event_memory::EventMemory;
 pub use handle::{IngestHandle, RefusedPublisher, spawn};
 pub(crate) use handle::{spawn_loading, spawn_republishing};

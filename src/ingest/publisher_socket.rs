@@ -24,9 +24,10 @@ use mio::{Registry, Token};
 
 use crate::endpoint::Endpoint;
 use crate::error::Result;
+use crate::event::engine_snapshot::live_frames;
 use crate::event::flat::UNNUMBERED;
 use crate::fleet::{EventSource, FleetTable, WorkerState};
-use crate::ids::{EventSeq, WorkerIndex};
+use crate::ids::{EventSeq, Lifetime, SnapshotProposal, WorkerIndex};
 use crate::limits::{
     INGEST_FETCH_BYTES_MAX, INGEST_FETCH_MESSAGES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAY_RECEIVE_BYTES_MAX,
     ZMQ_COMMAND_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES, ZMQ_MESSAGE_BYTES_MAX, ZMQ_PARTS_MAX,
@@ -38,6 +39,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
     message_bytes_max: ZMQ_MESSAGE_BYTES_MAX,
     parts_max: ZMQ_PARTS_MAX,
     command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
+    keeps_parts: false,
 };
 
 /// One message of a subscription.
@@ -45,14 +47,21 @@ pub(super) const BOUNDS: Bounds = Bounds {
 pub(super) enum Received {
     /// A batch by its framing: its sequence number and its payload, not yet decoded.
     Batch(EventSeq, Bytes),
+    /// The same from a publisher with snapshots of its own, with its lifetime.
+    BatchOf(Lifetime, EventSeq, Bytes),
     /// This number of frames, without an 8-byte frame before the last.
     Misframed(usize),
 }
 
-impl From<Message> for Received {
-    fn from(message: Message) -> Self {
-        match message.before_last {
-            Some(seq) => Self::Batch(EventSeq(u64::from_be_bytes(seq)), message.last),
+impl Received {
+    fn new(message: Message, snapshots: Option<SnapshotProposal>) -> Self {
+        let framed = match snapshots {
+            None => message.before_last.map(|seq| (EventSeq(u64::from_be_bytes(seq)), None)),
+            Some(proposal) => live_frames(proposal, &message.earlier),
+        };
+        match framed {
+            Some((seq, None)) => Self::Batch(seq, message.last),
+            Some((seq, Some(lifetime))) => Self::BatchOf(lifetime, seq, message.last),
             None => Self::Misframed(message.parts),
         }
     }
@@ -65,6 +74,8 @@ pub(super) struct Subscription {
     /// Messages that were fetched and not yet taken.
     fetched: VecDeque<Received>,
     fetch_messages_max: usize,
+    /// What the engine's own snapshots follow, and with it the frames of its batches.
+    snapshots: Option<SnapshotProposal>,
 }
 
 impl Subscription {
@@ -80,11 +91,13 @@ impl Subscription {
         now_ms: u64,
     ) -> Result<Self> {
         let topic = Bytes::copy_from_slice(source.topic.as_bytes());
-        let role = (Role::Subscriber, BOUNDS, Opening::Subscribe(topic));
+        let snapshots = source.snapshots.as_ref().map(|of| of.proposal);
+        let bounds = Bounds { keeps_parts: snapshots.is_some(), ..BOUNDS };
+        let role = (Role::Subscriber, bounds, Opening::Subscribe(topic));
         let peer = Peer::open(&source.endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
         let fetch_messages_max =
             usize::try_from(receive_messages_max).unwrap_or_default().clamp(1, INGEST_FETCH_MESSAGES_MAX);
-        Ok(Self { peer, fetched: VecDeque::new(), fetch_messages_max })
+        Ok(Self { peer, fetched: VecDeque::new(), fetch_messages_max, snapshots })
     }
 
     /// Signals under another token from now on.
@@ -114,7 +127,7 @@ impl Subscription {
             match self.peer.next(now_ms) {
                 Next::Message(message) => {
                     bytes += message.last.len();
-                    self.fetched.push_back(message.into());
+                    self.fetched.push_back(Received::new(message, self.snapshots));
                 }
                 Next::Drained => return true,
                 Next::Later => return false,
@@ -392,7 +405,12 @@ mod tests {
         fn open(endpoint: &str) -> Self {
             let poll = Poll::new().expect("an event loop");
             let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
-            let source = EventSource { endpoint: Endpoint::unparsed(endpoint), replay: None, topic: String::new() };
+            let source = EventSource {
+                endpoint: Endpoint::unparsed(endpoint),
+                replay: None,
+                topic: String::new(),
+                snapshots: None,
+            };
             let subscription = Subscription::open(&source, 1000, (&registry, Token(0)), 0).expect("well formed");
             Self { poll, started: Instant::now(), subscription }
         }
@@ -464,6 +482,7 @@ mod tests {
                             assert!(payload.iter().all(|byte| *byte == 7));
                             sequences.push(seq.0);
                         }
+                        Received::BatchOf(..) => panic!("no lifetime was asked for"),
                         Received::Misframed(frames) => misframed += frames,
                     }
                 }

@@ -18,7 +18,7 @@
 //! - `recovery` decides when to ask for a replay and what its answer means ([`crate::event::recovery`]; `recover`
 //!   applies it). It is absent if the publisher cannot replay. It is not a part of [`StreamState`], because a probe
 //!   runs while the stream is Live;
-//! - a relay's snapshot is taken only while Recovering (`relay`);
+//! - a relay's snapshot is taken only while Recovering (`relay`), an engine's own while Loading (`engine_snapshot`);
 //! - trust ([`crate::event::worker_trust`]).
 //!
 //! Beside these, `abort_reason` keeps the reason of an aborted dump or load until the dump or load has read it, and
@@ -46,6 +46,7 @@
 //! After a gap, blocks whose chain begins in the missing batches stay unbound or dormant, so the worker can only be
 //! under-counted. A batch that cannot be decoded is a gap of one: it may have held removals.
 
+mod engine_snapshot;
 mod hold;
 mod recover;
 mod relay;
@@ -77,6 +78,7 @@ use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
 use crate::metrics::WorkerCounter;
 use crate::trust::{Trust, TrustReason};
 use crate::watchdog::ThreadMark;
+use engine_snapshot::OwnSnapshots;
 use hold::{Message, StreamState};
 use relay::RelayState;
 
@@ -141,6 +143,8 @@ pub(super) struct Stream {
     last_dropped: Option<EventSeq>,
     /// The relay that the stream comes from, if it comes from one.
     relay: RelayState,
+    /// The engine's own snapshots, if it sends some.
+    own_snapshots: OwnSnapshots,
     /// Publishes the worker's changes again, in a relay.
     pub(super) republisher: Option<Box<Republisher>>,
     /// Whether something changed since the last [`Stream::show`].
@@ -163,7 +167,7 @@ impl Stream {
         }
         let shown = trust.trust();
         plan.view.trust.store(shown);
-        Self {
+        let mut this = Self {
             worker: plan.worker,
             slot: plan.slot,
             salts_possible: plan.salts_possible,
@@ -190,11 +194,14 @@ impl Stream {
             recovery: plan.source.replay.as_ref().map(|_| Recovery::default()),
             last_dropped: None,
             relay: RelayState::default(),
+            own_snapshots: OwnSnapshots::default(),
             republisher: None,
             changed: false,
             #[cfg(test)]
             emptied_under: Vec::new(),
-        }
+        };
+        this.set_snapshots(plan.source.snapshots.as_ref().map(|of| of.proposal));
+        this
     }
 
     /// Sets the number of blocks that fit the worker's device memory; 0 = not known. The next batch checks it.
@@ -486,7 +493,7 @@ impl Stream {
     }
 
     /// Counts the decoder's warnings, and notes a relay's own trust and the forms of salts.
-    fn note_batch_facts(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
+    pub(super) fn note_batch_facts(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
         let info = batch.info();
         batch.unknown_names().for_each(|(of, name, times)| self.count_unknown_name(of, name, times));
         if let Some(source) = info.source {

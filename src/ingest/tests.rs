@@ -18,6 +18,7 @@ mod bounds;
 mod contradictions;
 mod copies;
 mod dump;
+mod engine_snapshots;
 mod formats;
 mod loaded;
 mod lossy;
@@ -41,7 +42,7 @@ impl PublisherPlan {
             worker,
             space: SpaceId(0),
             slot,
-            source: EventSource { endpoint, replay: None, topic: String::new() },
+            source: EventSource { endpoint, replay: None, topic: String::new(), snapshots: None },
             scheme: Arc::default(),
             scheme_configured: false,
             salts_possible: true,

@@ -245,8 +245,12 @@ fn a_worker_that_gets_events_or_another_workers_place_loses_its_predictions() {
     let prompt = chain(1..=5);
     world.book(0, &prompt, 0);
     world.book(1, &prompt, 0);
-    let events =
-        EventSource { endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"), replay: None, topic: String::new() };
+    let events = EventSource {
+        endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"),
+        replay: None,
+        topic: String::new(),
+        snapshots: None,
+    };
     world.table.workers[0].events = Some(events);
     world.follow();
     assert_eq!((world.predicted(0, &prompt), world.predicted(1, &prompt)), (None, Some(5)));

@@ -422,6 +422,7 @@ mod tests {
             groups,
             trust: Trust::default(),
             view: SourceTrust::default(),
+            lifetime: None,
         }))
     }
 

@@ -69,6 +69,7 @@ const REQUESTS: Bounds = Bounds {
     message_bytes_max: RELAY_REQUEST_BYTES_MAX,
     parts_max: RELAY_REQUEST_PARTS_MAX,
     command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
+    keeps_parts: false,
 };
 const PUBLISHING: ServerPlan = ServerPlan {
     role: Role::Publisher,

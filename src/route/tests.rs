@@ -346,6 +346,7 @@ fn bookings_predict_the_overlap_of_a_worker_without_events_for_a_while() {
         endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"),
         replay: None,
         topic: String::new(),
+        snapshots: None,
     };
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.decision.candidates[0].overlap.device, 16);

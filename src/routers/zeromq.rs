@@ -32,6 +32,7 @@ const BOUNDS: Bounds = Bounds {
     message_bytes_max: LOAD_MESSAGE_BYTES_MAX,
     parts_max: ROUTER_PARTS_MAX,
     command_bytes_max: ZMQ_COMMAND_BYTES_MAX,
+    keeps_parts: false,
 };
 const PLAN: ServerPlan = ServerPlan {
     role: Role::Router,

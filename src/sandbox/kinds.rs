@@ -275,7 +275,7 @@ pub enum ThreadKind {
     Takeover,
     /// Resolves the host names of endpoints.
     Names,
-    /// Asks engines by HTTP.
+    /// Asks engines by HTTP, and for snapshots of their blocks.
     Asking,
     /// Reads files of workers and the configuration, checks and removes snapshots, and diagnoses, beside the control
     /// thread.
@@ -384,7 +384,7 @@ impl ThreadKind {
             T::Routers => &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, REMOVING],
             T::Takeover => &[STREAMS, LISTENERS, PASSING, REMOVING],
             T::Names => &[READING, RESOLVER, THREADS],
-            T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
+            T::Asking => &[EVENTS, STREAMS, CONNECTIONS, READING, RESOLVER, THREADS, ASKING],
             T::Files => &[EVENTS, READING, REMOVING, THREADS, WATCHING],
             T::HttpPort => &[EVENTS, STREAMS, LISTENERS, THREADS],
             T::RemotePort => &[EVENTS, STREAMS, LISTENERS, PAIRS],
@@ -466,6 +466,9 @@ const CONTROL: &[Call] = calls![
     "flock";
     is("prlimit64", &[(2, Check::IsNull)]),
 ];
+
+/// An event loop for each question.
+const ASKING: &[Call] = calls!["epoll_create1"];
 
 /// An event loop of its own, and pauses that end on time.
 const INGEST: &[Call] = calls!["epoll_create1"; is("prctl", &[(0, flag(libc::PR_SET_TIMERSLACK))])];

@@ -8,7 +8,8 @@
 //!
 //! A part or command is refused as soon as its header exceeds a limit, before its body arrives. Of a message only the
 //! last part, and an eight-byte part before it, are kept. A message that never ends therefore takes no memory, even
-//! below the limits.
+//! below the limits. A caller that needs the other parts too asks for them ([`Bounds::keeps_parts`]): then a message
+//! takes the memory of its bytes, up to the limits.
 
 use bytes::{Buf as _, Bytes};
 
@@ -71,6 +72,8 @@ pub struct Bounds {
     pub parts_max: usize,
     /// Bytes of one command.
     pub command_bytes_max: usize,
+    /// Whether messages keep the parts before their last one ([`Message::earlier`]).
+    pub keeps_parts: bool,
 }
 
 /// Why a connection cannot continue.
@@ -131,6 +134,8 @@ pub struct Message {
     pub before_last: Option<[u8; SEQ_BYTES]>,
     /// The last part.
     pub last: Bytes,
+    /// The parts before the last, if [`Bounds::keeps_parts`] asks for them; otherwise none.
+    pub earlier: Vec<Bytes>,
 }
 
 /// One item of a peer's stream.
@@ -178,6 +183,7 @@ pub struct Decoder {
     parts: usize,
     message_bytes: usize,
     before_last: Option<[u8; SEQ_BYTES]>,
+    earlier: Vec<Bytes>,
     /// Missing bytes of the frame at the front of the input.
     missing_bytes: usize,
 }
@@ -194,6 +200,7 @@ impl Decoder {
             parts: 0,
             message_bytes: 0,
             before_last: None,
+            earlier: Vec::new(),
             missing_bytes: 0,
         }
     }
@@ -292,13 +299,18 @@ impl Decoder {
         self.message_bytes += body_bytes;
         if header.flags & MORE != 0 {
             self.before_last = input[..body_bytes].try_into().ok();
-            input.advance(body_bytes);
+            if self.bounds.keeps_parts {
+                self.earlier.push(input.split_to(body_bytes));
+            } else {
+                input.advance(body_bytes);
+            }
             return None;
         }
         let last = if body_bytes == 0 { Bytes::new() } else { input.split_to(body_bytes) };
         self.message_bytes = 0;
         let (parts, before_last) = (std::mem::take(&mut self.parts), self.before_last.take());
-        Some(Item::Message(Message { parts, before_last, last }))
+        let earlier = std::mem::take(&mut self.earlier);
+        Some(Item::Message(Message { parts, before_last, last, earlier }))
     }
 
     fn command(&mut self, mut body: Bytes) -> Result<Option<Item>, Refusal> {

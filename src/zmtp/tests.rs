@@ -18,7 +18,7 @@ use crate::limits::{
     RELAY_SUBSCRIBER_LAG_FACTOR_MAX, ZMQ_MESSAGE_BYTES_FREE, ZMQ_READ_BYTES,
 };
 
-const BOUNDS: Bounds = Bounds { message_bytes_max: 2 << 20, parts_max: 8, command_bytes_max: 512 };
+const BOUNDS: Bounds = Bounds { message_bytes_max: 2 << 20, parts_max: 8, command_bytes_max: 512, keeps_parts: false };
 /// Far beyond what anything here takes: reached only by a failure.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -98,7 +98,7 @@ proptest! {
             }
             let last = Bytes::from(parts[parts.len() - 1].1.clone());
             let before_last = parts.len().checked_sub(2).and_then(|at| parts[at].1.as_slice().try_into().ok());
-            expected.push(Item::Message(Message { parts: parts.len(), before_last, last }));
+            expected.push(Item::Message(Message { parts: parts.len(), before_last, last, earlier: Vec::new() }));
         }
         prop_assert_eq!(items(Role::Subscriber, &bytes, &lengths), (expected, None));
     }
@@ -113,6 +113,24 @@ proptest! {
             prop_assert_eq!(items(Role::Subscriber, &bytes, &[bytes.len().max(1)]), split.clone());
             prop_assert!(split.0.len() <= bytes.len());
         }
+    }
+}
+
+#[test]
+fn parts_are_kept_only_where_the_bounds_say_so() {
+    let said = [publisher(), frame(1, 2, b"ab"), frame(1, 0, b""), frame(0, 3, b"cde")].concat();
+    for keeps_parts in [false, true] {
+        let mut decoder = Decoder::new(Role::Subscriber, Bounds { keeps_parts, ..BOUNDS });
+        let mut input = Bytes::from(said.clone());
+        let mut messages = Vec::new();
+        while let Ok(Some(item)) = decoder.next(&mut input) {
+            if let Item::Message(message) = item {
+                messages.push(message);
+            }
+        }
+        let earlier: Vec<&[u8]> = messages[0].earlier.iter().map(|part| &part[..]).collect();
+        assert_eq!(earlier, if keeps_parts { vec![&b"ab"[..], b""] } else { vec![] });
+        assert_eq!((messages.len(), messages[0].parts, &messages[0].last[..]), (1, 3, &b"cde"[..]));
     }
 }
 
@@ -307,7 +325,7 @@ fn serve(plan: ServerPlan, mut each: impl FnMut(&mut Server, Vec<(PeerId, super:
 
 const PLAN: ServerPlan = ServerPlan {
     role: Role::Publisher,
-    bounds: Bounds { message_bytes_max: 64, parts_max: 2, command_bytes_max: 512 },
+    bounds: Bounds { message_bytes_max: 64, parts_max: 2, command_bytes_max: 512, keeps_parts: false },
     peers_max: RELAY_PEERS_MAX,
     peers_per_address_max: RELAY_PEERS_PER_ADDRESS_MAX,
     waiting_bytes_max: 1 << 20,

@@ -9,6 +9,7 @@ mod cores;
 mod demo;
 mod discovery;
 mod doctor;
+mod engine_snapshots;
 mod journal;
 #[path = "../kit/mod.rs"]
 mod kit;
@@ -23,3 +24,6 @@ mod soak;
 mod stalls;
 mod takeover;
 mod top;
+#[allow(dead_code, reason = "the engines of these tests need a part of it")]
+#[path = "../../src/ingest/tests/vllm.rs"]
+mod vllm;

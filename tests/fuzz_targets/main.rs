@@ -27,7 +27,7 @@ fn seeds_of(target: &str) -> Vec<Vec<u8>> {
     seeds::of(target, &recordings())
 }
 
-fuzzed!(seeds_of; msgpack flatbuffer gate recovery apply request reply frames snapshot bookings journal config endpoint load_stat load_events lane zmtp opening);
+fuzzed!(seeds_of; msgpack flatbuffer gate recovery apply request reply frames snapshot bookings journal config endpoint load_stat load_events lane zmtp opening engine_snapshot);
 
 /// The bound of `apply` is near: of streams that nothing happened to, all of it is found.
 #[test]

@@ -1,6 +1,7 @@
 //! Seeds for mutations, from the project's own encoders and from recordings of engines.
 
 mod bookings;
+mod engine_snapshots;
 mod journals;
 mod load_events;
 
@@ -56,6 +57,7 @@ pub(crate) fn of(target: &str, recordings: &[PathBuf]) -> Vec<Vec<u8>> {
         "lane" => lane_steps(),
         "zmtp" => peers(),
         "opening" => openings(),
+        "engine_snapshot" => engine_snapshots::answers(),
         _ => Vec::new(),
     }
 }
@@ -368,6 +370,7 @@ fn snapshots() -> Vec<Vec<u8>> {
         groups: vec![(Tier::Device, GroupId(0)), (Tier::Host, GroupId(0))],
         trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(9)), ..Trust::default() },
         view: SourceTrust { level: TrustLevel::Exact, ..SourceTrust::default() },
+        lifetime: None,
     };
     let header = Header {
         worker: Worker::new(1, 0),

@@ -7,7 +7,7 @@ use crate::config::{FullReports, Salts, SpaceConfig};
 use crate::endpoint::Endpoint;
 use crate::engine_law::{ENGINE_PRESET_NAMES, ENGINE_PRESETS, EnginePreset};
 use crate::fleet::{DeviceClass, PoolRole};
-use crate::ids::Window;
+use crate::ids::{SnapshotProposal, Window};
 use crate::limits;
 
 use Kind::{Choice, Flag, Integer, List, Number, Parsed, Text};
@@ -15,6 +15,10 @@ use Preset::{Absent, Required, Value};
 
 pub(super) const ROLES: [PoolRole; 3] = [PoolRole::Both, PoolRole::Prefill, PoolRole::Decode];
 pub(super) const ROLE_NAMES: [&str; 3] = ["both", "prefill", "decode"];
+
+const SNAPSHOTS: [Option<SnapshotProposal>; 3] =
+    [None, Some(SnapshotProposal::Vllm57789), Some(SnapshotProposal::Sglang34407)];
+const SNAPSHOT_NAMES: [&str; 3] = ["off", "vllm-57789", "sglang-34407"];
 
 /// A `[[worker]]` as written, before the check finds its space and fills in absent fields.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +34,8 @@ pub(in crate::config) struct WorkerDraft {
     pub(in crate::config) endpoint: Option<Endpoint>,
     pub(in crate::config) replay: Option<Endpoint>,
     pub(in crate::config) topic: String,
+    pub(in crate::config) engine_snapshots: Option<SnapshotProposal>,
+    pub(in crate::config) snapshot_endpoint: Option<Endpoint>,
     pub(in crate::config) load: Option<Endpoint>,
     pub(in crate::config) capacity_blocks: u64,
     pub(in crate::config) blocks_max: u64,
@@ -172,8 +178,8 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "",
             Value("1"),
             Integer { min: 1, max: limits::WORKERS_MAX as u64, set: |c, v| c.ranks = v as u32 },
-            "The number of workers that this record names: the ranks from dp_rank on. The ports of endpoint, replay and load count up with\n\
-             the rank.",
+            "The number of workers that this record names: the ranks from dp_rank on. The ports of endpoint, replay, snapshot_endpoint and\n\
+             load count up with the rank.",
         ),
         live(
             "url",
@@ -256,6 +262,27 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
                 },
             },
             "Prefix of the subscription. Empty: everything the engine publishes.",
+        ),
+        live(
+            "engine_snapshots",
+            "",
+            Value("off"),
+            Choice { names: &SNAPSHOT_NAMES, set: |c, at| c.engine_snapshots = SNAPSHOTS[at] },
+            "Experimental. Whether the daemon asks the engine for a snapshot of its blocks when lost events cannot be replayed. The values\n\
+             name open proposals, which no release has: pull requests 57789 of vLLM and 34407 of SGLang.",
+        ),
+        live(
+            "snapshot_endpoint",
+            "",
+            Absent("tcp://127.0.0.1:5857"),
+            Parsed {
+                what: "a string: tcp://host:port or ipc://path",
+                set: |c, text| {
+                    c.snapshot_endpoint = Some(values::endpoint(text)?);
+                    Ok(())
+                },
+            },
+            "Where the engine sends snapshots of its blocks, with engine_snapshots.",
         ),
         live(
             "load",

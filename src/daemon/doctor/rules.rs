@@ -254,7 +254,7 @@ fn sandbox(sandbox: &SandboxCondition) -> Vec<FoundSymptom> {
 }
 
 /// The rules about one worker. The rule of foreign hashes is about a whole space.
-const RULES: [fn(&WorkerCondition) -> Option<FoundSymptom>; 11] = [
+const RULES: [fn(&WorkerCondition) -> Option<FoundSymptom>; 12] = [
     unreachable,
     unbounded,
     refused,
@@ -265,6 +265,7 @@ const RULES: [fn(&WorkerCondition) -> Option<FoundSymptom>; 11] = [
     messages_wait,
     replay_silent,
     recovery_fails,
+    engine_snapshots_fail,
     ingest_panicked,
 ];
 
@@ -369,6 +370,13 @@ fn recovery_fails(worker: &WorkerCondition) -> Option<FoundSymptom> {
     let failed = worker.recent.get(C::ReplaysUnfillable);
     let is_frequent = failed >= RECOVERIES_FAILED_RECENT_MIN;
     is_frequent.then(|| found_in(Symptom::RecoveryFails, worker, C::ReplaysUnfillable, failed)).flatten()
+}
+
+/// The engine's own snapshots fail, and none has been loaded.
+fn engine_snapshots_fail(worker: &WorkerCondition) -> Option<FoundSymptom> {
+    let (failed, loaded) = (worker.recent.get(C::EngineSnapshotsFailed), worker.recent.get(C::EngineSnapshotsLoaded));
+    let fails = failed > 0 && loaded == 0;
+    fails.then(|| found_in(Symptom::EngineSnapshotsFail, worker, C::EngineSnapshotsFailed, failed)).flatten()
 }
 
 fn ingest_panicked(worker: &WorkerCondition) -> Option<FoundSymptom> {

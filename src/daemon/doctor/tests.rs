@@ -191,6 +191,7 @@ fn of_worker(symptom: Symptom) -> Option<Examples> {
             let failed = recent(C::ReplaysUnfillable, RECOVERIES_FAILED_RECENT_MIN);
             (failed, recent(C::ReplaysUnfillable, RECOVERIES_FAILED_RECENT_MIN - 1))
         }
+        Symptom::EngineSnapshotsFail => (recent(C::EngineSnapshotsFailed, 1), recent(C::EngineSnapshotsLoaded, 1)),
         Symptom::IngestPanicked => (recent(C::Rebuilds, 1), recent(C::Rebuilds, 0)),
         _ => return None,
     })

@@ -13,6 +13,7 @@ mod extra_keys;
 mod load_stat;
 mod medium;
 mod number_run;
+mod placement;
 mod tokens;
 mod unchained_hashes;
 
@@ -25,6 +26,7 @@ use cursor::{Cursor, Type};
 use event_fields::{Draft, Field};
 
 pub use load_stat::{LoadStat, decode_load_stat};
+pub use placement::{Placed, PlacementHeader, decode_placement_header, decode_placements};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 

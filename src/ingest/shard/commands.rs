@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Command::Stop`] | [`IngestHandle::stop`] | closes every socket and ends the thread |
 //! | [`Command::Dump`] | [`IngestHandle::dump`] | queues a dump of a worker (`transfers`) |
-//! | [`Command::Load`] | [`IngestHandle::load`] | queues the restore of a worker's blocks (`transfers`) |
+//! | [`Command::Load`] | [`IngestHandle::load`], [`IngestHandle::load_engine_snapshot`] | queues the restore of a worker's blocks (`transfers`) |
 //! | [`Command::Reset`] | [`IngestHandle::reset`] | empties a worker, or every worker of the shard |
 //! | [`Command::AddWorker`] | [`IngestHandle::add_worker`] | gives a worker a slot and opens its sockets |
 //! | [`Command::UpdateWorker`] | [`IngestHandle::update_worker`] | changes a worker's record, and its sockets if its events come from elsewhere |
@@ -126,6 +126,18 @@ impl IngestHandle {
     pub fn load(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
         let (loading, answers) = Loading::new(parts);
         self.send(Command::Load(worker, Box::new(loading)))?;
+        Ok(answers)
+    }
+
+    /// As [`IngestHandle::load`], for an engine's own snapshot. The worker changes only once the snapshot's first part
+    /// joins the live stream, so send that part once the whole snapshot is there. [`DumpPart::Aborted`] before it says why
+    /// there is none.
+    ///
+    /// # Errors
+    /// [`Kind::Overloaded`] if too many commands wait.
+    pub fn load_engine_snapshot(&self, worker: Worker, parts: Receiver<DumpPart>) -> Result<Receiver<LoadAnswer>> {
+        let (loading, answers) = Loading::new(parts);
+        self.send(Command::Load(worker, Box::new(loading.of_engine())))?;
         Ok(answers)
     }
 
@@ -316,7 +328,7 @@ impl Shard {
         self.current_worker = Some(self.publishers[at].index);
         let opened = self.subscribe(source, at, now);
         let publisher = &mut self.publishers[at];
-        publisher.change_source(source.replay.as_ref(), &mut self.spaces[publisher.space], &mut self.scratch, now);
+        publisher.change_source(source, &mut self.spaces[publisher.space], &mut self.scratch, now);
         self.close_replay(at);
         let publisher = &mut self.publishers[at];
         match opened {

@@ -280,14 +280,15 @@ impl PublisherState {
     /// stream goes on there. Otherwise the worker is emptied.
     pub(super) fn change_source(
         &mut self,
-        replay: Option<&Endpoint>,
+        source: &EventSource,
         space: &mut SpaceShard,
         scratch: &mut Scratch,
         now: Now,
     ) {
-        self.stream.set_replays(replay.is_some());
+        self.stream.set_replays(source.replay.is_some());
+        self.stream.set_snapshots(source.snapshots.as_ref().map(|of| of.proposal));
         self.fail(space, scratch, now);
-        self.replay_endpoint = replay.cloned();
+        self.replay_endpoint.clone_from(&source.replay);
     }
 
     /// Takes messages, the held ones first; `true` = none is left.
@@ -322,6 +323,11 @@ impl PublisherState {
                     }
                     Received::Batch(seq, payload) => {
                         bytes += payload.len();
+                        self.stream.message(space, scratch, seq, &payload, now);
+                    }
+                    Received::BatchOf(lifetime, seq, payload) => {
+                        bytes += payload.len();
+                        self.stream.note_lifetime(space, scratch, (lifetime, seq), now);
                         self.stream.message(space, scratch, seq, &payload, now);
                     }
                     Received::Misframed(frames) => self.stream.misframed(space, frames, now),

@@ -249,6 +249,26 @@ impl Waiting {
         messages - self.messages.len()
     }
 
+    /// The sequence numbers of the batches that wait, the oldest first.
+    pub(super) fn seqs(&self) -> impl Iterator<Item = EventSeq> + '_ {
+        self.messages.iter().filter_map(|message| match message {
+            Message::Batch { seq, .. } => Some(*seq),
+            Message::Misframed(_) => None,
+        })
+    }
+
+    /// Takes the oldest messages, up to the first batch behind `watermark`. Returns the batches among them, with the
+    /// hashes of their payloads.
+    pub(super) fn take_up_to(&mut self, watermark: EventSeq) -> Vec<(EventSeq, u64)> {
+        let mut taken = Vec::new();
+        while self.first_seq().is_some_and(|first| first <= watermark) {
+            if let Some(Message::Batch { seq, payload_hash, .. }) = self.pop() {
+                taken.push((seq, payload_hash));
+            }
+        }
+        taken
+    }
+
     /// Takes the oldest message.
     pub(super) fn pop(&mut self) -> Option<Message> {
         let message = self.messages.pop_front()?;
@@ -533,11 +553,31 @@ impl Stream {
     pub(in crate::ingest) fn loaded(&mut self, space: &mut SpaceShard, begin: &DumpBegin, now: Now) {
         let Some(watermark) = begin.watermark else { return };
         self.changed = true;
+        if let Some((_, watermark)) = begin.cut() {
+            let remembered = self.pass_over_contained(watermark);
+            self.go_on_behind(space, begin, (watermark, &remembered), now);
+            // The lifetime has shown that the stream goes on there, so no replay has to.
+            self.forget_losses();
+            return self.finish_hold(now);
+        }
         if let Overlap::Shown(contained) = self.overlap(begin) {
             // The dump may contain more of them than the gate remembers. The gate would mistake those for a restart.
             (0..contained).filter_map(|_| self.state.waiting_mut()?.pop()).for_each(drop);
             self.count(WorkerCounter::Duplicates, contained as u64);
         }
+        self.go_on_behind(space, begin, (watermark, &begin.remembered), now);
+        self.prove_loaded(now);
+        self.finish_hold(now);
+    }
+
+    /// Makes the loaded blocks the worker's, and the watermark the last batch applied.
+    fn go_on_behind(
+        &mut self,
+        space: &mut SpaceShard,
+        begin: &DumpBegin,
+        (watermark, remembered): (EventSeq, &[(EventSeq, u64)]),
+        now: Now,
+    ) {
         self.forget_incarnation();
         self.tier_groups.iter().for_each(|(_, group)| self.kv_groups.counted(*group));
         if begin.view.reasons.contains(TrustReason::HashConflict) {
@@ -547,15 +587,13 @@ impl Stream {
         // A dump does not contain the references that waited.
         self.offloaded.are_lost = begin.trust.reasons.contains(TrustReason::OffloadUnbound);
         self.offloaded.has_connector = self.tier_groups.iter().any(|(tier, _)| *tier != Tier::Device);
-        self.gate.resume(watermark, &begin.remembered);
+        self.gate.resume(watermark, remembered);
         self.input(TrustInput::Loaded(begin.view), now);
         if begin.trust.reasons.contains(TrustReason::Disconnected) {
             self.input(TrustInput::Disconnected, now);
         }
         self.trust.applied(watermark, now.unix_ms);
         self.check_capacity(space, now);
-        self.prove_loaded(now);
-        self.finish_hold(now);
     }
 }
 

@@ -79,6 +79,13 @@ impl Stream {
         }
     }
 
+    /// Forgets lost batches: the worker holds all that its engine does, whatever was lost before.
+    pub(super) fn forget_losses(&mut self) {
+        if let Some(recovery) = &mut self.recovery {
+            recovery.forget_losses();
+        }
+    }
+
     /// Cancels probes and renewals: a dump or load begins, and nothing else is to change the worker.
     pub(super) fn cancel_optional(&mut self) {
         if let Some(recovery) = &mut self.recovery {
@@ -230,6 +237,7 @@ impl Stream {
     pub(super) fn another_incarnation(&mut self, space: &mut SpaceShard, seq: EventSeq, now: Now) {
         tracing::info!(worker = %self.worker, before = ?self.gate.last(), %seq, "the publisher restarted; the worker is emptied, and the daemon asks for all batches since");
         self.restart(space, TrustInput::RestartedUnseen, now);
+        self.own_snapshots.forget_lifetime();
         self.gate = SequenceGate::default();
     }
 

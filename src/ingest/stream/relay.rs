@@ -60,12 +60,12 @@ impl Stream {
         self.relay.generation
     }
 
-    /// How long the stream may be silent: a relay sends a message each second.
-    pub(super) const fn silence_ms(&self, silence_ms_max: u64) -> u64 {
-        match (self.relay.sends_heartbeats, silence_ms_max) {
-            (false, _) => silence_ms_max,
-            (true, 1..RELAY_SILENT_MS_MAX) => silence_ms_max,
-            (true, _) => RELAY_SILENT_MS_MAX,
+    /// How long the stream may be silent: a relay sends a message each second, and so do some engines.
+    pub(super) fn silence_ms(&self, silence_ms_max: u64) -> u64 {
+        let of_relay = self.relay.sends_heartbeats.then_some(RELAY_SILENT_MS_MAX);
+        match of_relay.or(self.heartbeat_silence_ms()) {
+            Some(of_heartbeats) if silence_ms_max == 0 || silence_ms_max > of_heartbeats => of_heartbeats,
+            _ => silence_ms_max,
         }
     }
 

@@ -84,6 +84,7 @@ impl RandomWorld {
             endpoint: "tcp://127.0.0.1:1".parse().expect("an endpoint"),
             replay: None,
             topic: String::new(),
+            snapshots: None,
         };
         self.world.change(|workers| workers.iter_mut().step_by(3).for_each(|of| of.events = Some(events.clone())));
         self

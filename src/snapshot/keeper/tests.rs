@@ -28,6 +28,7 @@ fn record(id: u64, seq: Option<u64>) -> WorkerRecord {
             endpoint: "tcp://x:1".parse().expect("an endpoint"),
             replay: None,
             topic: String::new(),
+            snapshots: None,
         }),
         ..WorkerRecord::new(WorkerIndex(id as u32 - 1), Worker::new(id, 0), WorkerSlot(id as u16))
     }
@@ -41,6 +42,7 @@ fn dump(seq: u64) -> Vec<DumpPart> {
         groups: Vec::new(),
         trust: trust(seq),
         view: SourceTrust { level: trust(seq).level, reasons: trust(seq).reasons },
+        lifetime: None,
     };
     vec![DumpPart::Begin(Box::new(begin)), DumpPart::End(References::default())]
 }

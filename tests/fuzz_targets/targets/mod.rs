@@ -6,6 +6,7 @@ mod bookings;
 mod config;
 mod endpoint;
 mod engine;
+mod engine_snapshot;
 mod events;
 mod gate;
 mod journal;
@@ -41,4 +42,5 @@ pub(crate) const ALL: &[(&str, Target)] = &[
     ("lane", lane::lane),
     ("zmtp", zmtp::zmtp),
     ("opening", opening::opening),
+    ("engine_snapshot", engine_snapshot::engine_snapshot),
 ];

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kvrouted::zmtp::{Bounds, Decoder, Item, Refusal, Role};
 
-const BOUNDS: Bounds = Bounds { message_bytes_max: 4 << 10, parts_max: 6, command_bytes_max: 256 };
+const BOUNDS: Bounds = Bounds { message_bytes_max: 4 << 10, parts_max: 6, command_bytes_max: 256, keeps_parts: true };
 const ROLES: [Role; 4] = [Role::Subscriber, Role::Dealer, Role::Publisher, Role::Router];
 
 /// The first byte is our role, the second the length of the pieces in which the rest comes.
@@ -20,6 +20,9 @@ pub(crate) fn zmtp(data: &[u8]) {
                     message.last.len() <= BOUNDS.message_bytes_max
                         && (message.parts > 1 || message.before_last.is_none())
                 );
+                let kept: usize = message.earlier.iter().map(Bytes::len).sum();
+                assert_eq!(message.earlier.len() + 1, message.parts);
+                assert!(kept + message.last.len() <= BOUNDS.message_bytes_max);
             }
             Item::Subscribe(body) | Item::Cancel(body) | Item::Ping(body) => {
                 assert!(body.len() < BOUNDS.command_bytes_max);

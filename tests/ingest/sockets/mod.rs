@@ -71,6 +71,7 @@ impl Shard {
                     endpoint: endpoint.parse().expect("an endpoint"),
                     replay: replay.map(|replay| replay.parse().expect("an endpoint")),
                     topic: topic.into(),
+                    snapshots: None,
                 },
                 scheme: Arc::clone(&scheme),
                 scheme_configured: false,

@@ -236,6 +236,7 @@ fn move_to(shard: &Shard, engine: &Replaying) {
         endpoint: engine.endpoint.parse().expect("an endpoint"),
         replay: Some(engine.replayer.endpoint.parse().expect("an endpoint")),
         topic: String::new(),
+        snapshots: None,
     };
     record.events = Some(source);
     let amendment = UpdateWorker { record, blocks_max: u64::MAX, resubscribe: true };

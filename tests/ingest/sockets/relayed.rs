@@ -45,6 +45,7 @@ impl Working {
             endpoint: self.engine.endpoint().parse().expect("an endpoint"),
             replay: Some(self.replayer.endpoint.parse().expect("an endpoint")),
             topic: String::new(),
+            snapshots: None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kit::{Caller, Figures, Gateway, chat, is_alive, kvrouted_or_skip, signal, until};
+use kit::{Caller, Figures, Gateway, chat, compare_metrics, frozen_metrics, is_alive, kvrouted_or_skip, signal, until};
 use kvrouted_gateway::demo::SimulatedEngines;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -116,23 +116,15 @@ async fn conversations_follow_their_prefix_and_cached_tokens_come_out_as_predict
     for finding in told["findings"].as_array().expect("a list") {
         assert!(finding.to_string().contains("replay_endpoint"), "all that the engines lack: {finding}");
     }
-    let metrics = admin.text("/metrics").await;
-    for name in documented_metrics() {
-        // Those of pods and of local tokenizers are there where they are configured; other tests look for them.
-        let is_optional = ["kubernetes_", "local_"].iter().any(|part| name.contains(&format!("gateway_{part}")));
-        // A family without samples has only its name.
-        assert!(is_optional || metrics.contains(name.trim_end_matches("_total")), "the documents name {name}");
+    let unknown = fixture.caller.post("/v1/completions", &json!({"model": "unknown", "prompt": "a"})).await;
+    assert_eq!(unknown.status, 404, "so that a refusal is counted");
+    let metrics = compare_metrics(&admin.text("/metrics").await);
+    // Those of pods, of local tokenizers and of the picker are there where they are; other tests look for them.
+    let is_optional =
+        |name: &String| ["kubernetes_", "local_", "epp_"].iter().any(|part| name.contains(&format!("gateway_{part}")));
+    for name in frozen_metrics().into_keys() {
+        assert!(is_optional(&name) || metrics.contains(&name), "the frozen list has {name}");
     }
-}
-
-/// The gateway's metrics that the documents name.
-fn documented_metrics() -> BTreeSet<String> {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/gateway.md")).expect("the page");
-    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
-    let name = |(at, _): (usize, &str)| text[at..].chars().take_while(|c| is_name(*c)).collect();
-    let names: BTreeSet<String> = text.match_indices("kvrouted_gateway_").map(name).collect();
-    assert!(!names.is_empty(), "the page names metrics");
-    names
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -340,6 +340,7 @@ async fn a_configured_folder_is_proved_by_the_engines_and_replaces_them() {
     let routed = Routed::new(Arc::clone(&core));
     let metrics = routed.metrics();
     assert!(metrics.contains("kvrouted_gateway_local_proofs{state=\"proved\"} 1"), "{metrics}");
+    assert!(kit::compare_metrics(&metrics).contains("kvrouted_gateway_local_tokens"));
     drop(engines);
     let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(PROOF)).await;
     let text = format!("Grüße {PROOF}: end 世界");

@@ -7,6 +7,8 @@ mod frozen;
 mod frozen_list;
 #[path = "../kit/mod.rs"]
 mod kit;
+mod ops;
+mod promql;
 mod retired;
 mod rules;
 mod schemas;

@@ -5,6 +5,7 @@
 #![allow(dead_code, unused_imports, clippy::print_stderr)]
 
 mod caller;
+mod frozen;
 #[path = "../../../tests/kit/ports.rs"]
 pub(crate) mod ports;
 #[path = "../../../tests/kit/proc.rs"]
@@ -19,6 +20,7 @@ use kvrouted::client::{AsyncClient, Prompt, RouteRequest, SteadyOptions};
 use kvrouted::ids::Worker;
 
 pub(crate) use caller::{Answer, Caller, chat};
+pub(crate) use frozen::{compare_metrics, frozen_metrics};
 pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
 pub(crate) use processes::{Connect, Daemon, Gateway, is_alive, signal};
 

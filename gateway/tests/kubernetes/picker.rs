@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use super::player::{self, Connection, Stream, opening, request_body, response_body, response_headers};
 use super::*;
 use crate::kit::ports::free_address;
-use crate::kit::{Caller, Figures, Gateway, chat, kvrouted_or_skip};
+use crate::kit::{Caller, Figures, Gateway, chat, compare_metrics, kvrouted_or_skip};
 
 const POST: [(&str, &str); 2] = [(":method", "POST"), (":path", "/v1/chat/completions")];
 
@@ -175,6 +175,10 @@ async fn goes_on_alone(mut fixture: Fixture, admin: SocketAddr) {
         "resource=\"endpointslices\",event=\"listed\"} 1\n",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    let names = compare_metrics(metrics.split_once("\r\n\r\n").expect("a body").1);
+    for part in ["kubernetes_pods", "kubernetes_requests", "epp_requests", "epp_streams_open"] {
+        assert!(names.contains(&format!("kvrouted_gateway_{part}")), "{part}: {names:?}");
     }
     fixture.api.stop().await;
     kit::until("a finding", async || {

@@ -424,6 +424,8 @@ counters! {
     RouteCounter {
         Decisions = "decisions", "Decisions that chose the worker for a prompt of at least one block.";
         OverlapsFound = "overlaps_found", "Decisions that chose the worker and found blocks of the prompt on it, and repeated prompts found on it again.";
+        PromptBlocks = "prompt_blocks", "Blocks of the prompts of the decisions that chose the worker.";
+        PromptBlocksHeld = "prompt_blocks_held", "Of these, blocks that the worker held, in any tier.";
         RepeatsMissed = "repeats_missed", "Repeated prompts that had been sent to the worker seconds before and had no block there.";
     }
 }
@@ -547,9 +549,14 @@ impl<L: CounterName> CounterTable<L> {
         &self.values[worker.place() * L::ALL.len()..][..L::ALL.len()]
     }
 
-    /// Adds 1. Only the thread that owns the table may call this: nothing is locked. A worker without a place in the
-    /// table is not counted, nor is a worker whose place another has taken over.
+    /// Adds 1. As [`CounterTable::add`].
     pub fn bump(&self, worker: WorkerIndex, counter: L) {
+        self.add(worker, counter, 1);
+    }
+
+    /// Adds to a counter. Only the thread that owns the table may call this: nothing is locked. A worker without a place in
+    /// the table is not counted, nor is a worker whose place another has taken over.
+    pub fn add(&self, worker: WorkerIndex, counter: L, number: u64) {
         let Some(owner) = self.owners.get(worker.place()) else { return };
         // Relaxed: only this thread writes it.
         let owned_by = WorkerIndex(owner.load(Ordering::Relaxed));
@@ -565,16 +572,16 @@ impl<L: CounterName> CounterTable<L> {
         }
         let value = &values[counter.index()];
         // Relaxed: a count orders nothing, and only this thread writes it.
-        value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        value.store(value.load(Ordering::Relaxed) + number, Ordering::Relaxed);
     }
 
     /// The current value. 0 for a worker without a place in the table, and for a worker that is not the latest one
     /// counted at its place.
     #[must_use]
     pub fn get(&self, worker: WorkerIndex, counter: L) -> u64 {
-        // Acquire: pairs with the Release in `bump`.
+        // Acquire: pairs with the Release in `add`.
         let is_owner = self.owners.get(worker.place()).is_some_and(|owner| owner.load(Ordering::Acquire) == worker.0);
-        // Relaxed: see `bump`. While a place changes hands, this may return the next worker's first counts.
+        // Relaxed: see `add`. While a place changes hands, this may return the next worker's first counts.
         if is_owner { self.values(worker)[counter.index()].load(Ordering::Relaxed) } else { 0 }
     }
 }

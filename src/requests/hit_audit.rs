@@ -36,6 +36,8 @@ impl HitAudit {
             return;
         }
         self.counters.bump(chosen.index, RouteCounter::Decisions);
+        self.counters.add(chosen.index, RouteCounter::PromptBlocks, decision.request_blocks.into());
+        self.counters.add(chosen.index, RouteCounter::PromptBlocksHeld, chosen.overlap.total().into());
         if chosen.overlap.total() > 0 {
             self.counters.bump(chosen.index, RouteCounter::OverlapsFound);
         }

@@ -52,7 +52,7 @@ pub(super) struct WorkerLine {
     pub(super) blocks: u64,
     pub(super) requests: u64,
     pub(super) prefill_tokens: u64,
-    /// The share of its decisions whose prompt had blocks on it; `None` = there was no decision.
+    /// The share of its prompts' blocks that it held when it was chosen; `None` = it was never chosen.
     pub(super) hit: Option<f64>,
     /// `None` = not known yet.
     pub(super) batches_per_s: Option<f64>,
@@ -143,7 +143,7 @@ impl WorkerLine {
             let (before, seconds) = before?;
             Some((of(name).checked_sub(counter(&before.counters, name))?, seconds))
         };
-        let decisions = of("decisions");
+        let chosen_for = of("prompt_blocks");
         Self {
             worker: now.worker,
             name: now.name.clone(),
@@ -153,7 +153,7 @@ impl WorkerLine {
             blocks: now.blocks_held,
             requests: of("active_requests"),
             prefill_tokens: of("active_prefill_tokens"),
-            hit: (decisions > 0).then(|| of("overlaps_found") as f64 / decisions as f64),
+            hit: (chosen_for > 0).then(|| of("prompt_blocks_held") as f64 / chosen_for as f64),
             batches_per_s: more("batches").map(|(batches, seconds)| batches as f64 / seconds),
             gaps: more("gaps").map(|(gaps, _)| gaps),
             counters: now.counters.clone(),
@@ -184,9 +184,9 @@ pub(super) mod tests {
             trust: Trust { level: TrustLevel::Exact, ..Trust::default() },
             blocks_held: 1000 * id,
             blocks_by_tier: [1000 * id, 0, 0, 0],
-            counters: [("batches", 10 * id * seconds), ("gaps", 0), ("active_requests", id), ("decisions", 4)]
+            counters: [("batches", 10 * id * seconds), ("gaps", 0), ("active_requests", id), ("prompt_blocks", 4)]
                 .into_iter()
-                .chain([("overlaps_found", 3)])
+                .chain([("prompt_blocks_held", 3)])
                 .map(named)
                 .collect(),
             remedy: None,

@@ -368,6 +368,7 @@ fn snapshots() -> Vec<Vec<u8>> {
         groups: vec![(Tier::Device, GroupId(0)), (Tier::Host, GroupId(0))],
         trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(9)), ..Trust::default() },
         view: SourceTrust { level: TrustLevel::Exact, ..SourceTrust::default() },
+        republished: None,
     };
     let header = Header {
         worker: Worker::new(1, 0),

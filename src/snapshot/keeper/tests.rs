@@ -41,6 +41,7 @@ fn dump(seq: u64) -> Vec<DumpPart> {
         groups: Vec::new(),
         trust: trust(seq),
         view: SourceTrust { level: trust(seq).level, reasons: trust(seq).reasons },
+        republished: None,
     };
     vec![DumpPart::Begin(Box::new(begin)), DumpPart::End(References::default())]
 }

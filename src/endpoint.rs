@@ -57,7 +57,7 @@ impl std::error::Error for EndpointError {}
 
 type Parsed<T> = Result<T, EndpointError>;
 
-/// A ZeroMQ endpoint that can be connected to: `tcp://host:port` or `ipc://path`.
+/// An endpoint that can be connected to: `tcp://host:port` or `ipc://path` for ZeroMQ, or a NATS server of a worker's events.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint(String);
 
@@ -74,16 +74,34 @@ impl Endpoint {
         Ok(Self(text.to_owned()))
     }
 
+    /// Parses an endpoint of a worker's events, which may also be a NATS server: `nats://host:port`, or `tls://host:port`.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse_publisher(text: &str) -> Parsed<Self> {
+        match text.split_once("://") {
+            Some(("nats" | "tls", _)) => Ok(Self(NatsServer::parse(text)?.to_string())),
+            _ => Self::parse(text),
+        }
+    }
+
+    /// The NATS server that it is, if it is one.
+    #[must_use]
+    pub fn nats_server(&self) -> Option<NatsServer> {
+        NatsServer::parse(&self.0).ok()
+    }
+
     /// The endpoint as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The endpoint `ranks` ranks later: the port plus `ranks`. `None` if it has no port, or if the sum is not a port.
+    /// The endpoint `ranks` ranks later: the port plus `ranks`, or the same server. `None` if it has no port, or if the sum
+    /// is not a port.
     #[must_use]
     pub fn of_rank(&self, ranks: u32) -> Option<Self> {
-        if ranks == 0 {
+        if ranks == 0 || self.nats_server().is_some() {
             return Some(self.clone());
         }
         let Parts::Tcp { host, port } = split(&self.0)? else { return None };
@@ -516,6 +534,17 @@ mod tests {
         {
             assert!(NatsServer::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn events_may_come_from_a_nats_server_and_nothing_else_may() {
+        let endpoint = Endpoint::parse_publisher("nats://broker").expect("a server");
+        assert_eq!(endpoint, "nats://broker:4222");
+        assert_eq!(endpoint.of_rank(3), Some(endpoint.clone()), "the rank is in its subjects");
+        assert_eq!(endpoint.nats_server().map(|server| server.host), Some("broker".into()));
+        assert!(Endpoint::parse("nats://broker:4222").is_err() && Endpoint::parse_publisher("nats://a@b").is_err());
+        let zeromq = Endpoint::parse_publisher("tcp://h:1").expect("as before");
+        assert_eq!(zeromq.nats_server(), None);
     }
 
     #[test]

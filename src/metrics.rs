@@ -390,6 +390,13 @@ counters! {
         AnswersWithoutSnapshot = "relay_answers_without_snapshot", "Answers to replay requests given up because their snapshot failed.";
         Snapshots = "relay_snapshots", "Snapshots completed.";
         SnapshotsFailed = "relay_snapshots_failed", "Snapshots that failed. The log has the reason.";
+        NatsMessages = "relay_nats_messages", "Batches and parts of snapshots that the NATS stream has stored.";
+        NatsRepeated = "relay_nats_repeated", "Messages sent to the NATS stream again because no answer came, or after a new connection.";
+        NatsRefused = "relay_nats_refused", "Messages and questions that JetStream refused. The log has the reason.";
+        NatsStarts = "relay_nats_starts", "Beginnings for readers stored in the NATS stream: a snapshot, or the first batch.";
+        NatsAnew = "relay_nats_anew", "Times the relay began anew in the NATS stream: refused, too far behind, or what readers begin with was gone.";
+        NatsOthers = "relay_nats_others", "Times another relay had stored a beginning for the same worker in the NATS stream.";
+        NatsLost = "relay_nats_lost", "Connections to a NATS server that ended.";
     }
 }
 

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
 use crate::config::{self, Config, Flags, FullReports, LogConfig, Salts, Setting};
+#[cfg(feature = "nats")]
+use crate::ingest::Brokers;
 use crate::ingest::IngestConfig;
 use crate::relay::RelayPlan;
 
 const WORKER_HELP: &str = "\
 The engine is written as a worker for `kvrouted serve`: --worker id=1,endpoint=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5657
 The daemon then gets the relay instead of the engine: --worker id=1,endpoint=tcp://HOST:5567,replay=tcp://HOST:5667
+With --to nats://HOST:4222 it may also get the NATS server: --worker id=1,endpoint=nats://HOST:4222
 For all fields with defaults and descriptions: kvrouted serve --example-config, tables [relay], [ingest], [metrics], [[space]], [[worker]]";
 
 /// The model's name without a file. A relay answers no requests, so the name has no effect.
@@ -32,6 +35,10 @@ pub struct RelayArgs {
     /// Where to replay lost batches and send snapshots [default: tcp://*:5667]
     #[arg(long, value_name = "ENDPOINT")]
     pub replay: Option<String>,
+    /// A NATS server in which the relay also stores batches and snapshots: nats://HOST:4222. Further servers of its cluster
+    /// follow after a `+`
+    #[arg(long, value_name = "SERVER")]
+    pub to: Option<String>,
     /// Without a file: tokens in a KV block [default: learnt from the first events]
     #[arg(long, value_name = "TOKENS", conflicts_with = "config", allow_negative_numbers = true)]
     pub block_size: Option<String>,
@@ -66,6 +73,11 @@ impl RelayArgs {
             |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{why}"));
         let config = config::load(self.config.as_deref(), &self.flags()).map_err(|problems| unusable(&problems))?;
         let plan = plan(&config).map_err(|why| unusable(&why))?;
+        #[cfg(feature = "nats")]
+        let plan = {
+            let access = config.ingest.nats_access().map_err(|error| unusable(&error))?;
+            RelayPlan { ingest: IngestConfig { brokers: Brokers::new(access), ..plan.ingest }, ..plan }
+        };
         Ok((plan, config.log))
     }
 
@@ -74,6 +86,7 @@ impl RelayArgs {
         let settings = [
             ("--endpoint", "relay", "endpoint", &self.endpoint),
             ("--replay", "relay", "replay", &self.replay),
+            ("--to", "relay", "nats", &self.to),
             ("--metrics-port", "metrics", "port", &self.metrics_port),
             ("--sandbox", "sandbox", "mode", &self.sandbox),
             ("--log-level", "log", "level", &self.log_level),
@@ -115,6 +128,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         probe_after_ms: config.ingest.probe_after_ms,
         receive_messages_max: config.ingest.receive_messages_max,
         shards: 1,
+        ..IngestConfig::default()
     };
     Ok(RelayPlan {
         scheme: space.scheme(),
@@ -126,6 +140,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         buffer_batches_max: config.relay.buffer_batches_max,
         buffer_bytes_max: config.relay.buffer_bytes_max,
         heartbeat_ms: config.relay.heartbeat_ms,
+        nats: config.relay.nats_servers(),
         worker: worker.worker,
         ingest,
         sandbox: config.sandbox.mode,

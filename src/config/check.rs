@@ -21,6 +21,9 @@ use crate::limits;
 use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
 
+const NATS_NOT_BUILT: &str =
+    "is a NATS server, which this build does not speak to: build kvrouted with --features nats";
+
 /// The admin socket of a daemon whose configuration names none: the path of its socket with `.admin` appended.
 fn admin_socket_beside(socket: &Path) -> PathBuf {
     let mut path = OsString::from(socket);
@@ -34,6 +37,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
     check_memory(&draft.spaces, draft.ingest.value.shards, problems);
     check_budget(&draft.process, problems);
     check_approximate(&draft.spaces, problems);
+    events_over_nats(draft, problems);
     let NamedWorkers { workers, servers } = workers(&draft.workers, &draft.spaces, problems);
     Config {
         serve: serve(&draft.serve, problems),
@@ -172,11 +176,49 @@ fn nats(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) {
     if with_tls > 0 && routers.nats_ca_file.is_none() && !entry.is_refused("nats_ca_file") {
         refuse("needs nats_ca_file with tls://, such as /etc/ssl/certs/ca-certificates.crt");
     }
-    if routers.nats_user.is_some() && routers.nats_secret_file.is_none() {
+    nats_login(entry, problems);
+}
+
+/// One login is shown.
+fn nats_login<T>(entry: &TableDraft<T>, problems: &mut Vec<Problem>) {
+    let is_set = |field| entry.written(field).is_some();
+    if is_set("nats_user") && !is_set("nats_secret_file") {
         problems.push(entry.problem("nats_user", "needs nats_secret_file, with the password"));
     }
-    if routers.nats_credentials_file.is_some() && routers.nats_secret_file.is_some() {
+    if is_set("nats_credentials_file") && is_set("nats_secret_file") {
         problems.push(entry.problem("nats_credentials_file", "takes the place of nats_secret_file: remove either"));
+    }
+}
+
+/// Events of workers over NATS: what a relay writes to, and what TLS needs.
+fn events_over_nats(draft: &Draft, problems: &mut Vec<Problem>) {
+    let (ingest, relay) = (&draft.ingest, &draft.relay);
+    nats_login(ingest, problems);
+    let servers = relay.value.nats_servers();
+    let with_tls = servers.iter().filter(|server| server.is_tls).count();
+    if !relay.value.nats.is_empty() && !cfg!(feature = "nats") {
+        problems.push(relay.problem("nats", NATS_NOT_BUILT));
+    }
+    if let Some(fault) = nats_fault(&relay.value.nats) {
+        problems.push(relay.problem("nats", fault.message));
+    }
+    if with_tls > 0 && with_tls < servers.len() {
+        problems.push(
+            relay.problem("nats", "has servers with TLS and without: the login would go to one of them in the clear"),
+        );
+    }
+    if ingest.written("nats_ca_file").is_some() {
+        return;
+    }
+    let message = "needs nats_ca_file in [ingest] with tls://, such as /etc/ssl/certs/ca-certificates.crt";
+    if with_tls > 0 {
+        problems.push(relay.problem("nats", message));
+    }
+    for worker in &draft.workers {
+        let server = worker.value.endpoint.as_ref().and_then(Endpoint::nats_server);
+        if server.is_some_and(|server| server.is_tls) {
+            problems.push(worker.problem("endpoint", message));
+        }
     }
 }
 
@@ -472,6 +514,15 @@ impl Checks {
             }
             _ => {}
         }
+        if draft.endpoint.as_ref().and_then(Endpoint::nats_server).is_some() {
+            if !cfg!(feature = "nats") {
+                problems.push(entry.problem("endpoint", NATS_NOT_BUILT));
+            }
+            let useless = ["replay", "topic", "engine_snapshots", "snapshot_endpoint"];
+            for field in useless.into_iter().filter(|field| entry.written(field).is_some()) {
+                problems.push(entry.problem(field, "has no use beside a NATS server, which also replays; remove it"));
+            }
+        }
         let within = draft.capacity_blocks <= draft.blocks_max;
         if !within && !entry.is_refused("blocks_max") {
             let message = format!(
@@ -502,7 +553,8 @@ impl Checks {
                 return;
             };
             self.identity(entry, worker.worker, problems);
-            if let Some(events) = &worker.events {
+            // Subjects tell workers apart whose events come from one NATS server.
+            if let Some(events) = worker.events.as_ref().filter(|events| events.endpoint.nats_server().is_none()) {
                 self.endpoint(entry, "endpoint", &events.endpoint, problems);
                 if let Some(replay) = &events.replay {
                     self.endpoint(entry, "replay", replay, problems);
@@ -581,8 +633,9 @@ fn worker(
     };
     let worker = Worker::new(draft.id, draft.dp_rank);
     let events = draft.endpoint.clone().map(|endpoint| EventSource {
+        // A NATS server also replays.
+        replay: endpoint.nats_server().map_or_else(|| draft.replay.clone(), |_| Some(endpoint.clone())),
         endpoint,
-        replay: draft.replay.clone(),
         topic: draft.topic.clone(),
         snapshots: draft.engine_snapshots.zip(draft.snapshot_endpoint.clone()).map(snapshots),
     });

@@ -26,6 +26,8 @@ use crate::fleet::{DeviceClass, EventSource, PoolRole, WorkerState};
 use crate::ids::{Scheme, SpaceId, Window, Worker};
 use crate::limits::{ORIGINS_MAX, ORIGINS_MIN};
 use crate::load::{PrefillFigures, PrefillModel};
+#[cfg(feature = "nats")]
+use crate::nats::{Access, AccessFiles};
 use crate::route::Policy;
 use crate::sandbox::Mode;
 
@@ -167,6 +169,16 @@ pub struct RelayConfig {
     pub buffer_batches_max: usize,
     /// Bytes of batches kept for replays.
     pub buffer_bytes_max: usize,
+    /// NATS servers where it also stores its batches; empty = nowhere.
+    pub nats: Vec<String>,
+}
+
+impl RelayConfig {
+    /// The NATS servers, parsed.
+    #[must_use]
+    pub fn nats_servers(&self) -> Vec<NatsServer> {
+        self.nats.iter().filter_map(|server| NatsServer::parse(server).ok()).collect()
+    }
 }
 
 /// `[discovery]`: files of workers.
@@ -393,6 +405,33 @@ pub struct IngestConfig {
     pub probe_after_ms: u64,
     /// Most messages received from one publisher and not yet applied; see [`crate::ingest::IngestConfig`].
     pub receive_messages_max: i32,
+    /// What the NATS subjects of events begin with.
+    pub nats_prefix: String,
+    /// The user whose password is in `nats_secret_file`.
+    pub nats_user: Option<String>,
+    /// A password, or a token.
+    pub nats_secret_file: Option<PathBuf>,
+    /// Credentials, in place of a secret.
+    pub nats_credentials_file: Option<PathBuf>,
+    /// Certificates of the authorities that may vouch for NATS servers.
+    pub nats_ca_file: Option<PathBuf>,
+}
+
+#[cfg(feature = "nats")]
+impl IngestConfig {
+    /// What connections to the NATS servers of events need.
+    ///
+    /// # Errors
+    /// [`Kind::Config`](crate::error::Kind::Config) if a file cannot be used.
+    pub(crate) fn nats_access(&self) -> crate::error::Result<Access> {
+        let files = AccessFiles {
+            user: self.nats_user.as_deref(),
+            secret: self.nats_secret_file.as_deref(),
+            credentials: self.nats_credentials_file.as_deref(),
+            authorities: self.nats_ca_file.as_deref(),
+        };
+        Access::read(&self.nats_prefix, &files)
+    }
 }
 
 /// `[booking]`: lifetimes of bookings and reports, and the prefill model.

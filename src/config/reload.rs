@@ -121,6 +121,7 @@ mod tests {
                     let password = if field.name == "nats_user" { "nats_secret_file = \"p\"\n" } else { "" };
                     format!("[routers]\nsecret_file = \"s\"\n{servers}{password}{lines}")
                 }
+                "ingest" if field.name == "nats_user" => format!("[ingest]\nnats_secret_file = \"p\"\n{lines}"),
                 "routers" => {
                     let preset = [("listen", "tcp://*:2"), ("secret_file", "s")].into_iter();
                     let missing = preset.filter(|(name, _)| !lines.starts_with(name));

@@ -16,6 +16,10 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse(text)?)
 }
 
+pub(super) fn publisher(text: &str) -> Result<Endpoint, ValueError> {
+    Ok(Endpoint::parse_publisher(text)?)
+}
+
 pub(super) fn nats_server(text: &str) -> Result<NatsServer, ValueError> {
     Ok(NatsServer::parse(text)?)
 }

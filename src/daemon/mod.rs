@@ -445,6 +445,7 @@ fn start_ingest(
         probe_after_ms: config.ingest.probe_after_ms,
         receive_messages_max: config.ingest.receive_messages_max,
         shards: usize::from(config.ingest.shards),
+        brokers: resources.brokers.clone(),
     };
     let mut checked = snapshots.check(&fleet.load());
     let (threads, shed, counters) = (Vec::new(), resources.shed.clone(), Arc::clone(counters));
@@ -455,7 +456,7 @@ fn start_ingest(
         let (restore, loads) = snapshots::loads_of(&plan, &mut checked);
         let mark = resources.watchlist.add(format!("ingest-{}", shard.0), true);
         let surroundings = (mark, EventMemory::of(&resources.memory, shards));
-        let thread = ingest::spawn_loading(plan, ingest_config, Arc::clone(fleet), loads, surroundings)?;
+        let thread = ingest::spawn_loading(plan, ingest_config.clone(), Arc::clone(fleet), loads, surroundings)?;
         snapshots.feed(restore)?;
         for refused in thread.refused() {
             tracing::error!(worker = %refused.worker, error = %refused.error, "worker's events are refused");

@@ -8,6 +8,7 @@ use core_affinity::CoreId;
 use crate::budget::{Demands, MemoryAccounts, MemoryPart, ShedFlags, divide, least};
 use crate::config::{Config, SpaceConfig, WorkerConfig};
 use crate::error::Result;
+use crate::ingest::Brokers;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::limits::{CONNECTION_BYTES, CONNECTIONS_MAX, MEMORY_SHARE_PERCENT, ROUTER_PEERS_MAX};
 use crate::machine::{ResidentMemory, allowed_memory};
@@ -29,6 +30,8 @@ pub(super) struct Resources {
     pub(super) watchlist: Watchlist,
     /// Which daemon decides.
     pub(super) turns: Turns,
+    /// What NATS servers of events are shown. Its files are read here, before the sandbox.
+    pub(super) brokers: Brokers,
     /// Opened here, before the sandbox; `None` = the kernel does not tell.
     pub(super) resident: Option<Arc<ResidentMemory>>,
 }
@@ -65,6 +68,7 @@ impl Resources {
             shed: ShedFlags::default(),
             watchlist: Watchlist::default(),
             turns: Turns::default(),
+            brokers: brokers(config)?,
             resident: ResidentMemory::open().map(Arc::new),
         })
     }
@@ -74,6 +78,17 @@ impl Resources {
         let in_all = predictions(config);
         self.memory.division().predictions_of(space.approximate_memory_bytes_max, in_all)
     }
+}
+
+#[cfg(feature = "nats")]
+fn brokers(config: &Config) -> Result<Brokers> {
+    Ok(Brokers::new(config.ingest.nats_access()?))
+}
+
+#[cfg(not(feature = "nats"))]
+#[expect(clippy::unnecessary_wraps, reason = "a build with NATS reads files")]
+fn brokers(_: &Config) -> Result<Brokers> {
+    Ok(Brokers::default())
 }
 
 /// The spaces whose caches are predicted, and the memory that is configured for all of them.

@@ -17,7 +17,7 @@ use crate::endpoint::{BoundEndpoint, Endpoint};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{LOAD_HEARTBEAT_MS, ROUTER_SECRET_BYTES_CEILING, TURN_LOOK_EVERY_MS};
 #[cfg(feature = "nats")]
-use crate::remote::tls;
+use crate::nats::{Access, AccessFiles};
 use crate::requests::{OthersLoads, RequestTables};
 use crate::routers::{
     Carrier, Exchange, ExchangeSettings, Fingerprint, Incarnation, Keys, Nonce, OriginId, OriginSettings,
@@ -230,21 +230,13 @@ fn run<C: Carrier + Send + 'static>(
 
 #[cfg(feature = "nats")]
 fn nats_plan(routers: &RoutersConfig) -> Result<NatsPlan> {
-    let plan = NatsPlan::new(routers.nats_servers(), routers.nats_prefix.clone());
-    let plan = match &routers.nats_ca_file {
-        Some(authorities) => plan.with_tls(tls::trusting(authorities)?),
-        None => plan,
+    let files = AccessFiles {
+        user: routers.nats_user.as_deref(),
+        secret: routers.nats_secret_file.as_deref(),
+        credentials: routers.nats_credentials_file.as_deref(),
+        authorities: routers.nats_ca_file.as_deref(),
     };
-    let text = |path: &Path| {
-        let text = String::from_utf8(tls::read_secret(path)?);
-        text.map(|text| text.trim_ascii_end().to_owned())
-            .map_err(|error| tls::unusable(path, error, "write it as text"))
-    };
-    match (&routers.nats_credentials_file, &routers.nats_secret_file) {
-        (Some(path), _) => plan.with_credentials(&text(path)?),
-        (None, Some(path)) => Ok(plan.with_secret(routers.nats_user.clone(), text(path)?)),
-        (None, None) => Ok(plan),
-    }
+    Ok(NatsPlan::new(routers.nats_servers(), Access::read(&routers.nats_prefix, &files)?))
 }
 
 fn keys(routers: &RoutersConfig) -> Result<Keys> {

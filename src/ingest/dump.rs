@@ -32,7 +32,7 @@
 use crossbeam::channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::republish::Republisher;
+use super::republish::Republished;
 use super::space_shard::SpaceShard;
 use super::stream::{Now, Stream};
 use crate::event::SourceTrust;
@@ -76,6 +76,8 @@ pub struct DumpBegin {
     /// The lifetime of the publisher, if this is an engine's own snapshot. It shows whose stream goes on, in place of
     /// `remembered`.
     pub lifetime: Option<Lifetime>,
+    /// In a relay: the last batch sent before, whose effect is contained too.
+    pub republished: Option<Republished>,
 }
 
 /// The answers to a load: `Held` unless the load is refused at once, then one of the others.
@@ -332,10 +334,10 @@ impl Sending {
         self.begun = true;
         let (watermark, remembered) = stream.hold_for_dump();
         stream.flush_republished(space);
-        stream.republish(Republisher::dump_begins);
+        let republished = stream.republisher.as_ref().and_then(|republisher| republisher.last());
         let (scheme, groups) = (space.scheme.get(), stream.tier_groups.clone());
         let (trust, view) = (stream.trust(), stream.view_of_blocks());
-        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None };
+        let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view, republished, lifetime: None };
         if !self.send(DumpPart::Begin(Box::new(begin))) {
             return self.abort(stream, space, AbortReason::PeerGone, now);
         }

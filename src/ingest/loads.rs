@@ -18,6 +18,7 @@ use mio::{Events, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::connection::Brokers;
 use super::publisher_socket::{Received, Subscription};
 use super::system;
 use crate::endpoint::Endpoint;
@@ -236,7 +237,8 @@ impl<N: Fn() -> u64> Listening<N> {
         // Only loads come over such a socket, whatever topic an engine gives them.
         let from =
             EventSource { endpoint: source.endpoint.clone(), replay: None, topic: String::new(), snapshots: None };
-        match Subscription::open(&from, LOAD_REPORT_MESSAGES_MAX, (&self.registry, Token(at)), self.now_ms()) {
+        let of = ((&Brokers::default(), source.worker), LOAD_REPORT_MESSAGES_MAX);
+        match Subscription::open(&from, of, (&self.registry, Token(at)), self.now_ms()) {
             Ok(subscription) => {
                 let (source, liveness) = (source.clone(), Liveness::Waiting { since_ms: self.now_ms() });
                 let open = OpenSource { source, subscription, liveness, undecodable_logged: false };

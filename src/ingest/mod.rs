@@ -28,7 +28,7 @@
 //! | start, stop and panics of an ingest thread | `handle.rs`, `shard/rebuild.rs` |
 //! | the event loop | `shard.rs` |
 //! | the commands: dump, load, reset, add, update and remove a worker | `shard/commands.rs` |
-//! | one publisher's sockets | `shard/publisher.rs`, `publisher_socket.rs` |
+//! | one publisher's sockets, or its subjects at a NATS server | `shard/publisher.rs`, `publisher_socket.rs`, `connection.rs` |
 //! | the state of one stream | `stream.rs`, with `stream/hold.rs`, `stream/recover.rs`, `stream/relay.rs` |
 //! | dumps and loads of a worker | `dump.rs`, `shard/transfers.rs`, `stream/hold.rs` |
 //! | snapshots that engines send themselves | `engine_snapshot.rs`, `stream/engine_snapshot.rs` |
@@ -37,6 +37,7 @@
 //! | one batch onto the index | `apply.rs`, with `hashing.rs`, `groups.rs`, `copies.rs`, `lower_tiers.rs` |
 
 mod apply;
+mod connection;
 mod copies;
 pub mod descriptors;
 mod dump;
@@ -61,6 +62,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use connection::Brokers;
 pub use dump::{AbortReason, DumpBegin, DumpChunk, DumpPart, References};
 pub(crate) use dump::{FirstLoad, LoadAnswer};
 pub(crate) use engine_snapshot::SnapshotOrder;
@@ -83,7 +85,7 @@ use crate::limits::ZMQ_RECEIVE_MESSAGES_MAX;
 use crate::load::Loads;
 
 /// The settings of an ingest thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IngestConfig {
     /// Logical CPU to run on, by the operating system's number; `None` = any.
     pub core: Option<usize>,
@@ -102,6 +104,8 @@ pub struct IngestConfig {
     /// How many shards the daemon has. With more than one, a space's learnt scheme is never learnt again: no thread can
     /// know that the workers of the other shards hold no block.
     pub shards: usize,
+    /// What workers need whose events come from NATS servers.
+    pub brokers: Brokers,
 }
 
 impl Default for IngestConfig {
@@ -113,6 +117,7 @@ impl Default for IngestConfig {
             probe_after_ms: 5_000,
             receive_messages_max: ZMQ_RECEIVE_MESSAGES_MAX,
             shards: 1,
+            brokers: Brokers::default(),
         }
     }
 }

@@ -15,24 +15,27 @@
 //! A replay is asked for over a DEALER socket ([`ReplayClient`]). An engine drops, in the middle and without an error,
 //! what its ROUTER socket cannot hand over at once. So the client receives everything as soon as it is there, up to a
 //! bound, and the stream applies it later.
+//!
+//! Where a relay stores events at a NATS server, both are connections to that server ([`super::connection`]). While the
+//! server is away no publisher is Down: its state cannot be known.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use mio::{Registry, Token};
+use mio::Token;
 
+use super::connection::{Brokers, Connection, Signals};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::event::engine_snapshot::live_frames;
 use crate::event::flat::UNNUMBERED;
 use crate::fleet::{EventSource, FleetTable, WorkerState};
-use crate::ids::{EventSeq, Lifetime, SnapshotProposal, WorkerIndex};
+use crate::ids::{EventSeq, Lifetime, SnapshotProposal, Worker, WorkerIndex};
 use crate::limits::{
     INGEST_FETCH_BYTES_MAX, INGEST_FETCH_MESSAGES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAY_RECEIVE_BYTES_MAX,
     ZMQ_COMMAND_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES, ZMQ_MESSAGE_BYTES_MAX, ZMQ_PARTS_MAX,
 };
-use crate::zmtp::{self, Bounds, LinkEvent, Message, Next, Opening, Peer, Refusal, Role};
+use crate::zmtp::{Bounds, LinkEvent, Message, Next, Refusal};
 
 /// Limits on the messages of a publisher and of a replay.
 pub(super) const BOUNDS: Bounds = Bounds {
@@ -70,7 +73,7 @@ impl Received {
 /// The connection to one publisher.
 #[derive(Debug)]
 pub(super) struct Subscription {
-    peer: Peer,
+    connection: Connection,
     /// Messages that were fetched and not yet taken.
     fetched: VecDeque<Received>,
     fetch_messages_max: usize,
@@ -86,18 +89,15 @@ impl Subscription {
     /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
     pub(super) fn open(
         source: &EventSource,
-        receive_messages_max: i32,
-        signals: (&Arc<Registry>, Token),
+        (of, receive_messages_max): ((&Brokers, Worker), i32),
+        signals: Signals<'_>,
         now_ms: u64,
     ) -> Result<Self> {
-        let topic = Bytes::copy_from_slice(source.topic.as_bytes());
         let snapshots = source.snapshots.as_ref().map(|of| of.proposal);
-        let bounds = Bounds { keeps_parts: snapshots.is_some(), ..BOUNDS };
-        let role = (Role::Subscriber, bounds, Opening::Subscribe(topic));
-        let peer = Peer::open(&source.endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
+        let connection = Connection::subscribe(source, of, signals, now_ms)?;
         let fetch_messages_max =
             usize::try_from(receive_messages_max).unwrap_or_default().clamp(1, INGEST_FETCH_MESSAGES_MAX);
-        Ok(Self { peer, fetched: VecDeque::new(), fetch_messages_max, snapshots })
+        Ok(Self { connection, fetched: VecDeque::new(), fetch_messages_max, snapshots })
     }
 
     /// Signals under another token from now on.
@@ -105,12 +105,12 @@ impl Subscription {
     /// # Errors
     /// Those of the event loop.
     pub(super) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
-        self.peer.set_token(token)
+        self.connection.set_token(token)
     }
 
     /// Checks deadlines; `true` = [`Self::link_event`] has an event.
     pub(super) fn tick(&mut self, now_ms: u64) -> bool {
-        self.peer.tick(now_ms)
+        self.connection.tick(now_ms)
     }
 
     /// Fetches some messages from the connection, unless fetched ones are still to be taken; `true` = the connection is
@@ -124,7 +124,7 @@ impl Subscription {
             return false;
         }
         while self.fetched.len() < self.fetch_messages_max && bytes < INGEST_FETCH_BYTES_MAX {
-            match self.peer.next(now_ms) {
+            match self.connection.next(now_ms) {
                 Next::Message(message) => {
                     bytes += message.last.len();
                     self.fetched.push_back(Received::new(message, self.snapshots));
@@ -141,6 +141,16 @@ impl Subscription {
         self.fetched.pop_front()
     }
 
+    /// Messages of strangers that were skipped since the last call.
+    pub(super) fn take_skipped(&mut self) -> u64 {
+        self.connection.take_skipped()
+    }
+
+    /// Whether nothing can be known of the publisher, because what stands between is away.
+    pub(super) fn excuses_silence(&self, now_ms: u64) -> bool {
+        self.connection.excuses_silence(now_ms)
+    }
+
     /// Whether fetched messages are still to be taken.
     pub(super) fn has_fetched(&self) -> bool {
         !self.fetched.is_empty()
@@ -153,7 +163,7 @@ impl Subscription {
 
     /// The next event of the connection. Messages that came before it are taken first.
     pub(super) fn link_event(&mut self) -> Option<LinkEvent> {
-        if self.fetched.is_empty() { self.peer.link_event() } else { None }
+        if self.fetched.is_empty() { self.connection.link_event() } else { None }
     }
 }
 
@@ -161,7 +171,7 @@ impl Subscription {
 impl Subscription {
     /// Ends the connection in any state.
     pub(super) fn break_up(&mut self) {
-        self.peer.break_up();
+        self.connection.break_up();
     }
 }
 
@@ -278,7 +288,7 @@ pub(super) enum Lost {
 /// connection, so the answer to an older question can never be mistaken for the answer to this one.
 #[derive(Debug)]
 pub(super) struct ReplayClient {
-    peer: Peer,
+    connection: Connection,
     /// Received and not yet taken.
     received: VecDeque<Message>,
     held_bytes: usize,
@@ -296,17 +306,14 @@ impl ReplayClient {
     /// # Errors
     /// [`crate::error::Kind::Config`] if the endpoint cannot be used.
     pub(super) fn ask(
-        endpoint: &Endpoint,
-        from: EventSeq,
-        signals: (&Arc<Registry>, Token),
+        question: (&Endpoint, EventSeq),
+        of: (&Brokers, Worker),
+        signals: Signals<'_>,
         now_ms: u64,
     ) -> Result<Self> {
-        // A REQ socket would send this empty frame first. Engines ignore a question without it.
-        let question = zmtp::message(&[b""], &from.0.to_be_bytes());
-        let role = (Role::Dealer, BOUNDS, Opening::Send(question));
-        let peer = Peer::open(endpoint, role, (Arc::clone(signals.0), signals.1), now_ms)?;
+        let connection = Connection::ask(question, of, signals, now_ms)?;
         let (received, held_bytes, held_bytes_max) = (VecDeque::new(), 0, REPLAY_READ_AHEAD_BYTES_MAX);
-        Ok(Self { peer, received, held_bytes, held_bytes_max, is_answered: false, drained: false, lost: None })
+        Ok(Self { connection, received, held_bytes, held_bytes_max, is_answered: false, drained: false, lost: None })
     }
 
     /// The same with at most this many bytes that wait to be taken, and one message.
@@ -324,19 +331,19 @@ impl ReplayClient {
     /// # Errors
     /// Those of the event loop.
     pub(super) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
-        self.peer.set_token(token)
+        self.connection.set_token(token)
     }
 
     /// Checks deadlines; `true` = there is something to read.
     pub(super) fn tick(&mut self, now_ms: u64) -> bool {
-        self.peer.tick(now_ms)
+        self.connection.tick(now_ms)
     }
 
     /// Receives the messages that have arrived, up to the limit on messages that wait here.
     pub(super) fn receive_ahead(&mut self, now_ms: u64) {
         let held_bytes_max = self.held_bytes_max.min(self.held_bytes + REPLAY_RECEIVE_BYTES_MAX);
         while self.lost.is_none() && self.held_bytes < held_bytes_max {
-            while let Some(event) = self.peer.link_event() {
+            while let Some(event) = self.connection.link_event() {
                 match event {
                     LinkEvent::Refused(refusal) => self.lost = Some(Lost::Refused(refusal)),
                     // Before the first message the next connection asks again.
@@ -346,14 +353,14 @@ impl ReplayClient {
                     _ => {}
                 }
             }
-            match self.peer.next(now_ms) {
+            match self.connection.next(now_ms) {
                 _ if self.lost.is_some() => {}
                 Next::Message(message) => {
                     self.is_answered = true;
                     self.held_bytes += message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
                     self.received.push_back(message);
                 }
-                Next::Later if self.peer.has_event() => {}
+                Next::Later if self.connection.has_event() => {}
                 next => {
                     self.drained = next == Next::Drained;
                     return;
@@ -389,8 +396,10 @@ impl ReplayClient {
 
 #[cfg(test)]
 mod tests {
-    use mio::{Events, Poll};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
+
+    use mio::{Events, Poll};
 
     use super::*;
     use crate::endpoint::Endpoint;
@@ -411,7 +420,9 @@ mod tests {
                 topic: String::new(),
                 snapshots: None,
             };
-            let subscription = Subscription::open(&source, 1000, (&registry, Token(0)), 0).expect("well formed");
+            let subscription =
+                Subscription::open(&source, ((&Brokers::default(), Worker::new(1, 0)), 1000), (&registry, Token(0)), 0)
+                    .expect("well formed");
             Self { poll, started: Instant::now(), subscription }
         }
 

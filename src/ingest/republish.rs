@@ -24,9 +24,6 @@ pub(crate) trait Outlet: Send + fmt::Debug {
 
     /// Forgets all batches sent so far: a new generation begins, which does not continue them.
     fn forget(&mut self);
-
-    /// Notes that a dump begins, which contains the effect of all batches up to this one.
-    fn dump_begins(&mut self, last: Republished);
 }
 
 /// A batch that was sent.
@@ -176,12 +173,10 @@ impl Republisher {
         self.spoke_at_ms = now.uptime_ms;
     }
 
-    /// Notes that a dump begins, which contains all changes sent so far.
-    pub(super) fn dump_begins(&mut self) {
-        if let Some(last) = self.next.checked_sub(1) {
-            let (seq, payload_hash, generation) = (EventSeq(last), self.last_hash, self.name.generation);
-            self.outlet.dump_begins(Republished { seq, payload_hash, generation });
-        }
+    /// The last batch sent; `None` = there was none.
+    pub(super) fn last(&self) -> Option<Republished> {
+        let seq = self.next.checked_sub(1).map(EventSeq)?;
+        Some(Republished { seq, payload_hash: self.last_hash, generation: self.name.generation })
     }
 
     fn begin_anew(&mut self) {

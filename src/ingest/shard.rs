@@ -120,12 +120,12 @@ impl Shard {
         let ShardPlan { shard, writers, publishers: plans } = plan;
         let mut this = Self {
             id: shard,
-            config,
             poll,
             registry: Arc::new(registry),
             inbox,
             clock: Clock::start(),
             spaces: spaces(writers, &plans, config.shards),
+            config,
             publishers: Vec::with_capacity(plans.len()),
             ready: VecDeque::with_capacity(plans.len()),
             scratch: Scratch::default(),
@@ -291,7 +291,9 @@ impl Shard {
     fn tick(&mut self, now: Now) {
         for publisher in &mut self.publishers {
             self.current_worker = Some(publisher.index);
-            if let Some(change) = publisher.link.tick(now.uptime_ms, self.config.down_after_ms) {
+            let is_excused = publisher.subscription.excuses_silence(now.uptime_ms);
+            let down_after_ms = if is_excused { 0 } else { self.config.down_after_ms };
+            if let Some(change) = publisher.link.tick(now.uptime_ms, down_after_ms) {
                 publisher.log_link_change(change);
                 self.changes.push((publisher.index, change));
             }

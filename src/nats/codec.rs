@@ -1,6 +1,7 @@
 //! The bytes of NATS's client protocol: what a server sends, and what a client sends to it. Pure.
 //!
-//! Headers are not asked for, so a server leaves them out, whatever a publisher puts there.
+//! Who does not ask for headers gets none: the server leaves them out, whatever a publisher puts there. Of those that come,
+//! only the number is read that a server puts into its first line. Others are skipped unread, so that none can be wrong.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use serde::Deserialize;
@@ -47,6 +48,8 @@ pub(crate) struct Delivery {
     pub(crate) subject: String,
     /// Where an answer is wanted.
     pub(crate) reply: Option<String>,
+    /// The number in the first line of its headers, by which a server says that there is no message.
+    pub(crate) status: Option<u16>,
     /// Its bytes; `None` = they were more than the limit, and have been skipped.
     pub(crate) payload: Option<Bytes>,
 }
@@ -59,8 +62,8 @@ pub(crate) struct Violation(pub(crate) &'static str);
 enum State {
     #[default]
     Line,
-    /// The bytes of a message, and the end of their line.
-    Payload { of: Delivery, bytes: usize },
+    /// The bytes of a message, of which the first are headers, and the end of their line.
+    Payload { of: Delivery, headers: usize, bytes: usize },
     /// As many bytes of a message that is too large are still to come, the end of their line included.
     Skipping { of: Delivery, bytes: u64 },
 }
@@ -103,18 +106,19 @@ impl Decoder {
                         return Ok(Some(item));
                     }
                 }
-                State::Payload { of, bytes } => {
+                State::Payload { of, headers, bytes } => {
                     if self.received.len() < bytes + LINE_END.len() {
-                        self.state = State::Payload { of, bytes };
+                        self.state = State::Payload { of, headers, bytes };
                         return Ok(None);
                     }
+                    let status = status(&self.received[..headers]);
                     // A copy, so that a small message does not hold the memory of a read.
-                    let payload = Bytes::copy_from_slice(&self.received[..bytes]);
+                    let payload = Bytes::copy_from_slice(&self.received[headers..bytes]);
                     let end = self.received.split_to(bytes + LINE_END.len());
                     if &end[bytes..] != LINE_END {
                         return Err(Violation("a message is longer than its line says"));
                     }
-                    return Ok(Some(Item::Message(Delivery { payload: Some(payload), ..of })));
+                    return Ok(Some(Item::Message(Delivery { status, payload: Some(payload), ..of })));
                 }
                 State::Skipping { of, bytes } => {
                     let here =
@@ -157,8 +161,8 @@ impl Decoder {
         let line = std::str::from_utf8(line).map_err(|_| Violation("a line is no text"))?;
         let (verb, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
         Ok(match verb {
-            "MSG" => {
-                self.state = self.message(rest)?;
+            "MSG" | "HMSG" => {
+                self.state = self.message(rest, verb == "HMSG")?;
                 None
             }
             "+OK" => None,
@@ -173,22 +177,33 @@ impl Decoder {
         })
     }
 
-    fn message(&self, arguments: &str) -> Result<State, Violation> {
+    fn message(&self, arguments: &str, has_headers: bool) -> Result<State, Violation> {
         let wrong = Violation("the line of a message is malformed");
-        let words: Vec<&str> = arguments.split_ascii_whitespace().take(5).collect();
-        let (subject, subscription, reply, bytes) = match words[..] {
-            [subject, subscription, bytes] => (subject, subscription, None, bytes),
-            [subject, subscription, reply, bytes] => (subject, subscription, Some(reply.to_owned()), bytes),
+        let number = |text: &str| text.parse::<u64>().map_err(|_| wrong);
+        let mut words: Vec<&str> = arguments.split_ascii_whitespace().take(6).collect();
+        let bytes = number(words.pop().ok_or(wrong)?)?;
+        let headers = if has_headers { number(words.pop().ok_or(wrong)?)? } else { 0 };
+        let (subject, subscription, reply) = match words[..] {
+            [subject, subscription] => (subject, subscription, None),
+            [subject, subscription, reply] => (subject, subscription, Some(reply.to_owned())),
             _ => return Err(wrong),
         };
-        let subscription = subscription.parse().map_err(|_| wrong)?;
-        let bytes: u64 = bytes.parse().map_err(|_| wrong)?;
-        let of = Delivery { subscription, subject: subject.to_owned(), reply, payload: None };
-        match usize::try_from(bytes) {
-            Ok(bytes) if bytes <= self.payload_bytes_max => Ok(State::Payload { of, bytes }),
+        let subscription = number(subscription)?;
+        if headers > bytes {
+            return Err(wrong);
+        }
+        let of = Delivery { subscription, subject: subject.to_owned(), reply, status: None, payload: None };
+        match (usize::try_from(headers), usize::try_from(bytes)) {
+            (Ok(headers), Ok(bytes)) if bytes <= self.payload_bytes_max => Ok(State::Payload { of, headers, bytes }),
             _ => Ok(State::Skipping { of, bytes: bytes.checked_add(LINE_END.len() as u64).ok_or(wrong)? }),
         }
     }
+}
+
+/// The number in the first line of headers, such as 404; `None` = there is none, as in a message.
+fn status(headers: &[u8]) -> Option<u16> {
+    let digits = headers.strip_prefix(b"NATS/1.0 ")?.get(..3)?;
+    std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
 // ---- what a client sends ----
@@ -196,8 +211,8 @@ impl Decoder {
 pub(crate) const PING: Bytes = Bytes::from_static(b"PING\r\n");
 pub(crate) const PONG: Bytes = Bytes::from_static(b"PONG\r\n");
 
-/// The first line of a client. It asks for no headers, and not for what it publishes itself.
-pub(crate) fn connect(name: &str, login: serde_json::Map<String, serde_json::Value>) -> Bytes {
+/// The first line of a client. It does not ask for what it publishes itself.
+pub(crate) fn connect(name: &str, login: serde_json::Map<String, serde_json::Value>, headers: bool) -> Bytes {
     let mut options = login;
     for (option, value) in [
         ("name", name.into()),
@@ -206,7 +221,7 @@ pub(crate) fn connect(name: &str, login: serde_json::Map<String, serde_json::Val
         ("protocol", 1.into()),
         ("verbose", false.into()),
         ("pedantic", false.into()),
-        ("headers", false.into()),
+        ("headers", headers.into()),
         ("echo", false.into()),
     ] {
         options.insert(option.to_owned(), value);
@@ -223,8 +238,19 @@ pub(crate) fn publish(subject: &str, reply: Option<&str>, payload: &[u8]) -> Byt
         Some(reply) => format!("PUB {subject} {reply} {}\r\n", payload.len()),
         None => format!("PUB {subject} {}\r\n", payload.len()),
     };
-    let mut bytes = BytesMut::with_capacity(line.len() + payload.len() + LINE_END.len());
-    bytes.put_slice(line.as_bytes());
+    joined(&line, payload)
+}
+
+/// As [`publish`], with a name of the message: a stream takes no two messages of the same name within its window.
+pub(crate) fn publish_named(subject: &str, reply: &str, name: &str, payload: &[u8]) -> Bytes {
+    let headers = format!("NATS/1.0\r\nNats-Msg-Id: {name}\r\n\r\n");
+    let line = format!("HPUB {subject} {reply} {} {}\r\n{headers}", headers.len(), headers.len() + payload.len());
+    joined(&line, payload)
+}
+
+fn joined(head: &str, payload: &[u8]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(head.len() + payload.len() + LINE_END.len());
+    bytes.put_slice(head.as_bytes());
     bytes.put_slice(payload);
     bytes.put_slice(LINE_END);
     bytes.freeze()
@@ -252,12 +278,23 @@ mod tests {
 
     fn delivery(subject: &str, reply: Option<&str>, payload: Option<&'static [u8]>) -> Item {
         let (subject, reply) = (subject.to_owned(), reply.map(str::to_owned));
-        Item::Message(Delivery { subscription: 7, subject, reply, payload: payload.map(Bytes::from_static) })
+        Item::Message(Delivery {
+            subscription: 7,
+            subject,
+            reply,
+            status: None,
+            payload: payload.map(Bytes::from_static),
+        })
+    }
+
+    fn with_status(item: Item, status: u16) -> Item {
+        let Item::Message(delivery) = item else { panic!("no message") };
+        Item::Message(Delivery { status: Some(status), ..delivery })
     }
 
     const SAID: &[u8] =
         b"INFO {\"max_payload\":1048576,\"nonce\":\"n\",\"new\":[1]} \r\n+OK\r\nPING\r\nMSG a.b 7 5\r\nx\r\nyz\r\n\
-        MSG a 7 c.d 0\r\n\r\n-ERR 'Authorization Violation'\r\nPONG\r\n-ERR\r\n";
+        MSG a 7 c.d 0\r\n\r\nHMSG a.b 7 12 14\r\nNATS/1.0\r\n\r\nhi\r\nHMSG a 7 c.d 27 27\r\nNATS/1.0 404 No Message\r\n\r\n\r\n-ERR 'Authorization Violation'\r\nPONG\r\n-ERR\r\n";
 
     fn said() -> Vec<Item> {
         let info = ServerInfo { max_payload: 1 << 20, nonce: Some("n".into()), ..ServerInfo::default() };
@@ -266,6 +303,8 @@ mod tests {
             Item::Ping,
             delivery("a.b", None, Some(b"x\r\nyz")),
             delivery("a", Some("c.d"), Some(b"")),
+            delivery("a.b", None, Some(b"hi")),
+            with_status(delivery("a", Some("c.d"), Some(b"")), 404),
             Item::Refused("Authorization Violation".into()),
             Item::Pong,
             Item::Refused(String::new()),
@@ -291,7 +330,11 @@ mod tests {
     fn what_no_server_says_ends_the_connection() {
         let endless = vec![b'x'; NATS_LINE_BYTES_MAX + 1];
         for wrong in [
-            &b"HMSG a 7 12 12\r\n"[..],
+            &b"HMSG a 7 13 12\r\n"[..],
+            b"HMSG a 7 12\r\n",
+            b"HMSG a 7 b c 1 1\r\n",
+            b"HMSG a 7 x 12\r\n",
+            b"HMSG a 7 18446744073709551616 12\r\n",
             b"MSG a 7\r\n",
             b"MSG a 7 b 1 1\r\n",
             b"MSG a x 1\r\n",
@@ -314,13 +357,27 @@ mod tests {
         assert_eq!(publish("a.b", None, b"12"), &b"PUB a.b 2\r\n12\r\n"[..]);
         assert_eq!(publish("a.b", Some("c"), b""), &b"PUB a.b c 0\r\n\r\n"[..]);
         assert_eq!(subscribe("a.*", 2), &b"SUB a.* 2\r\n"[..]);
-        let line = connect("router \"1\"", serde_json::Map::new());
+        let named = &b"HPUB a b 29 31\r\nNATS/1.0\r\nNats-Msg-Id: n1\r\n\r\nhi\r\n"[..];
+        assert_eq!(publish_named("a", "b", "n1", b"hi"), named);
+        let line = connect("router \"1\"", serde_json::Map::new(), false);
         let json = line.strip_prefix(b"CONNECT ").and_then(|rest| rest.strip_suffix(b"\r\n")).expect("a line");
         let options: serde_json::Value = serde_json::from_slice(json).expect("JSON");
         assert_eq!(
             (&options["name"], &options["echo"], &options["headers"]),
             (&"router \"1\"".into(), &false.into(), &false.into())
         );
+    }
+
+    #[test]
+    fn headers_that_no_program_can_read_cost_nothing() {
+        for headers in [&b"NATS/1.0 9"[..], b"NATS/1.0 +04 x\r\n\r\n", b"\xff\xff\r\n\r\n", b"HTTP/1.1 404 a\r\n", b""]
+        {
+            let line = format!("HMSG a 7 {} {}\r\n", headers.len(), headers.len() + 2);
+            let message = [line.as_bytes(), headers, b"hi\r\nPING\r\n"].concat();
+            assert_eq!(items(&[&message]), Ok(vec![delivery("a", None, Some(b"hi")), Item::Ping]), "{headers:?}");
+        }
+        let large = [b"HMSG a 7 90 500\r\n".to_vec(), vec![b'\n'; 500], b"\r\nMSG b 7 1\r\n1\r\n".to_vec()].concat();
+        assert_eq!(items(&[&large]), Ok(vec![delivery("a", None, None), delivery("b", None, Some(b"1"))]));
     }
 
     proptest! {

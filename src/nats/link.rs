@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use mio::net::TcpStream;
 use mio::{Registry, Token};
 use rustls::ClientConfig;
@@ -26,8 +27,8 @@ use super::login::Login;
 use super::wire::{Broken, Step, Wire};
 use crate::endpoint::NatsServer;
 use crate::limits::{
-    NAME_ADDRESSES_MAX, NATS_HEARTBEAT_MS, NATS_HEARTBEAT_TIMEOUT_MS, NATS_OPEN_MS_MAX, NATS_QUANTUM_BYTES_MAX,
-    NATS_RECONNECT_MS_MAX, NATS_RECONNECT_MS_MIN, NATS_REFUSED_MS,
+    NAME_ADDRESSES_MAX, NAME_BYTES_MAX, NATS_HEARTBEAT_MS, NATS_HEARTBEAT_TIMEOUT_MS, NATS_OPEN_MS_MAX,
+    NATS_QUANTUM_BYTES_MAX, NATS_RECONNECT_MS_MAX, NATS_RECONNECT_MS_MIN, NATS_REFUSED_MS,
 };
 use crate::zmtp::{Looked, Lookup};
 
@@ -37,11 +38,13 @@ pub(crate) struct LinkPlan {
     /// The servers of one cluster, at least one. The next one is tried when one fails.
     pub(crate) servers: Vec<NatsServer>,
     /// What it shows them.
-    pub(crate) login: Login,
+    pub(crate) login: Arc<Login>,
     /// What TLS trusts; servers with TLS need it.
     pub(crate) tls: Option<Arc<ClientConfig>>,
     /// What servers call the client in their lists.
     pub(crate) name: String,
+    /// Whether headers are asked for: what a server says of a stream is in them.
+    pub(crate) headers: bool,
     /// Subjects; a subscription's number is its place, from 1.
     pub(crate) subjects: Vec<String>,
     /// Bytes of a message; larger ones are skipped.
@@ -153,15 +156,37 @@ impl Link {
     /// Publishes a message behind what waits. `false` = the connection is not up, too much waits, or the server does not
     /// take a message of this size.
     pub(crate) fn publish(&mut self, subject: &str, reply: Option<&str>, payload: &[u8]) -> bool {
+        self.send(payload.len(), || codec::publish(subject, reply, payload))
+    }
+
+    /// As [`Self::publish`], with a name of the message, and where the stream's answer is wanted. It needs headers.
+    pub(crate) fn publish_named(&mut self, subject: &str, reply: &str, name: &str, payload: &[u8]) -> bool {
+        self.send(payload.len() + NAME_BYTES_MAX, || codec::publish_named(subject, reply, name, payload))
+    }
+
+    fn send(&mut self, payload_bytes: usize, message: impl FnOnce() -> Bytes) -> bool {
         let waiting_bytes_max = self.plan.waiting_bytes_max;
         let State::Open(open) = &mut self.state else { return false };
-        let has_room = open.wire.waiting_bytes() <= waiting_bytes_max && payload.len() as u64 <= open.info.max_payload;
+        let has_room = open.wire.waiting_bytes() <= waiting_bytes_max && payload_bytes as u64 <= open.info.max_payload;
         if open.phase != Phase::Up || !has_room {
             return false;
         }
-        open.wire.queue(codec::publish(subject, reply, payload));
+        open.wire.queue(message());
         // A connection that has ended shows when it is read.
         open.wire.flush().is_ok()
+    }
+
+    /// Registers under another token.
+    ///
+    /// # Errors
+    /// Those of the event loop. It may then never signal the connection again.
+    pub(crate) fn set_token(&mut self, token: Token) -> std::io::Result<()> {
+        self.token = token;
+        match &mut self.state {
+            State::BackingOff { .. } => Ok(()),
+            State::Resolving(lookup) => lookup.reregister(&self.registry, token),
+            State::Open(open) => open.wire.reregister(&self.registry, token),
+        }
     }
 
     /// Advances the connection and takes the next message. Messages come between `Up` and `Lost`.
@@ -250,7 +275,7 @@ impl Link {
                 let Some(options) = plan.login.options(info.nonce.as_deref()) else {
                     return Err(Broken::Violation("the server asks for no signature, so credentials are of no use"));
                 };
-                open.wire.queue(codec::connect(&plan.name, options));
+                open.wire.queue(codec::connect(&plan.name, options, plan.headers));
                 open.wire.queue(PING);
                 (open.info, open.phase) = (info, Phase::LoggingIn);
             }

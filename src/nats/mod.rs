@@ -8,10 +8,15 @@
 //! takes any length that a server names: it waits for a message of any size, and a size near the largest number, or an
 //! empty `-ERR`, makes it panic. It asks for headers, and ends the connection when it cannot read those of a message. So
 //! one publisher on a subject, who needs no secret, cuts off all subscribers as often as it likes. Here headers are not
-//! asked for, and a message beyond the limit is skipped as it comes. The connection runs on its caller's thread, as those
+//! asked for, or skipped unread, and a message beyond the limit is skipped as it comes. The connection runs on its caller's thread, as those
 //! of [`crate::zmtp`] do, without a runtime, and adds one small crate to the daemon instead of dozens.
 //!
-//! JetStream, queue groups and headers are not spoken.
+//! Of JetStream only what a worker's events need is spoken: a stream is made, written, read and purged. Its questions and
+//! answers are JSON in plain messages. Queue groups are not spoken.
+//!
+//! ```text
+//! relay ─▶ Link ─▶ stream of a server ─▶ Feed (live), Replay (what was missed) ─▶ ingest, as from a publisher's sockets
+//! ```
 //!
 //! | file | subject |
 //! |---|---|
@@ -19,13 +24,23 @@
 //! | `login` | token, password or key |
 //! | `wire` | a stream with TLS, and what waits to be sent |
 //! | `link` | servers, handshake, signs of life, reconnects |
+//! | `access` | what connections have in common |
+//! | `jetstream` | a worker's events in a stream: subjects, messages, questions and answers |
+//! | `feed` | live events of a worker, as a publisher's socket would bring them |
+//! | `replay` | events of a worker that were missed, as a replay socket would bring them |
 
+mod access;
 mod codec;
+mod feed;
+pub(crate) mod jetstream;
 mod link;
 mod login;
+mod replay;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-pub(crate) use link::{Link, LinkEvent, LinkPlan, Next};
-pub(crate) use login::Login;
+pub(crate) use access::{Access, AccessFiles};
+pub(crate) use feed::Feed;
+pub(crate) use link::{Link, LinkEvent, Next};
+pub(crate) use replay::Replay;

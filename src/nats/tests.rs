@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use mio::{Events, Poll, Token};
 
-use super::{Link, LinkEvent, LinkPlan, Login, Next};
+use super::link::LinkPlan;
+use super::login::Login;
+use super::{Link, LinkEvent, Next};
 use crate::endpoint::NatsServer;
 use crate::limits::{NATS_HEARTBEAT_MS, NATS_HEARTBEAT_TIMEOUT_MS, NATS_OPEN_MS_MAX, NATS_RECONNECT_MS_MAX};
 
@@ -32,9 +34,10 @@ impl Client {
         let servers = listeners.iter().map(address).map(|text| NatsServer::parse(&text).expect("a server")).collect();
         let plan = LinkPlan {
             servers,
-            login: Login::Token("hush".into()),
+            login: Arc::new(Login::Token("hush".into())),
             tls: None,
             name: "test".into(),
+            headers: false,
             subjects: vec!["a.*".into()],
             payload_bytes_max: 10,
             waiting_bytes_max: 1 << 20,

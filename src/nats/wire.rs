@@ -70,6 +70,10 @@ impl Wire {
         })
     }
 
+    pub(super) fn reregister(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        registry.reregister(&mut self.stream, token, Interest::READABLE | Interest::WRITABLE)
+    }
+
     /// Speaks TLS from now on.
     pub(super) fn secure(&mut self, config: &Arc<ClientConfig>, host: &str) -> Result<(), Broken> {
         if !self.decoder.is_empty() {

@@ -17,17 +17,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam::channel::{self, Receiver, TryRecvError};
 use parking_lot::Mutex;
 
 use super::publish::{Kept, ReplayBuffer, count};
-use super::snapshot::{Failure, Progress, TakenSnapshot};
+use super::snapshot::{Progress, TakenSnapshot};
+use super::snapshot_taker::SnapshotTaker;
 use crate::event::flat::UNNUMBERED;
-use crate::ids::{EventSeq, Worker};
-use crate::ingest::{AbortReason, DumpPart, IngestHandle, RelayName};
+use crate::ids::EventSeq;
 use crate::limits::{
-    RELAY_ANSWER_QUANTUM_MESSAGES_MAX, RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWERS_MAX, RELAY_PAUSE_MS,
-    RELAY_SNAPSHOT_KEPT_MS, RELAY_SNAPSHOT_PAUSE_MS, RELAY_WAIT_MS,
+    RELAY_ANSWER_QUANTUM_MESSAGES_MAX, RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWERS_MAX, RELAY_PAUSE_MS, RELAY_WAIT_MS,
 };
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::zmtp::{self, PeerId, Sent, Server, ServerCounts};
@@ -39,20 +37,9 @@ struct Asker {
     moved_at_ms: u64,
 }
 
-/// The snapshot that answers use.
-struct Current {
-    snapshot: TakenSnapshot,
-    parts: Receiver<DumpPart>,
-    /// [`Kept::forgotten`] at the time of the request.
-    forgotten: u64,
-    used_at_ms: u64,
-}
-
 pub(super) struct Answering {
     server: Server,
-    worker: Worker,
-    name: RelayName,
-    ingest: Arc<IngestHandle>,
+    snapshots: SnapshotTaker,
     kept: Arc<Mutex<Kept>>,
     counters: Arc<CounterSet<RelayCounter>>,
     ends: Arc<AtomicBool>,
@@ -60,33 +47,25 @@ pub(super) struct Answering {
     /// Received messages that are not handled yet.
     questions: Vec<(PeerId, zmtp::Message)>,
     askers: Vec<Asker>,
-    current: Option<Current>,
-    snapshots: u64,
     started: Instant,
 }
 
 impl Answering {
     pub(super) fn new(
         server: Server,
-        (worker, name): (Worker, RelayName),
-        ingest: Arc<IngestHandle>,
+        snapshots: SnapshotTaker,
         kept: Arc<Mutex<Kept>>,
-        counters: Arc<CounterSet<RelayCounter>>,
-        ends: Arc<AtomicBool>,
+        (counters, ends): (Arc<CounterSet<RelayCounter>>, Arc<AtomicBool>),
     ) -> Self {
         Self {
             server,
-            worker,
-            name,
-            ingest,
+            snapshots,
             kept,
             counters,
             ends,
             counted: ServerCounts::default(),
             questions: Vec::new(),
             askers: Vec::new(),
-            current: None,
-            snapshots: 0,
             started: Instant::now(),
         }
     }
@@ -100,13 +79,13 @@ impl Answering {
                 return;
             }
             let now_ms = self.now_ms();
-            self.take_parts(now_ms);
+            self.snapshots.take_parts(now_ms);
             // While anything can be sent, it does not wait, but it reads requests in between.
             while self.serve_all(now_ms) && !self.ends.load(Ordering::Relaxed) {
                 if !self.questions(0) {
                     return;
                 }
-                self.take_parts(now_ms);
+                self.snapshots.take_parts(now_ms);
             }
         }
     }
@@ -150,36 +129,6 @@ impl Answering {
         }
         self.questions = questions;
         true
-    }
-
-    /// Takes the parts of the snapshot's dump that have arrived.
-    fn take_parts(&mut self, now_ms: u64) {
-        let Some(current) = &mut self.current else { return };
-        while current.snapshot.progress() == Progress::Taking {
-            match current.parts.try_recv() {
-                Ok(part) => current.snapshot.take(&part, self.kept.lock().dumped_after),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => {
-                    current.snapshot.fail(Failure::Aborted(AbortReason::PeerGone));
-                }
-            }
-            match current.snapshot.progress() {
-                Progress::Taking => {}
-                Progress::Whole => self.counters.bump(RelayCounter::Snapshots),
-                Progress::Failed(failure) => {
-                    self.counters.bump(RelayCounter::SnapshotsFailed);
-                    tracing::warn!(?failure, "no snapshot of the worker; a router that needs it asks again");
-                }
-            }
-        }
-        let kept_ms = match current.snapshot.progress() {
-            Progress::Taking => u64::MAX,
-            Progress::Whole => RELAY_SNAPSHOT_KEPT_MS,
-            Progress::Failed(_) => RELAY_SNAPSHOT_PAUSE_MS,
-        };
-        if now_ms.saturating_sub(current.used_at_ms) > kept_ms {
-            self.current = None;
-        }
     }
 
     /// Sends some messages of every answer. `true` = more could be sent at once.
@@ -235,36 +184,15 @@ impl Answering {
 
     fn step(&mut self, asker: &mut Asker, now_ms: u64) -> Step {
         let kept = self.kept.lock();
-        let snapshot = self.current.as_mut().and_then(|current| {
-            // A failed snapshot ends the answers that wait for it.
-            let failed = matches!(current.snapshot.progress(), Progress::Failed(_));
-            if !failed {
-                current.used_at_ms = now_ms;
-            }
-            let serves = failed || asker.answer.is_in_snapshot() || is_of_use(current, &kept);
-            serves.then_some(&current.snapshot)
-        });
+        let snapshot = self.snapshots.usable(&kept, asker.answer.is_in_snapshot(), now_ms);
         asker.answer.step(&kept.buffer, snapshot)
     }
 
     /// Requests a snapshot, unless there is one that can be used or that is being sent.
     fn need_snapshot(&mut self, now_ms: u64) {
-        let kept = self.kept.lock();
-        let is_there = self.current.as_ref().is_some_and(|current| is_of_use(current, &kept));
-        if is_there || self.askers.iter().any(|asker| asker.answer.is_in_snapshot()) {
-            return;
+        if !self.askers.iter().any(|asker| asker.answer.is_in_snapshot()) {
+            self.snapshots.need(&self.kept, now_ms);
         }
-        let forgotten = kept.forgotten;
-        drop(kept);
-        self.snapshots += 1;
-        let mut snapshot = TakenSnapshot::new(self.snapshots, self.name);
-        let parts = self.ingest.dump(self.worker).unwrap_or_else(|error| {
-            self.counters.bump(RelayCounter::SnapshotsFailed);
-            tracing::warn!(%error, "a snapshot of the worker cannot be requested");
-            snapshot.fail(Failure::Aborted(AbortReason::Busy));
-            channel::never()
-        });
-        self.current = Some(Current { snapshot, parts, forgotten, used_at_ms: now_ms });
     }
 
     fn send(&mut self, peer: PeerId, message: &Message) -> Sent {
@@ -276,17 +204,6 @@ impl Answering {
         let head = zmtp::head(&[b"", b"", &seq.0.to_be_bytes()], payload.len());
         self.server.send(peer, [Bytes::from(head), payload])
     }
-}
-
-/// Whether the batches after a snapshot are in the buffer and continue from it.
-fn is_of_use(current: &Current, kept: &Kept) -> bool {
-    let follows = match current.snapshot.progress() {
-        Progress::Failed(_) => false,
-        Progress::Taking | Progress::Whole => {
-            current.snapshot.watermark().is_none_or(|watermark| watermark.0 + 1 >= kept.buffer.first().0)
-        }
-    };
-    follows && current.forgotten == kept.forgotten
 }
 
 /// One message of an answer.
@@ -413,7 +330,7 @@ mod tests {
         }
     }
 
-    fn begin() -> DumpPart {
+    fn begin(republished: Option<Republished>) -> DumpPart {
         let (remembered, groups) = (Vec::new(), Vec::new());
         DumpPart::Begin(Box::new(DumpBegin {
             watermark: None,
@@ -423,6 +340,7 @@ mod tests {
             trust: Trust::default(),
             view: SourceTrust::default(),
             lifetime: None,
+            republished,
         }))
     }
 
@@ -437,10 +355,10 @@ mod tests {
 
         let last = Republished { seq: EventSeq(5), payload_hash: 9, generation: 1 };
         let mut snapshot = TakenSnapshot::new(1, NAME);
-        snapshot.take(&begin(), Some(last));
+        snapshot.take(&begin(Some(last)));
         assert_eq!(all(3, &kept, Some(&snapshot)), (vec!["p".into()], Step::NeedsSnapshot));
-        snapshot.take(&DumpPart::Chunk(DumpChunk::default()), None);
-        snapshot.take(&DumpPart::End(References::default()), None);
+        snapshot.take(&DumpPart::Chunk(DumpChunk::default()));
+        snapshot.take(&DumpPart::End(References::default()));
         let whole = ["p", "p", "p", "b6", "end"].map(String::from).to_vec();
         assert_eq!(all(3, &kept, Some(&snapshot)), (whole, Step::Over));
         let late = ["p", "p", "p", "b9", "end"].map(String::from).to_vec();
@@ -451,11 +369,11 @@ mod tests {
     fn a_snapshot_that_fails_ends_the_answer_without_a_marker() {
         let kept = buffer(4, 7);
         let mut snapshot = TakenSnapshot::new(1, NAME);
-        snapshot.take(&begin(), None);
+        snapshot.take(&begin(None));
         assert!(matches!(snapshot.progress(), Progress::Failed(_)), "nothing was sent before it began");
         assert_eq!(all(3, &kept, Some(&snapshot)), (vec![], Step::GiveUp));
         let mut headless = TakenSnapshot::new(2, NAME);
-        headless.take(&DumpPart::End(References::default()), None);
+        headless.take(&DumpPart::End(References::default()));
         assert_eq!(all(3, &kept, Some(&headless)), (vec![], Step::GiveUp));
     }
 }

@@ -5,7 +5,8 @@
 //! ```text
 //! engine → ingest (as in the daemon) → republisher → Outbound → PUB            → routers
 //!                                                  → ReplayBuffer → ROUTER, on request → routers
-//!                                    → dump → TakenSnapshot → ROUTER, on request → routers
+//!                                                                 → Forward → a stream of a NATS server, if one is named
+//!                                    → dump → TakenSnapshot → ROUTER, on request, and the same stream → routers
 //! ```
 //!
 //! * Every batch carries the relay's generation, which is drawn at its start. A router that sees another generation has
@@ -19,8 +20,11 @@
 //! bytes, one snapshot, the number of peers, and the bytes that each may send and that wait for it ([`crate::zmtp`]).
 
 mod answer;
+#[cfg(feature = "nats")]
+mod nats;
 mod publish;
 mod snapshot;
+mod snapshot_taker;
 
 use std::fmt;
 use std::path::Path;
@@ -37,7 +41,7 @@ use rand::RngExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::budget::Gauge;
-use crate::endpoint::BoundEndpoint;
+use crate::endpoint::{BoundEndpoint, NatsServer};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
@@ -58,7 +62,10 @@ use crate::trust::Trust;
 use crate::watchdog::ThreadMark;
 use crate::zmtp::{Bounds, Role, Server, ServerPlan, prepare_lookups};
 use answer::Answering;
-use publish::{Kept, Outbound, Publication, Sending};
+#[cfg(feature = "nats")]
+use nats::{EventLoop, Forward, Forwarding};
+use publish::{Bell, Kept, Outbound, Publication, Sending};
+use snapshot_taker::SnapshotTaker;
 
 pub use answer::{Answer, Message, Step};
 pub use publish::ReplayBuffer;
@@ -111,6 +118,9 @@ pub struct RelayPlan {
     pub blocks_max: u64,
     /// The memory limit of the index, bytes; `u64::MAX` = none.
     pub memory_bytes_max: u64,
+    /// NATS servers of one cluster where the batches are also stored; empty = nowhere. A build without the feature `nats`
+    /// ignores them.
+    pub nats: Vec<NatsServer>,
     /// The most batches to keep for replays.
     pub buffer_batches_max: usize,
     /// The most bytes of those batches.
@@ -142,6 +152,7 @@ impl RelayPlan {
             capacity_blocks: 0,
             blocks_max: WORKER_BLOCKS_MAX_DEFAULT,
             memory_bytes_max: u64::MAX,
+            nats: Vec::new(),
             buffer_batches_max: RELAY_BUFFER_BATCHES_DEFAULT,
             buffer_bytes_max: RELAY_BUFFER_BYTES_DEFAULT,
             heartbeat_ms: RELAY_HEARTBEAT_MS,
@@ -180,19 +191,25 @@ impl Relay {
         let counters = Arc::new(CounterSet::default());
         let kept = Arc::new(Mutex::new(Kept {
             buffer: ReplayBuffer::new(plan.buffer_batches_max, plan.buffer_bytes_max),
-            dumped_after: None,
+            heartbeat: None,
             forgotten: 0,
         }));
         // The router assigns the id; the rank is the engine's own.
         let generation = rand::rng().random_range(1..=u64::MAX);
         let name = RelayName { generation, worker_id: None, dp_rank: Some(DpRank(plan.worker.rank.0)) };
         let outbound = Arc::new(Outbound::new(publishing.waker()));
-        let outlet =
-            Publication { outbound: Arc::clone(&outbound), kept: Arc::clone(&kept), counters: Arc::clone(&counters) };
+        #[cfg(feature = "nats")]
+        let nats_loop = if plan.nats.is_empty() { None } else { Some(EventLoop::new()?) };
+        #[cfg(feature = "nats")]
+        let bell: Option<Arc<Bell>> = nats_loop.as_ref().map(|nats_loop| Arc::clone(&nats_loop.bell));
+        #[cfg(not(feature = "nats"))]
+        let bell: Option<Arc<Bell>> = None;
+        let (of_outlet, of_counters) = (Arc::clone(&kept), Arc::clone(&counters));
+        let outlet = Publication { outbound: Arc::clone(&outbound), kept: of_outlet, counters: of_counters, bell };
         let republisher = Republisher::new(name, plan.heartbeat_ms, Box::new(outlet));
         let view = Arc::new(WorkerView::new(Arc::new(TrustCell::new(Trust::default()))));
         let fleet = Arc::new(Fleet::new(FleetTable::default()));
-        let ingest = ingest::spawn_republishing(shard_plan(plan, &view)?, plan.ingest, fleet, republisher)?;
+        let ingest = ingest::spawn_republishing(shard_plan(plan, &view)?, plan.ingest.clone(), fleet, republisher)?;
         if let Some(refused) = ingest.refused().first() {
             return Err(Error::new(
                 Kind::Config,
@@ -203,14 +220,18 @@ impl Relay {
         let (ingest, ends) = (Arc::new(ingest), Arc::new(AtomicBool::new(false)));
         let mut sending =
             Sending { server: publishing, outbound, counters: Arc::clone(&counters), ends: Arc::clone(&ends) };
-        let mut answering = Answering::new(
-            replaying,
-            (plan.worker, name),
-            Arc::clone(&ingest),
-            kept,
-            Arc::clone(&counters),
-            Arc::clone(&ends),
-        );
+        let snapshots = || SnapshotTaker::new((plan.worker, name), Arc::clone(&ingest), Arc::clone(&counters));
+        let shared = (Arc::clone(&counters), Arc::clone(&ends));
+        #[cfg(feature = "nats")]
+        let forwarding = match (nats_loop, plan.ingest.brokers.access()) {
+            (Some(nats_loop), Some(access)) => {
+                let (to, from) = ((&**access, plan.nats.clone()), (snapshots(), Arc::clone(&kept)));
+                let forward = Forward::new(generation, plan.buffer_batches_max as u64);
+                Some(Forwarding::open(nats_loop, to, (plan.worker, forward), from, shared.clone())?)
+            }
+            _ => None,
+        };
+        let mut answering = Answering::new(replaying, snapshots(), kept, shared);
         let mut relay = Self {
             endpoint,
             replay,
@@ -220,10 +241,14 @@ impl Relay {
             threads: Vec::new(),
         };
         // Dropping the relay ends the threads that have started.
-        relay.threads.push(thread("relay-sends", move || sending.run())?);
-        relay.threads.push(thread("relay-answers", move || answering.run())?);
+        relay.threads.push(thread(("relay-sends", ThreadKind::RelayPort), move || sending.run())?);
+        relay.threads.push(thread(("relay-answers", ThreadKind::RelayPort), move || answering.run())?);
+        #[cfg(feature = "nats")]
+        if let Some(mut forwarding) = forwarding {
+            relay.threads.push(thread(("relay-nats", ThreadKind::RelayForward), move || forwarding.run())?);
+        }
         let (endpoint, replay) = (&relay.endpoint, &relay.replay);
-        tracing::info!(%endpoint, %replay, engine = %plan.source.endpoint, generation, "the relay runs");
+        tracing::info!(%endpoint, %replay, engine = %plan.source.endpoint, generation, nats = ?plan.nats.len(), "the relay runs");
         Ok(relay)
     }
 
@@ -320,9 +345,9 @@ fn confine(plan: &RelayPlan) -> Result<()> {
     Ok(())
 }
 
-fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+fn thread((name, kind): (&str, ThreadKind), run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let run = move || {
-        sandbox::enter(ThreadKind::RelayPort);
+        sandbox::enter(kind);
         run();
     };
     std::thread::Builder::new().name(name.into()).spawn(run).map_err(|cause| {

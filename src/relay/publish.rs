@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
-use crate::ingest::{Outlet, Republished};
+use crate::ingest::Outlet;
 use crate::limits::{RELAY_STREAM_BYTES_MAX, RELAY_STREAM_MESSAGES_MAX, RELAY_WAIT_MS};
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::zmtp::{self, Server, ServerCounts};
@@ -23,8 +23,8 @@ use crate::zmtp::{self, Server, ServerCounts};
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) buffer: ReplayBuffer,
-    /// The last batch before the dump in progress.
-    pub(super) dumped_after: Option<Republished>,
+    /// The last heartbeat, until a batch follows.
+    pub(super) heartbeat: Option<Arc<[u8]>>,
     /// Counts ended generations. A snapshot from before the last end has no continuation.
     pub(super) forgotten: u64,
 }
@@ -34,6 +34,8 @@ pub(super) struct Publication {
     pub(super) outbound: Arc<Outbound>,
     pub(super) kept: Arc<Mutex<Kept>>,
     pub(super) counters: Arc<CounterSet<RelayCounter>>,
+    /// Wakes the thread that stores the stream at a NATS server, if there is one.
+    pub(super) bell: Option<Arc<Bell>>,
 }
 
 impl fmt::Debug for Publication {
@@ -55,31 +57,73 @@ impl Publication {
     }
 }
 
+impl Publication {
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+}
+
 impl Outlet for Publication {
     fn batch(&mut self, seq: EventSeq, payload: &[u8]) {
         // Stored before it is sent, so that a router that has seen it can request it.
-        let gone = self.kept.lock().buffer.push(seq, payload.into());
+        let gone = {
+            let mut kept = self.kept.lock();
+            kept.heartbeat = None;
+            kept.buffer.push(seq, payload.into())
+        };
         self.counters.add(RelayCounter::BatchesForgotten, gone);
         self.counters.bump(RelayCounter::Batches);
         self.counters.add(RelayCounter::BatchBytes, payload.len() as u64);
         self.send(seq, payload);
+        self.ring();
     }
 
     fn heartbeat(&mut self, payload: &[u8]) {
         self.counters.bump(RelayCounter::Heartbeats);
         self.send(UNNUMBERED, payload);
+        if self.bell.is_some() {
+            self.kept.lock().heartbeat = Some(payload.into());
+            self.ring();
+        }
     }
 
     fn forget(&mut self) {
         self.counters.bump(RelayCounter::Generations);
         let mut kept = self.kept.lock();
         kept.buffer.forget();
-        kept.dumped_after = None;
+        kept.heartbeat = None;
         kept.forgotten += 1;
     }
+}
 
-    fn dump_begins(&mut self, last: Republished) {
-        self.kept.lock().dumped_after = Some(last);
+/// Wakes a thread that takes what another one has made.
+#[derive(Debug)]
+pub(super) struct Bell {
+    /// It was rung and not answered since.
+    rung: AtomicBool,
+    waker: Arc<Waker>,
+}
+
+impl Bell {
+    pub(super) const fn new(waker: Arc<Waker>) -> Self {
+        Self { rung: AtomicBool::new(false), waker }
+    }
+
+    /// Tells that there is something to take.
+    fn ring(&self) {
+        // AcqRel: pairs with the swap in `answer`. If this swap finds it rung, the other thread sees what was made.
+        if !self.rung.swap(true, Ordering::AcqRel) && self.waker.wake().is_err() {
+            // The thread looks by itself after a short while.
+            tracing::debug!("a thread of the relay could not be woken");
+        }
+    }
+
+    /// Call it before taking.
+    pub(super) fn answer(&self) {
+        // AcqRel: pairs with the swap in `ring`.
+        self.rung.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -88,15 +132,13 @@ impl Outlet for Publication {
 pub(super) struct Outbound {
     messages: ArrayQueue<Bytes>,
     bytes: AtomicUsize,
-    /// The sending thread was woken and has not drained the queue since.
-    woken: AtomicBool,
-    waker: Arc<Waker>,
+    bell: Bell,
 }
 
 impl Outbound {
     pub(super) fn new(waker: Arc<Waker>) -> Self {
         let messages = ArrayQueue::new(RELAY_STREAM_MESSAGES_MAX);
-        Self { messages, bytes: AtomicUsize::new(0), woken: AtomicBool::new(false), waker }
+        Self { messages, bytes: AtomicUsize::new(0), bell: Bell::new(waker) }
     }
 
     /// Queues a message; `false` = the queue is full, and the message is dropped. An empty queue takes a message of any
@@ -115,17 +157,12 @@ impl Outbound {
             // Relaxed: as above.
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
-        // AcqRel: pairs with the swap in `drain`. If this swap finds the thread woken, that one sees the message.
-        if !self.woken.swap(true, Ordering::AcqRel) && self.waker.wake().is_err() {
-            // The thread drains the queue by itself after RELAY_WAIT_MS.
-            tracing::debug!("the sending thread could not be woken");
-        }
+        self.bell.ring();
         is_taken
     }
 
     fn drain(&self, mut send: impl FnMut(&Bytes)) {
-        // AcqRel: pairs with the swap in `push`.
-        self.woken.swap(false, Ordering::AcqRel);
+        self.bell.answer();
         // At most as many as there are now: peers are served in between.
         for _ in 0..RELAY_STREAM_MESSAGES_MAX {
             let Some(message) = self.messages.pop() else { return };

@@ -81,11 +81,13 @@ impl TakenSnapshot {
         self.progress = Progress::Failed(failure);
     }
 
-    /// Adds the next part of a dump. `last` is the last batch before the dump began.
-    pub fn take(&mut self, part: &DumpPart, last: Option<Republished>) {
+    /// Adds the next part of a dump.
+    pub fn take(&mut self, part: &DumpPart) {
         match part {
             DumpPart::Begin(begin) => {
-                let Some(last) = last else { return self.fail(Failure::Aborted(AbortReason::NoWatermark)) };
+                let Some(last) = begin.republished else {
+                    return self.fail(Failure::Aborted(AbortReason::NoWatermark));
+                };
                 let source = SourceTrust { level: begin.trust.level, reasons: begin.trust.reasons };
                 let info = BatchInfo {
                     worker_id: self.name.worker_id,

@@ -38,7 +38,7 @@ use crate::limits::{
     ORIGINS_MAX, ROUTER_QUANTUM_MESSAGES_MAX, ROUTER_WAITING_BYTES_MAX,
 };
 use crate::log_quota::LogQuota;
-use crate::nats::{self, LinkEvent, LinkPlan, Login, Next};
+use crate::nats::{self, Access, LinkEvent, Next};
 
 const TOKEN: Token = Token(0);
 const POLL_EVENTS: usize = 16;
@@ -58,44 +58,14 @@ const ANSWERS: u64 = 4;
 #[derive(Debug)]
 pub struct NatsPlan {
     servers: Vec<NatsServer>,
-    login: Login,
-    tls: Option<Arc<rustls::ClientConfig>>,
-    prefix: String,
+    access: Access,
 }
 
 impl NatsPlan {
-    /// A plan without a login and without TLS.
+    /// A plan for the servers of one cluster.
     #[must_use]
-    pub const fn new(servers: Vec<NatsServer>, prefix: String) -> Self {
-        Self { servers, login: Login::Anonymous, tls: None, prefix }
-    }
-
-    /// Shows a user's name and password, or a token alone.
-    #[must_use]
-    pub fn with_secret(self, user: Option<String>, secret: String) -> Self {
-        let login = match user {
-            Some(user) => Login::Password { user, password: secret },
-            None => Login::Token(secret),
-        };
-        Self { login, ..self }
-    }
-
-    /// Shows that it has the key of these credentials.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] if they are none.
-    pub fn with_credentials(self, text: &str) -> Result<Self> {
-        let login = Login::of_credentials(text).map_err(|fault| {
-            let remedy = "name a file as NATS's tools write it, with a JWT and a seed";
-            Error::new(Kind::Config, "NATS credentials cannot be used", remedy).caused_by(fault)
-        })?;
-        Ok(Self { login, ..self })
-    }
-
-    /// Trusts what this configuration of TLS does.
-    #[must_use]
-    pub fn with_tls(self, tls: rustls::ClientConfig) -> Self {
-        Self { tls: Some(Arc::new(tls)), ..self }
+    pub(crate) const fn new(servers: Vec<NatsServer>, access: Access) -> Self {
+        Self { servers, access }
     }
 }
 
@@ -202,16 +172,10 @@ impl Nats {
         };
         let poll = Poll::new().map_err(system)?;
         let registry = Arc::new(poll.registry().try_clone().map_err(system)?);
-        let subjects = Subjects::new(plan.prefix, own);
-        let plan = LinkPlan {
-            servers: plan.servers,
-            login: plan.login,
-            tls: plan.tls,
-            name: format!("kvrouted {}", subjects.own),
-            subjects: subjects.subscribed(),
-            payload_bytes_max: LOAD_MESSAGE_BYTES_MAX,
-            waiting_bytes_max: ROUTER_WAITING_BYTES_MAX,
-        };
+        let NatsPlan { servers, access } = plan;
+        let subjects = Subjects::new(access.prefix().to_owned(), own);
+        let mut plan = access.plan(servers, format!("kvrouted {}", subjects.own), subjects.subscribed());
+        (plan.payload_bytes_max, plan.waiting_bytes_max) = (LOAD_MESSAGE_BYTES_MAX, ROUTER_WAITING_BYTES_MAX);
         Ok(Self {
             link: nats::Link::open(plan, (registry, TOKEN), now_ms),
             poll,

@@ -304,6 +304,8 @@ pub enum ThreadKind {
     RelayControl,
     /// Sends a relay's events, and answers its requests.
     RelayPort,
+    /// Stores a relay's events at a NATS server.
+    RelayForward,
     /// Any thread of `kvrouted connect`, besides that of its metrics page.
     Connect,
     /// Any thread of a gateway.
@@ -337,6 +339,7 @@ impl ThreadKind {
         T::Watchdog,
         T::RelayControl,
         T::RelayPort,
+        T::RelayForward,
         T::Connect,
         T::Gateway,
     ];
@@ -367,6 +370,7 @@ impl ThreadKind {
             T::Watchdog => "watchdog",
             T::RelayControl => "relay_control",
             T::RelayPort => "relay_port",
+            T::RelayForward => "relay_forward",
             T::Connect => "connect",
             T::Gateway => "gateway",
         }
@@ -395,6 +399,7 @@ impl ThreadKind {
             T::Predictor | T::IndexPages | T::Watchdog => &[],
             T::RelayControl => &[EVENTS, STREAMS, THREADS, WRITING, READING],
             T::RelayPort => &[EVENTS, STREAMS, LISTENERS, WRITING, READING],
+            T::RelayForward => &[EVENTS, STREAMS, CONNECTIONS],
             T::Connect => {
                 &[EVENTS, STREAMS, LISTENERS, CONNECTIONS, READING, REMOVING, RESOLVER, THREADS, FIRST_THREAD]
             }
@@ -439,6 +444,7 @@ impl ThreadKind {
                 | T::Takeover
                 | T::Names
                 | T::Asking
+                | T::RelayForward
                 | T::Connect
                 | T::Gateway
         )
@@ -513,7 +519,9 @@ impl Program {
                 T::Memory,
                 T::Watchdog,
             ],
-            Self::Relay => &[T::RelayControl, T::RelayPort, T::Ingest, T::Names, T::MetricsPage, T::IndexPages],
+            Self::Relay => {
+                &[T::RelayControl, T::RelayPort, T::RelayForward, T::Ingest, T::Names, T::MetricsPage, T::IndexPages]
+            }
             Self::Connect => &[T::Connect, T::MetricsPage],
             Self::Gateway => &[T::Gateway],
         }

@@ -507,7 +507,7 @@ fn header_of(table: fb::Begin<'_>) -> Option<Header> {
         worker: Worker::new(table.worker_id(), table.dp_rank()),
         space: SpaceName { model: name(table.model())?, namespace: name(table.namespace())?, role },
         taken_unix_ms: table.taken_unix_ms(),
-        begin: DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None },
+        begin: DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None, republished: None },
     })
 }
 

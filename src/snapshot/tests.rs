@@ -79,6 +79,7 @@ fn small() -> (Header, Vec<DumpChunk>) {
         trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(9)), ..Trust::default() },
         view: SourceTrust { level: TrustLevel::Exact, ..SourceTrust::default() },
         lifetime: None,
+        republished: None,
     };
     let space = SpaceName { model: "m".into(), namespace: "n".into(), role: PoolRole::Decode };
     let store = Store { parent: None, blocks: vec![(1, 11), (2, 22)], tier: Tier::Device, group: 0, seed: 1337 };
@@ -243,7 +244,8 @@ fn header() -> impl Strategy<Value = Header> {
             let remembered: Vec<_> = remembered.into_iter().map(|(seq, hash)| (EventSeq(seq), hash)).collect();
             let watermark = remembered.last().map(|(seq, _)| *seq).or(begun.then_some(EventSeq(3)));
             let view = SourceTrust { level: trust.level, reasons: trust.reasons };
-            let begin = DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None };
+            let begin =
+                DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime: None, republished: None };
             Header { worker: Worker::new(id, rank), space: SpaceName { model, namespace, role }, taken_unix_ms, begin }
         },
     )

@@ -174,7 +174,7 @@ impl Lookup {
         }
     }
 
-    pub(super) fn reregister(&mut self, registry: &Registry, token: Token) -> std::io::Result<()> {
+    pub(crate) fn reregister(&mut self, registry: &Registry, token: Token) -> std::io::Result<()> {
         registry.reregister(&mut self.bell, token, Interest::READABLE)
     }
 }

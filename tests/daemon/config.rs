@@ -455,3 +455,36 @@ fn nats_takes_the_place_of_a_port_and_needs_what_its_servers_need() {
         expect(&format!("{plain}{line}\n"), &[(6, &format!("routers.{field}"), word, None)]);
     }
 }
+
+#[test]
+fn events_from_nats_need_an_address_and_what_its_server_needs() {
+    let text = |more: &str| format!("[[space]]\nmodel = \"m\"\n[[worker]]\nid = 1\n{more}");
+    let plain = text("endpoint = \"nats://a\"\n");
+    if !cfg!(feature = "nats") {
+        expect(&plain, &[(5, "worker[0].endpoint", "--features nats", None)]);
+        return expect(&text("[relay]\nnats = [\"nats://a\"]\n"), &[(6, "relay.nats", "--features nats", None)]);
+    }
+    let events = good(&format!("{plain}[[worker]]\nid = 2\nranks = 2\nendpoint = \"nats://a\"\n")).workers;
+    assert_eq!(events.len(), 3, "one server serves all workers");
+    let events = events[2].events.as_ref().expect("a source");
+    assert_eq!((events.endpoint.as_str(), events.replay.as_deref()), ("nats://a:4222", Some("nats://a:4222")));
+    for (more, line, path, word) in [
+        ("endpoint = \"nats://a\"\nreplay = \"tcp://a:1\"\n", 6, "worker[0].replay", "also replays"),
+        ("endpoint = \"nats://a\"\ntopic = \"t\"\n", 6, "worker[0].topic", "also replays"),
+        ("endpoint = \"nats://u:p@a\"\n", 5, "worker[0].endpoint", "nats_secret_file"),
+        ("replay = \"nats://a\"\nendpoint = \"tcp://a:1\"\n", 5, "worker[0].replay", "only tcp and ipc"),
+        ("endpoint = \"tls://a\"\n", 5, "worker[0].endpoint", "nats_ca_file"),
+        ("[relay]\nnats = [\"ws://a\"]\n", 6, "relay.nats", "neither nats://host:port nor tls"),
+        ("[relay]\nnats = [\"tls://a\"]\n", 6, "relay.nats", "nats_ca_file"),
+        (
+            "[relay]\nnats = [\"tls://a\", \"nats://b\"]\n[ingest]\nnats_ca_file = \"c\"\n",
+            6,
+            "relay.nats",
+            "in the clear",
+        ),
+        ("[ingest]\nnats_user = \"u\"\n", 6, "ingest.nats_user", "the password"),
+        ("[ingest]\nnats_prefix = \"a.*\"\n", 6, "ingest.nats_prefix", "dots between words"),
+    ] {
+        expect(&text(more), &[(line, path, word, None)]);
+    }
+}

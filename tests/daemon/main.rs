@@ -15,6 +15,9 @@ mod journal;
 mod kit;
 mod laws;
 mod memory;
+/// Events of workers that a relay stores at a NATS server.
+#[cfg(feature = "nats")]
+mod nats_events;
 mod previous;
 mod routers;
 mod serve;

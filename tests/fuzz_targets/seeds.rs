@@ -371,6 +371,7 @@ fn snapshots() -> Vec<Vec<u8>> {
         trust: Trust { level: TrustLevel::Exact, as_of_seq: Some(EventSeq(9)), ..Trust::default() },
         view: SourceTrust { level: TrustLevel::Exact, ..SourceTrust::default() },
         lifetime: None,
+        republished: None,
     };
     let header = Header {
         worker: Worker::new(1, 0),

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,6 +32,8 @@ impl NatsServer {
             return None;
         };
         let (port, folder) = (free_port(), folder());
+        // Options may name the folder.
+        let options = options.replace("FOLDER", super::text(folder.path()));
         std::fs::write(folder.path().join("nats.conf"), format!("listen: 127.0.0.1:{port}\n{options}"))
             .expect("written");
         let process = Mutex::new(spawn(&program, port, &folder));
@@ -45,6 +47,11 @@ impl NatsServer {
 
     pub(crate) fn kill(&self) {
         assert_eq!(self.process.lock().expect("whole").end("-KILL"), None);
+    }
+
+    /// Its own folder, where it may keep what it stores.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Starts it again after [`Self::kill`].
@@ -117,11 +124,14 @@ impl Stranger {
         loop {
             let line = self.line();
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            if words.first() == Some(&"MSG") {
+            if matches!(words.first(), Some(&"MSG" | &"HMSG")) {
                 let bytes: usize = words.last().and_then(|bytes| bytes.parse().ok()).expect("a length");
                 let mut payload = vec![0; bytes + 2];
                 self.reader.read_exact(&mut payload).expect("a message");
                 payload.truncate(bytes);
+                // Its headers are none of the test's.
+                let headers = if words[0] == "HMSG" { words[words.len() - 2].parse().expect("a length") } else { 0 };
+                payload.drain(..headers);
                 return (words[1].to_owned(), payload);
             }
         }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use kvrouted::event::flat::Encoder;
-use kvrouted::event::{BatchInfo, Cleared, KvEvent};
+use kvrouted::event::{BatchInfo, Cleared, KvEvent, Medium, Removed};
+use kvrouted::ids::{GroupId, Tier};
 
 use super::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
 use super::until;
@@ -164,6 +165,13 @@ impl Engine {
     pub(crate) fn store(&mut self, tokens: &[u32]) {
         let hashes = engine_hashes(tokens);
         self.send(stored(&hashes, tokens, BLOCK_SIZE));
+    }
+
+    /// Removes the last blocks of `tokens`.
+    pub(crate) fn remove_last(&mut self, tokens: &[u32], blocks: usize) {
+        let hashes = engine_hashes(tokens);
+        let removed = &hashes[hashes.len() - blocks..];
+        self.send(KvEvent::Removed(Removed { hashes: removed, medium: Medium::Tier(Tier::Device), group: GroupId(0) }));
     }
 
     /// Clears every tier.

@@ -103,7 +103,7 @@ fn open(path: &CStr, flags: i32) -> Result<usize, Errno> {
 
 fn program_of(kind: ThreadKind) -> Program {
     match kind {
-        ThreadKind::RelayControl | ThreadKind::RelayPort => Program::Relay,
+        ThreadKind::RelayControl | ThreadKind::RelayPort | ThreadKind::RelayForward => Program::Relay,
         ThreadKind::Connect => Program::Connect,
         ThreadKind::Gateway => Program::Gateway,
         _ => Program::Daemon,

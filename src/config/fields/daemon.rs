@@ -120,6 +120,53 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
             "Messages received from one publisher and not yet applied; never more than 16. Further messages wait in the kernel and in the\n\
              engine. The engine's `hwm` decides when it drops messages, which causes a gap.",
         ),
+        restart!(
+            ingest.nats_prefix,
+            "",
+            Value("kvrouted"),
+            Parsed {
+                what: "a string: words of letters, digits, - and _, with dots between them",
+                set: |c, text| {
+                    values::check_subject_prefix(text)?;
+                    text.clone_into(&mut c.nats_prefix);
+                    Ok(())
+                },
+            },
+            "What the NATS subjects of events begin with, the same at relays and routers. Another fleet needs another one. This and\n\
+             the next four fields hold for workers whose endpoint is a NATS server, and for a relay with nats.",
+        ),
+        restart!(
+            ingest.nats_user,
+            "",
+            Absent("kvrouted"),
+            Text {
+                bytes_min: 1,
+                bytes_max: limits::NAME_BYTES_MAX,
+                set: |c, text| c.nats_user = Some(text.to_owned())
+            },
+            "A user of the NATS servers, whose password is in nats_secret_file.",
+        ),
+        restart!(
+            ingest.nats_secret_file,
+            "",
+            Absent("/etc/kvrouted/nats.secret"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_secret_file = Some(PathBuf::from(text)) },
+            "A file with the password of nats_user, or without nats_user with a token of the NATS servers.",
+        ),
+        restart!(
+            ingest.nats_credentials_file,
+            "",
+            Absent("/etc/kvrouted/nats.creds"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_credentials_file = Some(PathBuf::from(text)) },
+            "A file with credentials as NATS's tools write it, in place of nats_secret_file: a JWT and a seed, or a seed alone.",
+        ),
+        restart!(
+            ingest.nats_ca_file,
+            "",
+            Absent("/etc/ssl/certs/ca-certificates.crt"),
+            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_ca_file = Some(PathBuf::from(text)) },
+            "A file with the certificates of the authorities that may vouch for the NATS servers. Only TLS 1.3 is spoken.",
+        ),
     ],
 };
 
@@ -412,6 +459,14 @@ pub(in crate::config) static RELAY: Section<RelayConfig> = Section {
             Value("268435456"),
             Integer { min: 1, max: 1 << 40, set: |c, v| c.buffer_bytes_max = v as usize },
             "Bytes of the batches kept for replays.",
+        ),
+        at_start(
+            "nats",
+            "",
+            Value(""),
+            List { items_max: limits::NATS_SERVERS_MAX, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.nats = v },
+            "NATS servers of one cluster in which the relay also stores its batches and snapshots: nats://host:port, or tls://host:port,\n\
+             which needs nats_ca_file in [ingest]. Needs JetStream, and a relay built with the feature `nats`.",
         ),
     ],
 };

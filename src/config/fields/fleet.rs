@@ -228,13 +228,14 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
             "",
             Absent("tcp://127.0.0.1:5557"),
             Parsed {
-                what: "a string: tcp://host:port or ipc://path",
+                what: "a string: tcp://host:port, ipc://path, nats://host:port or tls://host:port",
                 set: |c, text| {
-                    c.endpoint = Some(values::endpoint(text)?);
+                    c.endpoint = Some(values::publisher(text)?);
                     Ok(())
                 },
             },
-            "Where the engine publishes KV events. Absent: it publishes none and gets requests by load alone.",
+            "Where the engine publishes KV events, or the NATS server where its relay stores them, in a daemon built with the feature\n\
+             `nats`; tls:// needs nats_ca_file in [ingest]. Absent: it publishes none and gets requests by load alone.",
         ),
         live(
             "replay",

@@ -62,7 +62,8 @@ pub(super) fn from_batches(order: &SnapshotOrder, cut: Cut, batches: Vec<Bytes>)
 pub(super) fn begin(cut: Cut, scheme: Option<Scheme>, groups: Vec<(Tier, GroupId)>, view: SourceTrust) -> DumpPart {
     let (watermark, lifetime) = (Some(cut.watermark), Some(cut.lifetime));
     let trust = Trust { level: view.level, reasons: view.reasons, as_of_seq: watermark, ..Trust::default() };
-    DumpPart::Begin(Box::new(DumpBegin { watermark, remembered: Vec::new(), scheme, groups, trust, view, lifetime }))
+    let (remembered, republished) = (Vec::new(), None);
+    DumpPart::Begin(Box::new(DumpBegin { watermark, remembered, scheme, groups, trust, view, lifetime, republished }))
 }
 
 /// What becomes of a block that is held twice. A second copy and a full report look the same, and a snapshot counts both

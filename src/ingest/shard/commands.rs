@@ -326,7 +326,7 @@ impl Shard {
     /// Subscribes to another publisher for the same worker.
     fn resubscribe(&mut self, at: usize, source: &EventSource, now: Now) -> Result<()> {
         self.current_worker = Some(self.publishers[at].index);
-        let opened = self.subscribe(source, at, now);
+        let opened = self.subscribe((self.publishers[at].stream.worker, source), at, now);
         let publisher = &mut self.publishers[at];
         publisher.change_source(source, &mut self.spaces[publisher.space], &mut self.scratch, now);
         self.close_replay(at);

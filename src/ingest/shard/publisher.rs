@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::event::worker_trust::TrustInput;
 use crate::finding::Symptom;
 use crate::fleet::EventSource;
-use crate::ids::WorkerIndex;
+use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::PublisherPlan;
 use crate::ingest::dump::AbortReason;
 use crate::ingest::publisher_socket::{Answer, Link, LinkChange, Lost, Received, Subscription};
@@ -65,7 +65,7 @@ impl Shard {
         self.current_worker = Some(plan.index);
         let now = self.clock.now();
         let space = self.space_of(plan.space);
-        let opened = space.and_then(|space| Ok((space, self.subscribe(&plan.source, at, now)?)));
+        let opened = space.and_then(|space| Ok((space, self.subscribe((plan.worker, &plan.source), at, now)?)));
         let (space, subscription) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -99,8 +99,14 @@ impl Shard {
     }
 
     /// Starts to connect to a publisher. Its socket is signalled under the publisher's number.
-    pub(super) fn subscribe(&self, source: &EventSource, at: usize, now: Now) -> Result<Subscription> {
-        Subscription::open(source, self.config.receive_messages_max, (&self.registry, Token(at)), now.uptime_ms)
+    pub(super) fn subscribe(
+        &self,
+        (worker, source): (Worker, &EventSource),
+        at: usize,
+        now: Now,
+    ) -> Result<Subscription> {
+        let of = ((&self.config.brokers, worker), self.config.receive_messages_max);
+        Subscription::open(source, of, (&self.registry, Token(at)), now.uptime_ms)
     }
 }
 
@@ -309,6 +315,8 @@ impl PublisherState {
                 return false;
             }
             let drained = self.subscription.fetch(now.uptime_ms);
+            // They prove nothing, and what they might hide shows by the numbers of batches.
+            self.stream.count(WorkerCounter::MessagesMisframed, self.subscription.take_skipped());
             // Connection events from before these messages come first: readers see the applied batches at once.
             self.link_events(space, changes, now);
             if !drained && !self.subscription.has_fetched() {

@@ -143,7 +143,8 @@ impl Shard {
         let Some(endpoint) = publisher.replay_endpoint.clone() else { return };
         let Some(from) = publisher.stream.ask_replay(now) else { return };
         self.current_worker = Some(publisher.index);
-        match ReplayClient::ask(&endpoint, from, (&self.registry, Token(at)), now.uptime_ms) {
+        let of = (&self.config.brokers, publisher.stream.worker);
+        match ReplayClient::ask((&endpoint, from), of, (&self.registry, Token(at)), now.uptime_ms) {
             Ok(client) => {
                 let client = client.holding(self.memory.replay_bytes_max);
                 tracing::debug!(worker = %publisher.stream.worker, %endpoint, %from, "replay asked for");

@@ -87,12 +87,9 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         publisher.stream.connected(&mut shard.spaces[space], Now { unix_ms: 1, uptime_ms: 1_000 });
         let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
         assert!(publisher.stream.ask_replay(asked).is_some() && publisher.stream.awaits_replay());
-        let client = ReplayClient::ask(
-            &Endpoint::unparsed(&absent),
-            crate::ids::EventSeq(0),
-            (&shard.registry, Token(0)),
-            1_000,
-        );
+        let of = (&shard.config.brokers, publisher.stream.worker);
+        let question = (&Endpoint::unparsed(&absent), crate::ids::EventSeq(0));
+        let client = ReplayClient::ask(question, of, (&shard.registry, Token(0)), 1_000);
         let client = client.expect("well formed");
         publisher.replay = Some(Replay { client, bytes, expected_bytes: 0, asked_ms: asked.uptime_ms });
         shard.replays.open = 1;

@@ -43,6 +43,7 @@ fn dump(seq: u64) -> Vec<DumpPart> {
         trust: trust(seq),
         view: SourceTrust { level: trust(seq).level, reasons: trust(seq).reasons },
         lifetime: None,
+        republished: None,
     };
     vec![DumpPart::Begin(Box::new(begin)), DumpPart::End(References::default())]
 }

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use super::{Engine, Fate, Work, fate, work};
 use crate::event::{EventBatch, KvEvent, flat};
 use crate::ids::EventSeq;
-use crate::ingest::republish::{Outlet, RelayName, Republished, Republisher};
+use crate::ingest::republish::{Outlet, RelayName, Republisher};
+use crate::ingest::tests::dump::begin_of;
 use crate::ingest::tests::vllm::Batch;
 use crate::ingest::tests::{Options, Rig, SCHEME, formats, windows};
 use crate::ingest::{DumpPart, References};
@@ -27,7 +28,6 @@ struct Sent {
     buffer: ReplayBuffer,
     live: Vec<(EventSeq, Arc<[u8]>)>,
     heartbeats: Vec<Arc<[u8]>>,
-    dumped_after: Option<Republished>,
     forgotten: u64,
 }
 
@@ -51,10 +51,6 @@ impl Outlet for Keep {
         sent.buffer.forget();
         sent.forgotten += 1;
     }
-
-    fn dump_begins(&mut self, last: Republished) {
-        self.0.lock().dumped_after = Some(last);
-    }
 }
 
 /// An ingest whose first worker is relayed.
@@ -74,7 +70,6 @@ impl RelayRig {
             buffer: ReplayBuffer::new(buffer_batches_max, usize::MAX),
             live: Vec::new(),
             heartbeats: Vec::new(),
-            dumped_after: None,
             forgotten: 0,
         }));
         let republisher = Republisher::new(name, RELAY_HEARTBEAT_MS, Box::new(Keep(Arc::clone(&sent))));
@@ -170,7 +165,7 @@ fn a_change_that_no_batch_can_express_begins_a_generation() {
     let mut relay = RelayRig::new(NAME, 100);
     relay.rig.send(0, &Batch::new(0).stored(None, &[11, 12], &[1, 2]));
     let dump = relay.rig.dump();
-    assert_eq!(relay.sent.lock().dumped_after.map(|last| (last.seq, last.generation)), Some((EventSeq(1), 7)));
+    assert_eq!(begin_of(&dump).republished.map(|last| (last.seq, last.generation)), Some((EventSeq(1), 7)));
     relay.rig.load(dump).expect("loaded");
     let (live, sent) = (relay.take_live(), relay.sent.lock());
     let last = decoded(&live.last().expect("a batch").1);

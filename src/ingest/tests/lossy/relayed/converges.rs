@@ -211,8 +211,7 @@ impl World {
         self.snapshots += 1;
         let mut snapshot = TakenSnapshot::new(self.snapshots, NAME);
         let parts = self.relay.rig.dump();
-        let last = self.relay.sent.lock().dumped_after;
-        parts.iter().for_each(|part| snapshot.take(part, last));
+        parts.iter().for_each(|part| snapshot.take(part));
         snapshot
     }
 

@@ -35,7 +35,7 @@ pub enum Command {
     Epp(EppArgs),
     /// Simulated engines, a daemon and the gateway, for a first try without a GPU
     Demo(DemoArgs),
-    /// The routers behind a service of Kubernetes, as a file that daemons follow (`peers_file` in [routers])
+    /// The routers behind a service of Kubernetes, as a file that daemons follow (`[routers] peers_file`)
     Peers(PeersArgs),
 }
 

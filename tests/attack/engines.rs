@@ -250,8 +250,8 @@ pub(crate) fn odd_parts(trial: &mut Trial) {
         trial.must_count(counter, scene.counter_of_others(counter), 1);
     }
     trial.must_count("messages_oversized", scene.counter_of_others("messages_oversized"), 1);
-    // The largest message, in a block that has doubled.
-    scene.end(trial, 384);
+    // The largest message, in a block that has doubled, beside what is not given back yet: 344 to 408 MiB were measured.
+    scene.end(trial, 448);
 }
 
 fn publish_odd_parts(orders: &mut Orders) {

@@ -157,8 +157,18 @@ struct Listeners {
 fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut impl FnMut(bool, String)) {
     use ThreadKind as T;
     let address = listeners.address;
-    let connects =
-        matches!(kind, T::Control | T::Ingest | T::Loads | T::Routers | T::Names | T::Asking | T::Connect | T::Gateway);
+    let connects = matches!(
+        kind,
+        T::Control
+            | T::Ingest
+            | T::Loads
+            | T::Routers
+            | T::Names
+            | T::Asking
+            | T::Connect
+            | T::Gateway
+            | T::RelayForward
+    );
     let connected = TcpStream::connect(address);
     expect(connected.is_ok() == connects, format!("a TCP connection: {connected:?}"));
     let connected = std::os::unix::net::UnixStream::connect(&listeners.unix);

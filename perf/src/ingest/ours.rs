@@ -49,7 +49,7 @@ impl Ours {
             worker: Worker::new(1, 0),
             space: SpaceId(0),
             slot,
-            source: EventSource { endpoint: parsed, replay: None, topic: String::new() },
+            source: EventSource { endpoint: parsed, replay: None, topic: String::new(), snapshots: None },
             scheme: Arc::new(SchemeCell::default()),
             scheme_configured: false,
             salts_possible: true,

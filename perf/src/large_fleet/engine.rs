@@ -26,7 +26,8 @@ const ANSWER_MESSAGES_MAX: u32 = 256;
 const END: u64 = u64::MAX;
 
 /// What a subscriber or a requester may send: it sends next to nothing.
-const REQUESTS: Bounds = Bounds { message_bytes_max: 1 << 10, parts_max: 4, command_bytes_max: ZMQ_COMMAND_BYTES_MAX };
+const REQUESTS: Bounds =
+    Bounds { message_bytes_max: 1 << 10, parts_max: 4, command_bytes_max: ZMQ_COMMAND_BYTES_MAX, keeps_parts: false };
 /// More daemons than any run starts.
 const DAEMONS_MAX: usize = 256;
 /// vLLM's default of `hwm`.

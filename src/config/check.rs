@@ -14,13 +14,14 @@ use super::{
     AccessConfig, Config, HostRule, HttpConfig, IoSetting, MetricsConfig, NamedWorkers, PolicyConfig, ProcessConfig,
     RemoteConfig, RoutersConfig, ServeConfig, ServerConfig, ShadowConfig, SpaceConfig, WorkerConfig, policy_with,
 };
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, NatsServer};
 use crate::fleet::{DeviceClass, EventSource, SnapshotSource, WorkerState};
 use crate::ids::{SnapshotProposal, SpaceId, Worker};
 use crate::limits;
 use crate::load::PrefillFigures;
 use crate::route::{Mode, Policy};
 
+const NATS_MIXES_TLS: &str = "has servers with TLS and without: the login would go to one of them in the clear";
 const NATS_NOT_BUILT: &str =
     "is a NATS server, which this build does not speak to: build kvrouted with --features nats";
 
@@ -169,17 +170,24 @@ fn nats(entry: &TableDraft<RoutersConfig>, problems: &mut Vec<Problem>) {
         refuse("takes the place of listen, peers, peers_dns and peers_file: remove either");
     }
     let servers = routers.nats_servers();
-    let with_tls = servers.iter().filter(|server| server.is_tls).count();
-    if with_tls > 0 && with_tls < servers.len() {
-        refuse("has servers with TLS and without: the login would go to one of them in the clear");
+    if mixes_tls(&servers) {
+        refuse(NATS_MIXES_TLS);
     }
-    if with_tls > 0 && routers.nats_ca_file.is_none() && !entry.is_refused("nats_ca_file") {
+    if has_tls(&servers) && routers.nats_ca_file.is_none() && !entry.is_refused("nats_ca_file") {
         refuse("needs nats_ca_file with tls://, such as /etc/ssl/certs/ca-certificates.crt");
     }
     nats_login(entry, problems);
 }
 
-/// One login is shown.
+fn has_tls(servers: &[NatsServer]) -> bool {
+    servers.iter().any(|server| server.is_tls)
+}
+
+fn mixes_tls(servers: &[NatsServer]) -> bool {
+    has_tls(servers) && !servers.iter().all(|server| server.is_tls)
+}
+
+/// A login is either a secret, with or without a user, or credentials.
 fn nats_login<T>(entry: &TableDraft<T>, problems: &mut Vec<Problem>) {
     let is_set = |field| entry.written(field).is_some();
     if is_set("nats_user") && !is_set("nats_secret_file") {
@@ -195,23 +203,20 @@ fn events_over_nats(draft: &Draft, problems: &mut Vec<Problem>) {
     let (ingest, relay) = (&draft.ingest, &draft.relay);
     nats_login(ingest, problems);
     let servers = relay.value.nats_servers();
-    let with_tls = servers.iter().filter(|server| server.is_tls).count();
     if !relay.value.nats.is_empty() && !cfg!(feature = "nats") {
         problems.push(relay.problem("nats", NATS_NOT_BUILT));
     }
     if let Some(fault) = nats_fault(&relay.value.nats) {
         problems.push(relay.problem("nats", fault.message));
     }
-    if with_tls > 0 && with_tls < servers.len() {
-        problems.push(
-            relay.problem("nats", "has servers with TLS and without: the login would go to one of them in the clear"),
-        );
+    if mixes_tls(&servers) {
+        problems.push(relay.problem("nats", NATS_MIXES_TLS));
     }
     if ingest.written("nats_ca_file").is_some() {
         return;
     }
     let message = "needs nats_ca_file in [ingest] with tls://, such as /etc/ssl/certs/ca-certificates.crt";
-    if with_tls > 0 {
+    if has_tls(&servers) {
         problems.push(relay.problem("nats", message));
     }
     for worker in &draft.workers {

@@ -20,6 +20,54 @@ macro_rules! restart {
     };
 }
 
+/// A field of the login to NATS servers, and of what TLS trusts there, which two tables have.
+macro_rules! nats_login {
+    (user of $table:ident) => {
+        restart!(
+            $table.nats_user,
+            "",
+            $crate::config::field::Preset::Absent("kvrouted"),
+            $crate::config::field::Kind::Text {
+                bytes_min: 1,
+                bytes_max: $crate::limits::NAME_BYTES_MAX,
+                set: |c, text| c.nats_user = Some(text.to_owned())
+            },
+            "A user of the NATS servers, whose password is in nats_secret_file.",
+        )
+    };
+    (secret_file of $table:ident) => {
+        nats_login!(
+            $table.nats_secret_file, "/etc/kvrouted/nats.secret",
+            "A file with the password of nats_user, or without nats_user with a token of the NATS servers."
+        )
+    };
+    (credentials_file of $table:ident) => {
+        nats_login!(
+            $table.nats_credentials_file, "/etc/kvrouted/nats.creds",
+            "A file with credentials as NATS's tools write it, in place of nats_secret_file: a JWT and a seed, or a seed alone."
+        )
+    };
+    (ca_file of $table:ident) => {
+        nats_login!(
+            $table.nats_ca_file, "/etc/ssl/certs/ca-certificates.crt",
+            "A file with the certificates of the authorities that may vouch for the NATS servers. Only TLS 1.3 is spoken."
+        )
+    };
+    ($table:ident.$name:ident, $example:literal, $doc:literal) => {
+        restart!(
+            $table.$name,
+            "",
+            $crate::config::field::Preset::Absent($example),
+            $crate::config::field::Kind::Text {
+                bytes_min: 1,
+                bytes_max: 4096,
+                set: |c, text| c.$name = Some(std::path::PathBuf::from(text))
+            },
+            $doc,
+        )
+    };
+}
+
 mod daemon;
 mod fleet;
 mod policy;

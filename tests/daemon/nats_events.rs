@@ -281,7 +281,7 @@ fn strangers_on_the_subjects_change_nothing_and_are_counted() {
     site.until_exact(&router);
     assert_eq!((router.worker_counter(0, "restarts"), router.worker_counter(0, "disconnects")), (0, 0));
     site.until_exact(&site.router());
-    // What readers begin with is replaced or dropped: nobody can join until the relay has seen it.
+    // A stranger replaces, then drops, what readers begin with. A reader can join again once the relay has noticed that.
     let anew = site.counted("nats_anew");
     stranger.publish(&Site::subject("start"), "", &[b"KVE1\x03", &[7; 40][..]].concat());
     site.until_exact(&site.router());

@@ -1,4 +1,4 @@
-//! What the service manager is told, and the sockets that it passes.
+//! What the daemon tells the service manager, and the listening sockets that it gets from there.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};

@@ -200,7 +200,7 @@ impl<T: Resource> Reflector<T> {
         let remedy = match error {
             RequestError::Forbidden(_) => format!(
                 "grant the verb \"{verb}\" on the resource \"{resource}\" of the API group {group:?} in the namespace \
-                 {namespace:?} to this account, as in gateway/recipes/kubernetes.yaml; {known}"
+                 {namespace:?} to this account, as in ops/kubernetes/base/rights.yaml; {known}"
             ),
             RequestError::Unauthorized => format!("name a token that the server accepts; {known}"),
             RequestError::Missing => format!(

@@ -1,4 +1,4 @@
-//! The manifest `gateway/recipes/kubernetes.yaml`, and its rules as the API server's RBAC authorizer applies them
+//! The manifests of the picker in `ops/kubernetes`, and their rules as the API server's RBAC authorizer applies them
 //! (`plugin/pkg/auth/authorizer/rbac` and `pkg/apis/rbac/v1/evaluation_helpers.go` of Kubernetes 1.33).
 
 use std::path::Path;
@@ -31,12 +31,27 @@ impl Rule {
     }
 }
 
-/// The documents of the manifest.
-pub(crate) fn manifest() -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/kubernetes.yaml");
-    let text = std::fs::read_to_string(path).expect("the manifest");
+/// The files of the base and of the overlay for an InferencePool.
+const FILES: [&str; 6] = [
+    "base/account.yaml",
+    "base/rights.yaml",
+    "base/deployment.yaml",
+    "base/service.yaml",
+    "base/disruption.yaml",
+    "overlays/pool/pool.yaml",
+];
+
+/// The documents of a file in `ops/kubernetes`.
+pub(crate) fn documents(file: &str) -> Vec<Value> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/kubernetes").join(file);
+    let text = std::fs::read_to_string(path).expect("a manifest");
     let documents = serde_norway::Deserializer::from_str(&text);
     documents.map(|document| Value::deserialize(document).expect("YAML")).collect()
+}
+
+/// The objects of the picker.
+pub(crate) fn manifest() -> Vec<Value> {
+    FILES.iter().flat_map(|file| documents(file)).collect()
 }
 
 /// The only object of a kind.

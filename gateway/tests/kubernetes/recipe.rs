@@ -1,11 +1,11 @@
-//! `gateway/recipes/kubernetes.yaml` is what the picker needs, and no more.
+//! The manifests of the picker in `ops/kubernetes` have what it needs, and no more.
 
 use std::collections::BTreeSet;
 
 use clap::Parser as _;
 use kvrouted_gateway::serve::{Cli, Command};
 
-use super::rbac::{manifest, object, rules};
+use super::rbac::{documents, manifest, object, rules};
 use super::*;
 
 #[tokio::test]
@@ -44,7 +44,8 @@ async fn the_manifests_rules_cover_every_request_and_no_other() {
 #[test]
 fn the_manifest_fits_together_and_its_command_line_is_one() {
     let manifest = manifest();
-    assert!(manifest.iter().all(|object| object["metadata"]["namespace"] == NAMESPACE), "one namespace");
+    assert_eq!(documents("overlays/pool/kustomization.yaml")[0]["namespace"], NAMESPACE);
+    assert!(manifest.iter().all(|object| object["metadata"]["namespace"].is_null()), "the overlay names it for all");
     let deployment = &object(&manifest, "Deployment")["spec"]["template"];
     let container = &deployment["spec"]["containers"][0];
     let words = |field: &str| -> Vec<String> { serde_json::from_value(container[field].clone()).expect("words") };

@@ -135,38 +135,10 @@ pub(in crate::config) static INGEST: Section<IngestConfig> = Section {
             "What the NATS subjects of events begin with, the same at relays and routers. Another fleet needs another one. This and\n\
              the next four fields hold for workers whose endpoint is a NATS server, and for a relay with nats.",
         ),
-        restart!(
-            ingest.nats_user,
-            "",
-            Absent("kvrouted"),
-            Text {
-                bytes_min: 1,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, text| c.nats_user = Some(text.to_owned())
-            },
-            "A user of the NATS servers, whose password is in nats_secret_file.",
-        ),
-        restart!(
-            ingest.nats_secret_file,
-            "",
-            Absent("/etc/kvrouted/nats.secret"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_secret_file = Some(PathBuf::from(text)) },
-            "A file with the password of nats_user, or without nats_user with a token of the NATS servers.",
-        ),
-        restart!(
-            ingest.nats_credentials_file,
-            "",
-            Absent("/etc/kvrouted/nats.creds"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_credentials_file = Some(PathBuf::from(text)) },
-            "A file with credentials as NATS's tools write it, in place of nats_secret_file: a JWT and a seed, or a seed alone.",
-        ),
-        restart!(
-            ingest.nats_ca_file,
-            "",
-            Absent("/etc/ssl/certs/ca-certificates.crt"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_ca_file = Some(PathBuf::from(text)) },
-            "A file with the certificates of the authorities that may vouch for the NATS servers. Only TLS 1.3 is spoken.",
-        ),
+        nats_login!(user of ingest),
+        nats_login!(secret_file of ingest),
+        nats_login!(credentials_file of ingest),
+        nats_login!(ca_file of ingest),
     ],
 };
 

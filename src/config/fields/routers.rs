@@ -91,38 +91,10 @@ pub(in crate::config) static ROUTERS: Section<RoutersConfig> = Section {
             },
             "What all NATS subjects begin with, the same at all routers of the fleet. Another fleet needs another one.",
         ),
-        restart!(
-            routers.nats_user,
-            "",
-            Absent("kvrouted"),
-            Text {
-                bytes_min: 1,
-                bytes_max: limits::NAME_BYTES_MAX,
-                set: |c, text| c.nats_user = Some(text.to_owned())
-            },
-            "A user of the NATS servers, whose password is in nats_secret_file.",
-        ),
-        restart!(
-            routers.nats_secret_file,
-            "",
-            Absent("/etc/kvrouted/nats.secret"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_secret_file = Some(PathBuf::from(text)) },
-            "A file with the password of nats_user, or without nats_user with a token of the NATS servers.",
-        ),
-        restart!(
-            routers.nats_credentials_file,
-            "",
-            Absent("/etc/kvrouted/nats.creds"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_credentials_file = Some(PathBuf::from(text)) },
-            "A file with credentials as NATS's tools write it, in place of nats_secret_file: a JWT and a seed, or a seed alone.",
-        ),
-        restart!(
-            routers.nats_ca_file,
-            "",
-            Absent("/etc/ssl/certs/ca-certificates.crt"),
-            Text { bytes_min: 1, bytes_max: 4096, set: |c, text| c.nats_ca_file = Some(PathBuf::from(text)) },
-            "A file with the certificates of the authorities that may vouch for the NATS servers. Only TLS 1.3 is spoken.",
-        ),
+        nats_login!(user of routers),
+        nats_login!(secret_file of routers),
+        nats_login!(credentials_file of routers),
+        nats_login!(ca_file of routers),
         restart!(
             routers.secret_file,
             "",

@@ -122,14 +122,17 @@ fn restart(engine: &'static str) {
     daemon.compare(&Truth::read(folder.path()));
 }
 
-/// Forwards a publisher's messages and loses some.
+/// Forwards a publisher's messages and loses some. It subscribes once somebody subscribed to it: a publisher that waits
+/// for its first subscriber waits for the daemon, which then misses nothing but what is lost here.
 fn lose(from: &str, to: &str, in_a_row: u64) {
     let context = zmq::Context::new();
-    let (sub, publisher) = (context.socket(zmq::SUB).unwrap(), context.socket(zmq::PUB).unwrap());
+    let (sub, publisher) = (context.socket(zmq::SUB).unwrap(), context.socket(zmq::XPUB).unwrap());
     sub.set_subscribe(b"").unwrap();
-    sub.connect(from).unwrap();
     publisher.bind(to).unwrap();
+    let from = from.to_owned();
     std::thread::spawn(move || {
+        publisher.recv_bytes(0).unwrap();
+        sub.connect(&from).unwrap();
         for number in 0_u64.. {
             let Ok(frames) = sub.recv_multipart(0) else { return };
             if number % 60 >= in_a_row {

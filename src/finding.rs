@@ -111,7 +111,7 @@ reasons! {
     /// The worker's ingest thread panicked recently; its shard of the index was rebuilt.
     IngestPanicked = "ingest_panicked", Harm::Severe, "the shard's workers were not trusted until new events arrived, and their earlier blocks count only if they can replay them", "report the panic from the log, with the lines before it";
     /// The worker's replay endpoint does not answer.
-    ReplaySilent = "replay_silent", Harm::Warning, "lost events cannot be fetched again, and then the worker's blocks are dropped", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or remove it";
+    ReplaySilent = "replay_silent", Harm::Warning, "lost events cannot be fetched again, and then the worker's blocks are dropped", "set `replay` of the [[worker]] to the `replay_endpoint` of the engine's --kv-events-config, or remove it; for a worker over NATS, see whether its relay runs and whether the server has JetStream and lets this daemon read the stream";
     /// Lost batches could not be fetched again, more than once.
     RecoveryFails = "recovery_fails", Harm::Warning, "the worker's blocks are dropped each time", "in the engine's --kv-events-config raise `buffer_steps`, so that it still has the batches, and `hwm`, so that fewer are lost";
     /// The engine's own snapshots do not come, or cannot be used.
@@ -146,6 +146,8 @@ reasons! {
     RouterNameShared = "router_name_shared", Harm::Severe, "the two ignore each other, and others take them for one that restarts again and again", "give each router a `name` of its own in [routers]";
     /// A configured peer is not heard.
     RouterMissing = "router_missing", Harm::Warning, "what that router books does not count here", "start that router, or correct its address in `peers`, or the server's in `nats`, of [routers]; test from this host: nc -zv HOST PORT";
+    /// A router listens to this one, which does not listen to it.
+    RouterUnlisted = "router_unlisted", Harm::Warning, "what that router books does not count here", "add its address to `peers` of [routers], or correct `peers_file` or `peers_dns`: the list may be the same at all routers";
     /// A router or a stranger signs its messages with another secret.
     RouterSecret = "router_secret", Harm::Warning, "its messages are ignored", "give all routers the same secret file, or find out who connects to the `listen` address of [routers]";
     /// The load of another router was not as it had told, and was taken anew.

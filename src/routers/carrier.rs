@@ -32,6 +32,9 @@ pub trait Carrier {
     /// decides who gets it.
     fn admit(&mut self, asker: Asker);
 
+    /// Whether a router that was admitted is still connected. `false` where a broker decides who hears this one.
+    fn is_admitted(&self, asker: Asker) -> bool;
+
     /// Says that a message that came by a link is one of `origin`. The message proves it.
     fn identify(&mut self, link: usize, origin: OriginId);
 

@@ -4,7 +4,7 @@
 //! One thread calls [`Exchange::round`] again and again. A round waits for messages for at most the time between two
 //! batches, since changes of the loads wake no thread; for somewhat longer while there is no load.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use super::carrier::{Arrived, Asker, Carrier, Source};
+use super::carrier::{Arrived, Asker, Carrier, Link, Source};
 use super::effects::{Effect, Notice};
 use super::mac::Keys;
 use super::origin::OriginPhase;
@@ -76,6 +76,8 @@ pub struct Exchange<C> {
     nonces: Box<dyn FnMut() -> Nonce + Send>,
     joining: Joining,
     join_until_ms: u64,
+    /// By its place at the carrier: who listens to this router.
+    listeners: BTreeMap<usize, (Asker, OriginId)>,
     /// By link: why its latest message was refused.
     refused: BTreeMap<usize, Fault>,
     /// Of the lines about them: one link may bring good messages and bad ones by turns.
@@ -127,6 +129,7 @@ impl<C: Carrier> Exchange<C> {
             nonces,
             joining: Joining::Joined,
             join_until_ms: now_ms + settings.join_ms_max,
+            listeners: BTreeMap::new(),
             refused: BTreeMap::new(),
             refusals: LogQuota::default(),
             noticed: BTreeMap::new(),
@@ -205,6 +208,7 @@ impl<C: Carrier> Exchange<C> {
                 // This router knows what it says itself.
                 if message.sender.fingerprint == own.fingerprint && message.sender.origin != own.origin {
                     self.carrier.admit(asker);
+                    self.listeners.insert(asker.place, (asker, message.sender.origin));
                 }
             }
             Content::Request(request) => self.answer(asker, &message.sender, request, now_ns),
@@ -378,7 +382,8 @@ impl<C: Carrier> Exchange<C> {
         self.count(RouterCounter::ConnectionsCut, counts.connections_cut);
         self.count(RouterCounter::LinksLost, counts.links_lost);
         self.noticed.retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < ROUTER_NOTICED_MS);
-        let links = self.carrier.links().into_iter();
+        let links = self.carrier.links();
+        let unlisted = self.unlisted(&links);
         let own = OwnShown {
             sender: *self.publisher.sender(),
             address: self.carrier.address().to_owned(),
@@ -389,10 +394,27 @@ impl<C: Carrier> Exchange<C> {
         self.view.show(RoutersShown {
             own: Some(own),
             joining: self.joining,
-            links: links.map(|(at, link)| LinkShown { link, refused: self.refused.get(&at).copied() }).collect(),
+            links: links
+                .into_iter()
+                .map(|(at, link)| LinkShown { link, refused: self.refused.get(&at).copied() })
+                .collect(),
             origins: self.origins.statuses(now_ms).collect(),
+            unlisted,
             recent: self.noticed.keys().copied().collect(),
         });
+    }
+
+    /// The routers that listen to this one although no link leads to them. None while a link has brought nothing: the
+    /// router may be the one that it leads to.
+    fn unlisted(&mut self, links: &[(usize, Link)]) -> Vec<OriginId> {
+        let carrier = &self.carrier;
+        self.listeners.retain(|_, (asker, _)| carrier.is_admitted(*asker));
+        if links.iter().any(|(_, link)| link.origin.is_none()) {
+            return Vec::new();
+        }
+        let is_heard = |origin| links.iter().any(|(_, link)| link.origin == Some(origin));
+        let unlisted: BTreeSet<_> = self.listeners.values().map(|(_, of)| *of).filter(|of| !is_heard(*of)).collect();
+        unlisted.into_iter().collect()
     }
 
     fn count(&self, counter: RouterCounter, times: u64) {

@@ -335,6 +335,10 @@ impl Carrier for Nats {
 
     fn admit(&mut self, _: Asker) {}
 
+    fn is_admitted(&self, _: Asker) -> bool {
+        false
+    }
+
     fn identify(&mut self, _: usize, origin: OriginId) {
         if origin == self.own {
             // Another router uses this one's number, which the origins say.

@@ -318,6 +318,10 @@ impl Carrier for ZeroMq {
         self.server.subscribe(PeerId::of(asker.place, asker.number));
     }
 
+    fn is_admitted(&self, asker: Asker) -> bool {
+        self.server.has(PeerId::of(asker.place, asker.number))
+    }
+
     fn identify(&mut self, link: usize, origin: OriginId) {
         let Some(of) = self.peers.get_mut(link).and_then(Option::as_mut) else { return };
         of.origin = Some(origin);

@@ -341,6 +341,12 @@ impl Server {
         }
     }
 
+    /// Whether a peer is still connected.
+    #[must_use]
+    pub fn has(&self, peer: PeerId) -> bool {
+        self.peers.get(peer.place).and_then(Option::as_ref).is_some_and(|connected| connected.number == peer.number)
+    }
+
     /// Sends a message to every subscriber. A peer misses it if too much waits for it. A peer for which too old a
     /// message waits is disconnected.
     pub fn publish(&mut self, message: &Bytes) {

@@ -264,6 +264,21 @@ fn a_router_that_was_killed_no_longer_counts_and_none_of_three_holds_a_phantom()
 }
 
 #[test]
+fn a_router_that_is_heard_by_one_it_does_not_hear_says_so_until_its_list_is_mended() {
+    let [mut a, b] = fleet(&Way::ZeroMq, ["a", "b"]);
+    a.peers = vec![a.address()];
+    let (at_a, at_b) = (a.start(), b.start());
+    until_live(&at_b, &a.address());
+    until("a finding names the router", || findings(&at_a).contains(&"router_unlisted".to_owned()));
+    assert!(!findings(&at_b).contains(&"router_unlisted".to_owned()));
+    a.peers = b.peers.clone();
+    a.config();
+    at_a.process.signal("-HUP");
+    until_live(&at_a, &b.address());
+    until("the finding is gone", || !findings(&at_a).contains(&"router_unlisted".to_owned()));
+}
+
+#[test]
 fn a_router_that_was_restarted_is_taken_anew_at_once() {
     for way in &ways() {
         let [mut a, mut b] = fleet(way, ["a", "b"]);

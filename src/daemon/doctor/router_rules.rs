@@ -3,7 +3,7 @@
 use super::findings::{Cause, FoundSymptom};
 use crate::finding::Symptom;
 use crate::limits::ROUTER_MISSING_MS_MIN;
-use crate::routers::{Joining, LinkShown, Notice, OriginPhase, OriginStatus, RoutersShown};
+use crate::routers::{Joining, LinkShown, Notice, OriginId, OriginPhase, OriginStatus, RoutersShown};
 
 /// All symptoms of the exchange with other routers.
 pub(super) fn symptoms(shown: &RoutersShown) -> Vec<FoundSymptom> {
@@ -12,6 +12,7 @@ pub(super) fn symptoms(shown: &RoutersShown) -> Vec<FoundSymptom> {
     let others = shown.links.iter().filter(|link| link.link.origin != Some(own.sender.origin));
     let mut symptoms: Vec<_> = others.filter_map(|link| of_link(link, of(link))).collect();
     symptoms.extend(shown.origins.iter().filter_map(quarantined));
+    symptoms.extend(shown.unlisted.iter().map(unlisted));
     symptoms.extend(shown.recent.iter().filter_map(|(origin, notice)| recent(&origin.to_string(), *notice)));
     if let Joining::Waiting { missing } = shown.joining {
         let detail = format!("the load of {missing} peers is not known yet");
@@ -36,6 +37,11 @@ fn of_link(link: &LinkShown, origin: Option<&OriginStatus>) -> Option<FoundSympt
     let state = if link.link.is_up { phase.name() } else { "unreached" };
     let missing = || about(Symptom::RouterMissing, format!("{address} is {state}"));
     is_missing.then(|| FoundSymptom { lasting_ms_min: ROUTER_MISSING_MS_MIN, ..missing() })
+}
+
+fn unlisted(origin: &OriginId) -> FoundSymptom {
+    let detail = format!("router {origin} listens to this one, which does not listen to it");
+    FoundSymptom { lasting_ms_min: ROUTER_MISSING_MS_MIN, ..about(Symptom::RouterUnlisted, detail) }
 }
 
 fn quarantined(of: &OriginStatus) -> Option<FoundSymptom> {
@@ -63,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::routers::protocol::Fault;
-    use crate::routers::{Digest, Link, OriginId, OriginLoad, OwnShown, QuarantineReason, Sender};
+    use crate::routers::{Digest, Link, OriginLoad, OwnShown, QuarantineReason, Sender};
 
     fn own() -> OwnShown {
         let sender = Sender { origin: OriginId(1), ..Sender::default() };

@@ -213,6 +213,7 @@ fn of_routers(symptom: Symptom) -> Option<Examples> {
     let noticed = |notice| with(&|shown| shown.recent.push((OriginId(2), notice)));
     let sick = match symptom {
         Symptom::RouterMissing => with(&|shown| shown.links.push(link(None))),
+        Symptom::RouterUnlisted => with(&|shown| shown.unlisted.push(OriginId(2))),
         Symptom::RouterRefused => with(&|shown| shown.links.push(link(Some(Fault::WrongMac)))),
         Symptom::RouterNameShared => noticed(Notice::OwnId),
         Symptom::RouterSecret => noticed(Notice::WrongMac),

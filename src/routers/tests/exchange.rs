@@ -91,6 +91,10 @@ impl Carrier for InMemory {
         self.hub.lock().expect("whole").admitted.insert((self.at, asker.place));
     }
 
+    fn is_admitted(&self, asker: Asker) -> bool {
+        self.hub.lock().expect("whole").admitted.contains(&(self.at, asker.place))
+    }
+
     fn identify(&mut self, link: usize, origin: OriginId) {
         self.origins.insert(link, origin);
     }

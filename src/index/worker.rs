@@ -284,7 +284,7 @@ impl Worker {
             let node = &tree.nodes[place.node];
             self.column_of(node).map(|at| node.columns[usize::from(at)].seed)
         };
-        if let Some((place, _)) = self.find(tree, name) {
+        if let Some(place) = self.find_last(tree, name) {
             return column_at(place);
         }
         if let Some(child) = self.dormant.children(name).next() {

@@ -1,6 +1,7 @@
 //! A worker's events by way of a JetStream stream: an engine, a relay that stores them, and daemons that read them there.
 //! What such a daemon says is compared with one that hears the engine itself.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kvrouted::fleet::WorkerState;
@@ -13,8 +14,9 @@ use tempfile::TempDir;
 use crate::kit::http::scrape;
 use crate::kit::nats::NatsServer;
 use crate::kit::ports::free_port;
+use crate::kit::remote::Authority;
 use crate::kit::replayer::Engine;
-use crate::kit::{Daemon, Process, configure, folder, prompt, text, until, until_ok};
+use crate::kit::{Daemon, Process, configure, folder, prompt, text, until, until_ok, write_secret};
 
 const WORKER: u64 = 1;
 /// Blocks of each prompt of a test.
@@ -39,13 +41,25 @@ struct Site {
     /// Batches that the relay keeps, and after which it stores a snapshot.
     kept: u64,
     metrics_port: u16,
+    /// The server as relay and daemons name it, and how they log in there: lines of `[ingest]`.
+    address: String,
+    login: String,
 }
 
 impl Site {
     fn new(server: NatsServer, kept: u64) -> Self {
-        let held = [0; PROMPTS as usize];
-        let random = SmallRng::seed_from_u64(kept);
-        Self { engine: Engine::new(), server, folder: folder(), held, random, kept, metrics_port: free_port() }
+        let (address, login) = (server.address("nats"), String::new());
+        Self {
+            engine: Engine::new(),
+            server,
+            folder: folder(),
+            held: [0; PROMPTS as usize],
+            random: SmallRng::seed_from_u64(kept),
+            kept,
+            metrics_port: free_port(),
+            address,
+            login,
+        }
     }
 
     fn engine_worker(&self) -> String {
@@ -56,9 +70,10 @@ impl Site {
     fn relay(&self) -> Process {
         let config = format!(
             "[relay]\nendpoint = \"tcp://127.0.0.1:0\"\nreplay = \"tcp://127.0.0.1:0\"\nheartbeat_ms = 200\n\
-             buffer_batches_max = {}\nnats = [\"{}\"]\n[metrics]\nport = {}\n[[space]]\nmodel = \"m\"\n{}",
+             buffer_batches_max = {}\nnats = [\"{}\"]\n[ingest]\n{}[metrics]\nport = {}\n[[space]]\nmodel = \"m\"\n{}",
             self.kept,
-            self.server.address("nats"),
+            self.address,
+            self.login,
             self.metrics_port,
             self.engine_worker(),
         );
@@ -72,8 +87,8 @@ impl Site {
     /// A daemon that reads the stream.
     fn router(&self) -> Daemon {
         let folder = folder();
-        let worker = format!("[[worker]]\nid = {WORKER}\nendpoint = \"{}\"\n", self.server.address("nats"));
-        let ingest = "[ingest]\ndown_after_ms = 500\n[log]\nlevel = \"debug\"\n";
+        let worker = format!("[[worker]]\nid = {WORKER}\nendpoint = \"{}\"\n", self.address);
+        let ingest = format!("[ingest]\ndown_after_ms = 500\n{}[log]\nlevel = \"debug\"\n", self.login);
         let config = configure(folder.path(), &format!("{worker}{ingest}"));
         Daemon::serve(folder, &["--config", text(&config)])
     }
@@ -189,6 +204,42 @@ fn who_joins_begins_with_a_snapshot_however_often_what_was_before_it_is_purged()
     let (_, info) = operator.message();
     let info: serde_json::Value = serde_json::from_slice(&info).expect("JSON");
     assert!(info["state"]["messages"].as_u64().expect("a number") < 200, "{info}");
+}
+
+#[test]
+fn events_come_through_tls_to_those_who_log_in_and_to_no_others() {
+    let (files, authority) = (folder(), Authority::new());
+    let (certificate, key) = authority.certify("localhost");
+    let write = |name: &str, content: &str| {
+        let path = files.path().join(name);
+        write_secret(&path, content);
+        path
+    };
+    let (crt, key) = (write("crt", &certificate), write("key", &key));
+    let options = format!(
+        "jetstream {{ store_dir: \"FOLDER/store\" }}\nauthorization {{ user: kvrouted, password: hush }}\n\
+         tls {{ cert_file: {crt:?}, key_file: {key:?} }}\n"
+    );
+    let Some(server) = NatsServer::start("events over NATS", &options) else { return };
+    let mut site = Site::new(server, 1 << 14);
+    site.address = site.server.address("tls").replace("127.0.0.1", "localhost");
+    let login = |password: &Path, authority: &Path| {
+        format!("nats_user = \"kvrouted\"\nnats_secret_file = {password:?}\nnats_ca_file = {authority:?}\n")
+    };
+    let (password, known) = (write("password", "hush\n"), write("known", &authority.certificate));
+    site.login = login(&password, &known);
+    let (_relay, router) = (site.relay(), site.router());
+    site.change_often(60);
+    site.until_exact(&router);
+    let (wrong, other) = (write("wrong", "guess\n"), write("other", &Authority::new().certificate));
+    for (lines, said) in [(login(&wrong, &known), "Authorization Violation"), (login(&password, &other), "TLS: ")] {
+        site.login = lines;
+        let refused = site.router();
+        until("the refusal is said", || refused.process.log().contains(said));
+        assert_ne!(trust(&refused), TrustLevel::Exact);
+        assert_eq!(Site::overlaps(&refused), [0; PROMPTS as usize]);
+        assert!(!refused.process.log().contains("guess"), "{}", refused.process.log());
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(crate) mod replayer;
 pub(crate) use daemon::{Daemon, Process, asked, configure, configure_serve, kvrouted, options, run, serving_threads};
 pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,6 +56,12 @@ pub(crate) fn folder() -> Arc<TempDir> {
 
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a path of text")
+}
+
+/// Writes a file that only its owner may read.
+pub(crate) fn write_secret(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("written");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("closed");
 }
 
 /// Replaces a file in one step: a reader sees the old one or the new one.

@@ -1,5 +1,4 @@
 use std::fmt::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use data_encoding::BASE32_NOPAD;
@@ -8,6 +7,7 @@ use kvrouted::routers::{Fingerprint, Incarnation, Keys, OriginId, Sender};
 
 use super::*;
 use crate::kit::remote::Authority;
+use crate::kit::write_secret;
 
 fn server(options: &str) -> Option<NatsServer> {
     NatsServer::start("routers over NATS", options)
@@ -184,11 +184,6 @@ fn what_floods_the_subjects_delays_others_and_loses_nothing_for_good() {
 }
 
 // ---- logins -----------------------------------------------------------------------------------------------------------
-
-fn write_secret(path: &Path, text: &str) {
-    std::fs::write(path, text).expect("written");
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("closed");
-}
 
 /// The row of the server at a router with these lines in its `[routers]`, and the router.
 fn alone(address: &str, lines: &str) -> (Daemon, Site) {

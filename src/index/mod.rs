@@ -112,6 +112,7 @@ mod prefault;
 mod reader;
 mod reclaim;
 mod remove;
+mod row_pool;
 mod shard_writer;
 mod shared_index;
 mod simd;

@@ -16,8 +16,9 @@
 //! size, the first bit of the tag is the last of the home. So entries move by the bits stored beside them, in the order
 //! of memory. Names are read only for entries outside their home, and for the few that have moved so often that hardly
 //! a bit of their tag is left: about one name for six entries on the way to any size. Segments are out of step by
-//! design: each changes size at another number of entries, so the map as a whole is always as full as segments are on
-//! average.
+//! design: the map spreads hashes twice as densely over the first segment as over the last. So each changes size at
+//! another number of entries, and the map as a whole is always as full as segments are on average. Rows have a power of
+//! two of buckets, and come from a pool of huge pages (`row_pool`).
 //!
 //! The hash is keyed: without the secret, a client that chooses names cannot aim at one bucket. Many blocks of the same
 //! name do fill a row of buckets, and a search for that name reads all of it.
@@ -29,7 +30,7 @@ mod bucket;
 mod tests;
 
 use self::bucket::{Bucket, ENTRIES};
-use super::pages;
+use super::row_pool::{Row, Rows};
 use super::simd::prefetch;
 use super::types::spread;
 use std::ops::{Deref, DerefMut};
@@ -38,7 +39,7 @@ use std::ptr::NonNull;
 const SEGMENTS: usize = 256;
 
 /// The hash of a name, from which follows its home at any size of its segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spot {
     hash: u64,
 }
@@ -86,8 +87,17 @@ impl Mixer {
         let hash = fold(fold(name ^ first, second) ^ first, 0x9fb2_1c65_1e98_df25);
         #[cfg(test)]
         let hash = hash & self.keep;
-        Spot { hash }
+        Spot { hash: skewed(hash) }
     }
+}
+
+/// A hash that is spread evenly, spread unevenly: twice as densely at 0 as at the other end. As a fraction of one, `u`
+/// becomes `u * (2 + u) / 3`.
+#[inline]
+const fn skewed(hash: u64) -> u64 {
+    const THIRD: u64 = u64::MAX / 3;
+    let part = ((hash as u128 * THIRD as u128) >> u64::BITS) as u64 + 2 * THIRD;
+    ((hash as u128 * part as u128) >> u64::BITS) as u64
 }
 
 #[inline]
@@ -102,6 +112,8 @@ pub(super) struct NameMap {
     mixer: Mixer,
     segments: Box<[Segment]>,
     entries: usize,
+    /// The memory of the segments, which is also that of others.
+    rows: Rows,
     /// Bytes of all segments' buckets.
     buckets_bytes: usize,
     /// Segments that have become too large for their entries, one bit each.
@@ -110,10 +122,11 @@ pub(super) struct NameMap {
 
 impl NameMap {
     /// An empty map, whose hash cannot be predicted without the secret.
-    pub(super) fn new(secret: u64) -> Self {
-        let segments: Box<[Segment]> = (0..SEGMENTS as u32).map(Segment::new).collect();
+    pub(super) fn new(secret: u64, rows: Rows) -> Self {
+        let segments: Box<[Segment]> = (0..SEGMENTS).map(|_| Segment::new(&rows)).collect();
         Self {
             mixer: Mixer::new(secret),
+            rows,
             buckets_bytes: segments.iter().map(Segment::bytes).sum(),
             segments,
             entries: 0,
@@ -124,6 +137,14 @@ impl NameMap {
     #[inline]
     pub(super) fn spot(&self, name: u64) -> Spot {
         self.mixer.spot(name)
+    }
+
+    /// The spot of a name, whose line is prefetched.
+    #[inline]
+    pub(super) fn prefetched(&self, name: u64) -> Spot {
+        let spot = self.spot(name);
+        self.prefetch(spot);
+        spot
     }
 
     /// Prefetches the line at which a search begins.
@@ -205,7 +226,7 @@ impl NameMap {
                 // It may have been filled again since.
                 if segment.is_underfull() {
                     self.buckets_bytes -= segment.bytes();
-                    segment.fit(|word| mixer.spot(name_of(word)));
+                    segment.fit(&self.rows, |word| mixer.spot(name_of(word)));
                     self.buckets_bytes += segment.bytes();
                 }
             }
@@ -228,8 +249,16 @@ impl NameMap {
         let segment = &mut self.segments[spot.segment()];
         if segment.is_full() {
             self.buckets_bytes -= segment.bytes();
-            segment.fit(|word| mixer.spot(name_of(word)));
+            segment.fit(&self.rows, |word| mixer.spot(name_of(word)));
             self.buckets_bytes += segment.bytes();
+        }
+    }
+}
+
+impl Drop for NameMap {
+    fn drop(&mut self) {
+        for segment in &mut self.segments {
+            segment.buckets.give_back(&self.rows);
         }
     }
 }
@@ -247,8 +276,7 @@ struct Segment {
     /// Numbers of entries at which it is full and underfull.
     full: u32,
     underfull: u32,
-    /// Its size when it is new, and now, in parts of a bucket.
-    base: u16,
+    /// Its size in parts of a bucket.
     scale: u64,
 }
 
@@ -265,14 +293,16 @@ const fn entries_at(scale: u64, percent: u64) -> u64 {
 }
 
 impl Segment {
-    /// Of one to two buckets, in the order of their numbers, so that segments double out of step.
-    fn new(number: u32) -> Self {
-        let octave = f64::from(number) / SEGMENTS as f64;
-        let base = (BUCKET_SCALE as f64 * octave.exp2()) as u16;
-        let mut segment =
-            Self { buckets: BucketRow::new(0), entries: 0, full: 0, underfull: 0, base, scale: u64::from(base) };
-        segment.resize(u64::from(base), |_| Spot { hash: 0 });
-        segment
+    /// Of one bucket.
+    fn new(rows: &Rows) -> Self {
+        Self {
+            buckets: BucketRow::new(rows, 1),
+            entries: 0,
+            full: entries_at(BUCKET_SCALE, FULL_PERCENT) as u32,
+            // The smallest is never underfull.
+            underfull: 0,
+            scale: BUCKET_SCALE,
+        }
     }
 
     /// Whether one more entry would be too many.
@@ -386,7 +416,7 @@ impl Segment {
     /// not full, from underfull to the smallest at which it is not nearly full.
     #[cold]
     #[inline(never)]
-    fn fit(&mut self, spot_of: impl Fn(u32) -> Spot) {
+    fn fit(&mut self, rows: &Rows, spot_of: impl Fn(u32) -> Spot) {
         /// How full a segment that shrinks may become.
         const CALM_PERCENT: u64 = 75;
         let entries = u64::from(self.entries);
@@ -396,20 +426,19 @@ impl Segment {
                 scale *= 2;
             }
         } else {
-            while scale > u64::from(self.base) && entries <= entries_at(scale / 2, CALM_PERCENT) {
+            while scale > BUCKET_SCALE && entries <= entries_at(scale / 2, CALM_PERCENT) {
                 scale /= 2;
             }
         }
-        self.resize(scale, spot_of);
+        self.resize(rows, scale, spot_of);
     }
 
-    fn resize(&mut self, scale: u64, spot_of: impl Fn(u32) -> Spot) {
-        // The smallest is never underfull.
-        let underfull = if scale == u64::from(self.base) { 0 } else { entries_at(scale, UNDERFULL_PERCENT) };
+    fn resize(&mut self, rows: &Rows, scale: u64, spot_of: impl Fn(u32) -> Spot) {
+        let underfull = if scale == BUCKET_SCALE { 0 } else { entries_at(scale, UNDERFULL_PERCENT) };
         (self.full, self.underfull) = (entries_at(scale, FULL_PERCENT) as u32, underfull as u32);
         let before = std::mem::replace(&mut self.scale, scale);
-        let buckets = scale.div_ceil(BUCKET_SCALE) as usize;
-        let old = std::mem::replace(&mut self.buckets, BucketRow::new(buckets));
+        let buckets = (scale / BUCKET_SCALE) as usize;
+        let mut old = std::mem::replace(&mut self.buckets, BucketRow::new(rows, buckets));
         let mut strays = Strays::new();
         for (bucket, line) in old.iter().enumerate() {
             for at in line.filled() {
@@ -425,6 +454,7 @@ impl Segment {
             }
         }
         self.put_strays(&mut strays, &spot_of);
+        old.give_back(rows);
     }
 
     fn put_strays(&mut self, strays: &mut Strays, spot_of: impl Fn(u32) -> Spot) {
@@ -556,16 +586,13 @@ impl Home {
     }
 }
 
-/// Rows of at least this many buckets are mapped: they waste little of their last page.
-const MAPPED_BUCKETS_MIN: usize = 256;
-
-/// A row of buckets, empty at first. Large rows are mapped from the system: segments change size all the time, and an
-/// allocator would keep the gaps between them.
+/// A row of buckets, until [`give_back`](Self::give_back).
 #[derive(Debug)]
 struct BucketRow {
+    /// `None` once it was given back.
+    row: Option<Row>,
     start: NonNull<Bucket>,
     len: usize,
-    mapped: bool,
 }
 
 // SAFETY: it owns its buckets, like a box.
@@ -574,26 +601,19 @@ unsafe impl Send for BucketRow {}
 unsafe impl Sync for BucketRow {}
 
 impl BucketRow {
-    fn new(len: usize) -> Self {
-        // Mapped pages are zero, and zeros are empty buckets.
-        if len >= MAPPED_BUCKETS_MIN
-            && let Some(start) = pages::map(len * size_of::<Bucket>())
-        {
-            return Self { start: start.cast(), len, mapped: true };
-        }
-        let buckets = Box::leak(vec![Bucket::EMPTY; len].into_boxed_slice());
-        Self { start: NonNull::from(buckets).cast(), len, mapped: false }
+    /// Of `len` empty buckets, a power of two.
+    fn new(rows: &Rows, len: usize) -> Self {
+        // Rows are zero, and zeros are empty buckets.
+        let row = rows.allocate(len);
+        Self { start: row.start().cast(), len: row.lines(), row: Some(row) }
     }
-}
 
-impl Drop for BucketRow {
-    fn drop(&mut self) {
-        if self.mapped {
-            // SAFETY: mapped in `new` with this size; this is the only owner.
-            return unsafe { pages::unmap(self.start.as_ptr().cast(), self.len * size_of::<Bucket>()) };
+    /// Returns the memory. No bucket is left.
+    fn give_back(&mut self, rows: &Rows) {
+        self.len = 0;
+        if let Some(row) = self.row.take() {
+            rows.free(row);
         }
-        // SAFETY: leaked in `new` from a box of this length.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)) });
     }
 }
 
@@ -602,7 +622,7 @@ impl Deref for BucketRow {
 
     #[inline]
     fn deref(&self) -> &[Bucket] {
-        // SAFETY: `len` buckets, initialised (zero is a bucket), and borrowed with `self`.
+        // SAFETY: `len` buckets, initialised (zero is a bucket), and borrowed with `self`; none once they were given back.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -49,7 +49,7 @@ enum Slot {
 
 impl ShardWriter {
     pub(super) fn new(limits: ShardLimits, mut tree: Tree, shared: Arc<SharedIndexCell>, reclaimer: Reclaimer) -> Self {
-        tree.arena.set_maps_ahead(limits.maps_ahead());
+        tree.set_maps_ahead(limits.maps_ahead());
         let (workers, leaving) = (Vec::new(), Vec::new());
         let deferring = Vec::new();
         Self {
@@ -88,7 +88,7 @@ impl ShardWriter {
     pub fn reset_after_panic(&mut self) -> bool {
         let ShardLimits { node_blocks_max, secret, .. } = self.limits;
         let mut tree = Tree::new(&self.reclaimer, node_blocks_max, secret, self.tree.head.epoch() + 1);
-        tree.arena.set_maps_ahead(self.limits.maps_ahead());
+        tree.set_maps_ahead(self.limits.maps_ahead());
         let mut workers = Vec::with_capacity(self.workers.len());
         for (at, slot) in self.workers.iter().enumerate() {
             workers.push(match slot {
@@ -496,7 +496,7 @@ impl ShardWriter {
             blocks_bytes: tree.arena.bytes(),
             blocks_free_bytes: tree.arena.free_words() * 8,
             names_bytes: tree.name_map.bytes(),
-            nodes_bytes: tree.table.bytes() + tree.nodes.bytes() + tree.lists_bytes(),
+            nodes_bytes: tree.table.bytes() + tree.idle_rows_bytes() + tree.nodes.bytes() + tree.lists_bytes(),
             workers_bytes: workers,
             garbage_bytes: tree.garbage.waiting_bytes(),
             nodes: tree.nodes.len() as u64,

@@ -9,6 +9,7 @@
 //! store change no answer.
 
 use super::holders::{HolderBit, HolderState, Layer};
+use super::name_map::Spot;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place, Run};
 use super::tree::{AHEAD, Tree};
 use super::worker::{GroupHolder, NewReferences, Worker, digest_of};
@@ -454,20 +455,22 @@ impl Tree {
             }
             return Ok(());
         }
-        for name in &names[..names.len().min(AHEAD)] {
-            self.name_map.prefetch(self.name_map.spot(*name));
+        let Self { name_map, arena, .. } = self;
+        let name_of = |word: u32| arena.word(word);
+        // The spots of the names ahead, whose lines are on their way.
+        let mut spots = [Spot::default(); AHEAD];
+        for (spot, name) in spots.iter_mut().zip(names) {
+            *spot = name_map.prefetched(*name);
         }
         for (at, name) in names.iter().enumerate() {
+            let spot = spots[at % AHEAD];
             if let Some(ahead) = names.get(at + AHEAD) {
-                self.name_map.prefetch(self.name_map.spot(*ahead));
+                spots[at % AHEAD] = name_map.prefetched(*ahead);
             }
-            let Self { name_map, arena, .. } = self;
-            let name_of = |word: u32| arena.word(word);
-            let put =
-                name_map.put_unless(name_map.spot(*name), base + at as u32, |other| name_of(other) == *name, name_of);
+            let put = name_map.put_unless(spot, base + at as u32, |other| name_of(other) == *name, name_of);
             if put.is_err() {
                 for (at, name) in names[..at].iter().enumerate() {
-                    self.name_map.take(self.name_map.spot(*name), base + at as u32);
+                    name_map.take(name_map.spot(*name), base + at as u32);
                 }
                 return Err(StoreError::NeedsSlowPath);
             }

@@ -52,6 +52,7 @@
 
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
 use super::reclaim::{Guard, Reclaimer};
+use super::row_pool::Rows;
 use super::simd::prefetch;
 use super::types::spread;
 use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
@@ -83,6 +84,7 @@ const fn segment_of(hash: u64, segment_bits: u32) -> usize {
 #[derive(Debug)]
 pub(super) struct Retired {
     word: Word,
+    memory: LineMemory,
 }
 
 // SAFETY: it owns the lines, except for readers, which have shared references only, and `Line` is `Send + Sync`.
@@ -97,9 +99,9 @@ impl Retired {
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        // SAFETY: the word came from `new_lines` and was taken out of the head, once. The caller that drops this
+        // SAFETY: the word came from this memory and was taken out of the head, once. The caller that drops this
         // promises that no reader has it any more.
-        unsafe { free_lines(self.word) };
+        unsafe { self.memory.free(self.word) };
     }
 }
 
@@ -132,14 +134,14 @@ impl TableWriter {
     /// An empty table of one segment with room for `nodes` nodes; `secret` keys the hash.
     #[cfg(test)]
     pub(super) fn new(nodes: usize, secret: u64) -> Self {
-        Self::segmented(0, nodes, secret)
+        Self::segmented(0, nodes, secret, Rows::new())
     }
 
     /// An empty table of `1 << segment_bits` segments, each with room for `nodes` nodes.
-    pub(super) fn segmented(segment_bits: u32, nodes: usize, secret: u64) -> Self {
+    pub(super) fn segmented(segment_bits: u32, nodes: usize, secret: u64, rows: Rows) -> Self {
         let (keys, lines, segments) = (Keys::new(secret), lines_for(nodes), 1 << segment_bits);
         Self {
-            head: Arc::new(TableHead::new(segment_bits, lines, keys)),
+            head: Arc::new(TableHead::new((segment_bits, lines), keys, LineMemory { rows })),
             parts: vec![SegmentUse::default(); segments].into_boxed_slice(),
             used: 0,
             lines: lines * segments,
@@ -271,7 +273,7 @@ impl TableWriter {
     /// Replaces the lines of a segment by another number of lines.
     fn refit(&mut self, segment: usize, lines: usize) -> Retired {
         let old = self.segment(segment);
-        let word = new_lines(lines);
+        let word = self.head.memory.allocate(lines);
         // SAFETY: the word was made just above, and is not freed before the table.
         let fresh = unsafe { Table::of(word, self.segment_bits(), self.head.keys()) };
         for line in old.lines().iter().filter(|line| !is_unused(line)) {
@@ -289,7 +291,7 @@ impl TableWriter {
         self.parts[segment].tombstones = 0;
         self.lines = self.lines + lines - before;
         self.lines_most = self.lines_most.max(lines);
-        Retired { word }
+        Retired { word, memory: self.head.memory.clone() }
     }
 
     /// Shrinks one underfull segment. Its earlier indexes are void.
@@ -454,28 +456,64 @@ const _: () = assert!(LINE_BITS as usize <= SIZE_MASK, "every size has room besi
 /// The address of the lines of a segment, with their number in its low bits: readers get both by one load.
 type Word = *mut Line;
 
-/// Empty lines, a power of two and at least two, as one word. [`free_lines`] frees it.
-fn new_lines(lines: usize) -> Word {
+/// The memory of lines. All lines of one table come from it, retired ones too.
+#[derive(Clone, Debug)]
+struct LineMemory {
+    /// None under the model checker, which follows each line.
+    #[cfg_attr(kvrouted_loom, expect(dead_code, reason = "lines are made one by one"))]
+    rows: Rows,
+}
+
+impl LineMemory {
+    /// Empty lines, a power of two and at least two, as one word. [`free`](Self::free) frees it.
+    #[cfg(not(all(test, kvrouted_loom)))]
+    fn allocate(&self, lines: usize) -> Word {
+        // A row is zeroed memory, and a line is eight `AtomicU64`, for which all bits zero is a valid value.
+        word_of(self.rows.allocate(lines).start().as_ptr().cast(), lines)
+    }
+
+    /// Frees the lines of a word.
+    ///
+    /// # Safety
+    ///
+    /// The word came from [`allocate`](Self::allocate) of this memory, is freed once, and no thread uses the lines any
+    /// more.
+    #[cfg(not(all(test, kvrouted_loom)))]
+    unsafe fn free(&self, word: Word) {
+        let start = word.map_addr(|address| address & !SIZE_MASK);
+        if let Some(start) = std::ptr::NonNull::new(start) {
+            // SAFETY: `word_of` put the address and the number together; the rest is the caller's promise.
+            unsafe { self.rows.free_at(start.cast(), line_count(word)) };
+        }
+    }
+
+    #[cfg(all(test, kvrouted_loom))]
+    fn allocate(&self, lines: usize) -> Word {
+        let made: Box<[Line]> = (0..lines).map(|_| Line::new()).collect();
+        word_of(Box::into_raw(made).cast(), lines)
+    }
+
+    /// # Safety
+    ///
+    /// As without the model checker.
+    #[cfg(all(test, kvrouted_loom))]
+    unsafe fn free(&self, word: Word) {
+        let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), line_count(word));
+        // SAFETY: `word_of` put the address and the number together; by the caller's promise this is the only call for
+        // them.
+        drop(unsafe { Box::from_raw(lines) });
+    }
+}
+
+fn word_of(start: *mut Line, lines: usize) -> Word {
     debug_assert!(lines.is_power_of_two() && lines >= 2 && lines.ilog2() <= LINE_BITS);
-    Box::into_raw(allocate(lines)).cast::<Line>().map_addr(|address| address | lines.ilog2() as usize)
+    start.map_addr(|address| address | lines.ilog2() as usize)
 }
 
 /// The number of lines of a word.
 #[inline]
 fn line_count(word: Word) -> usize {
     1 << (word.addr() & SIZE_MASK)
-}
-
-/// Frees the lines of a word.
-///
-/// # Safety
-///
-/// The word came from [`new_lines`], is freed once, and no thread uses the lines any more.
-unsafe fn free_lines(word: Word) {
-    let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), line_count(word));
-    // SAFETY: `new_lines` put the address and the number together; by the caller's promise this is the only call for
-    // them.
-    drop(unsafe { Box::from_raw(lines) });
 }
 
 /// The lines of a segment.
@@ -493,11 +531,11 @@ impl<'a> Table<'a> {
     ///
     /// # Safety
     ///
-    /// The word came from [`new_lines`], and is not given to [`free_lines`] for as long as the borrow lasts.
+    /// The word came from a [`LineMemory`], and is not freed for as long as the borrow lasts.
     #[inline]
     unsafe fn of(word: Word, segment_bits: u32, keys: Keys) -> Self {
         let start = word.map_addr(|address| address & !SIZE_MASK);
-        // SAFETY: `new_lines` put the address and the number together. The lines live as long as the caller promises,
+        // SAFETY: `word_of` put the address and the number together. The lines live as long as the caller promises,
         // and only their atomics change.
         let lines = unsafe { std::slice::from_raw_parts(start, line_count(word)) };
         Self { lines, segment_bits, keys }
@@ -566,19 +604,6 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Empty lines: zeroed memory. The operating system provides its pages when they are first written.
-#[cfg(not(all(test, kvrouted_loom)))]
-fn allocate(lines: usize) -> Box<[Line]> {
-    let zeroed = Box::<[Line]>::new_zeroed_slice(lines);
-    // SAFETY: a line is eight `AtomicU64`, for which all bits zero is a valid value.
-    unsafe { zeroed.assume_init() }
-}
-
-#[cfg(all(test, kvrouted_loom))]
-fn allocate(lines: usize) -> Box<[Line]> {
-    (0..lines).map(|_| Line::new()).collect()
-}
-
 /// The current lines of every segment, and a count of replacements, over all segments.
 ///
 /// Each segment is stored here as one [`Word`], the address of its lines and their number, so a search goes from here
@@ -589,13 +614,14 @@ pub(super) struct TableHead {
     segment_bits: u32,
     keys: Keys,
     generation: SeqWord,
+    memory: LineMemory,
 }
 
 impl TableHead {
     /// `1 << segment_bits` empty segments, each of `lines` lines.
-    fn new(segment_bits: u32, lines: usize, keys: Keys) -> Self {
-        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(new_lines(lines))).collect();
-        Self { words, segment_bits, keys, generation: SeqWord::new() }
+    fn new((segment_bits, lines): (u32, usize), keys: Keys, memory: LineMemory) -> Self {
+        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(memory.allocate(lines))).collect();
+        Self { words, segment_bits, keys, generation: SeqWord::new(), memory }
     }
 
     const fn keys(&self) -> Keys {
@@ -620,7 +646,7 @@ impl TableHead {
     unsafe fn segment(&self, segment: usize) -> Table<'_> {
         // SWING: pairs with the Release store in `replace`; SeqCst for the grace period (see the module).
         let word = self.words[segment].load(Ordering::SeqCst);
-        // SAFETY: all words here come from `new_lines`, and by the promise above the lines are not freed.
+        // SAFETY: all words here come from the table's memory, and by the promise above the lines are not freed.
         unsafe { Table::of(word, self.segment_bits, self.keys) }
     }
 
@@ -656,9 +682,9 @@ impl Drop for TableHead {
         for word in &self.words {
             // Relaxed: the last owner drops it, after all others let it go.
             let word = word.load(Ordering::Relaxed);
-            // SAFETY: the word in the head came from `new_lines` and has no other owner: borrows of the lines are also
+            // SAFETY: the word in the head came from this memory and has no other owner: borrows of the lines are also
             // borrows of the head.
-            unsafe { free_lines(word) };
+            unsafe { self.memory.free(word) };
         }
     }
 }

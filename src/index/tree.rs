@@ -15,6 +15,7 @@ use super::name_map::NameMap;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
 use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
+use super::row_pool::Rows;
 use super::shared_index::{ShardHead, SharedIndex};
 use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
 use crate::ids::{EngineHash, LocalHash};
@@ -39,6 +40,8 @@ pub(super) enum Waste {
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) arena: Arena,
+    /// The memory of the name map and of the table.
+    rows: Rows,
     pub(super) name_map: NameMap,
     pub(super) table: TableWriter,
     pub(super) nodes: Nodes,
@@ -73,10 +76,12 @@ pub(super) const AHEAD: usize = 16;
 impl Tree {
     /// An empty tree; `epoch` is the number of batches that had ended before it.
     pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
+        let rows = Rows::new();
         Self {
             arena: Arena::new(),
-            name_map: NameMap::new(secret),
-            table: TableWriter::segmented(SEGMENT_BITS, 0, secret),
+            name_map: NameMap::new(secret, rows.clone()),
+            table: TableWriter::segmented(SEGMENT_BITS, 0, secret, rows.clone()),
+            rows,
             nodes: Nodes::new(),
             holders: HolderBits::default(),
             garbage: Garbage::new(reclaimer),
@@ -91,6 +96,12 @@ impl Tree {
             workers_bytes: 0,
             placed: 0,
         }
+    }
+
+    /// Has memory mapped before it is needed from now on, or no longer.
+    pub(super) fn set_maps_ahead(&mut self, maps_ahead: bool) {
+        self.arena.set_maps_ahead(maps_ahead);
+        self.rows.set_maps_ahead(maps_ahead);
     }
 
     /// What readers of this tree need.
@@ -133,7 +144,12 @@ impl Tree {
     /// Memory of the tree, including garbage that waits for readers.
     pub(super) fn bytes(&self) -> u64 {
         let parts = self.arena.bytes() + self.name_map.bytes() + self.table.bytes() + self.nodes.bytes();
-        parts + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
+        parts + self.idle_rows_bytes() + self.lists_bytes() + self.workers_bytes + self.garbage.waiting_bytes()
+    }
+
+    /// Memory that neither the name map nor the table use now.
+    pub(super) fn idle_rows_bytes(&self) -> u64 {
+        self.rows.idle_bytes()
     }
 
     /// Memory of the lists of nodes and names for later.
@@ -152,8 +168,7 @@ impl Tree {
         let nodes = blocks / u64::from(self.node_blocks_max) + 2;
         self.bytes()
             + lacking.next_multiple_of(chunk)
-            + self.table.growth_bytes(nodes as usize)
-            + blocks * NAME_BYTES_MAX
+            + self.rows.growth_bytes(self.table.growth_bytes(nodes as usize) + blocks * NAME_BYTES_MAX)
             + self.nodes.growth_bytes(nodes as usize)
     }
 

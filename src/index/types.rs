@@ -258,7 +258,7 @@ pub struct ShardMemory {
     pub blocks_free_bytes: u64,
     /// The map from names to blocks.
     pub names_bytes: u64,
-    /// Headers and the writer's records of nodes.
+    /// Headers and the writer's records of nodes, and what is free for more of them and for names.
     pub nodes_bytes: u64,
     /// Per worker: references beyond the first, dormant blocks, new references of the batch.
     pub workers_bytes: u64,

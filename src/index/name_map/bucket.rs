@@ -67,6 +67,7 @@ impl Iterator for Entries {
 }
 
 impl Bucket {
+    #[cfg(test)]
     pub(super) const EMPTY: Self = Self { tags: [NO_TAG; ENTRIES], passed: Passed(0), words: [0; ENTRIES] };
 
     /// The entries that may have this tag: their known bits are equal.

@@ -207,7 +207,7 @@ fn keys_spread_whatever_their_structure() {
 #[test]
 fn an_insert_moves_the_lines_of_one_segment_at_most() {
     const NODES: u64 = 200_000;
-    let mut writer = TableWriter::segmented(SEGMENT_BITS, 0, 3);
+    let mut writer = TableWriter::segmented(SEGMENT_BITS, 0, 3, Rows::new());
     let empty_bytes = writer.bytes();
     for first in 0..NODES {
         let generation = writer.generation();

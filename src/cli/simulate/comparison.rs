@@ -201,7 +201,10 @@ impl<'a> Comparison<'a> {
         let found = found.filter_map(|(peer, found)| Some((*peer, found?.0)));
         let best = found.max_by(|a, b| a.1.total_cmp(&b.1));
         best.ok_or_else(|| {
-            usage("no policy meets the SLO for 90 % of these requests at any load, so --load has no meaning")
+            usage(
+                "no policy has a capacity for these requests: at each load that was tried, fewer than 90 % of them meet \
+                 the SLO, or always more because they are too few to fill the fleet; use --rate instead of --load",
+            )
         })
     }
 

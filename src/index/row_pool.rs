@@ -60,7 +60,7 @@ impl Row {
 
 /// The rows of a shard: those of its names, and those of its table, which the garbage of the readers gives back.
 ///
-/// Locked by the writer, for each row that it makes or frees, and by whoever drops the garbage of a writer that is gone.
+/// Locked by the writer, for each row that it makes or frees, and by each thread that drops garbage of a writer that is gone.
 #[derive(Clone, Debug)]
 pub(super) struct Rows(Arc<Mutex<RowPool>>);
 

@@ -12,7 +12,7 @@ use crate::config::{
     self, Config, Difference, Environment, FieldDifference, FieldInfo, Flags, Override, TableInfo, WorkerDifference,
     WrittenTable, socket_default,
 };
-use crate::error::{Kind, counted};
+use crate::error::Kind;
 use crate::wire::{ConfigField, RunningConfigPage};
 
 const VARIABLES_HELP: &str = "\
@@ -20,7 +20,7 @@ Variables of the environment win over the file: KVROUTED_CONFIG__TABLE__FIELD, i
 KVROUTED_CONFIG__SERVE__SOCKET; of a repeated table with its number: KVROUTED_CONFIG__SPACE__0__MODEL. Lists are joined by +.";
 
 /// Similar fields that are listed for a name that no field has.
-const SIMILAR_MAX: usize = 4;
+const SIMILAR_MAX: usize = 3;
 
 /// Works with configurations. Nothing here changes a daemon.
 #[derive(Debug, clap::Args)]
@@ -253,12 +253,13 @@ fn as_lines(difference: &Difference, running: &Running) -> String {
         lines.extend(fields.iter().map(|field| line(&format!("worker {worker}: {}", field.field), field)));
     }
     let restart = difference.fields.iter().filter(|field| field.needs_restart).count();
-    let (fields, added) = (counted(difference.fields.len(), "field"), difference.added.len());
+    let (fields, added) = (difference.fields.len(), difference.added.len());
     let (removed, changed) = (difference.removed.len(), difference.changed.len());
     lines.push(match difference.is_empty() {
         true => "no difference".to_owned(),
         false => format!(
-            "{fields} differ, {restart} of them need a restart; workers: {added} added, {removed} removed, {changed} changed"
+            "differing fields: {fields}, of which need a restart: {restart}; workers added: {added}, removed: {removed}, \
+             changed: {changed}"
         ),
     });
     if difference.is_refused {

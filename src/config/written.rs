@@ -151,15 +151,14 @@ fn put(tables: &mut Vec<WrittenTable>, path: &str, name: &str, value: String) {
 
 /// Fields that a reload takes over as in `is`, all others as in `was`.
 fn merged(was: &[WrittenTable], is: &[WrittenTable]) -> Vec<WrittenTable> {
-    let part = |tables: &[WrittenTable], live: bool| {
-        let mut tables = tables.to_vec();
-        for WrittenTable { path, fields } in &mut tables {
-            fields.retain(|(name, _)| is_live(path, name) == live);
-        }
-        tables
+    let part = |table: &WrittenTable, live: bool| {
+        let fields = table.fields.iter().filter(|(name, _)| is_live(&table.path, name) == live);
+        WrittenTable { path: table.path.clone(), fields: fields.cloned().collect() }
     };
-    let mut merged: Vec<WrittenTable> = part(was, false);
-    for table in part(is, true).into_iter().filter(|table| !table.fields.is_empty()) {
+    // A reload takes over all of a worker. There may be thousands, so no table of theirs is looked for.
+    let is_worker = |table: &&WrittenTable| table.path.starts_with("worker[");
+    let mut merged: Vec<_> = was.iter().filter(|table| !is_worker(table)).map(|table| part(table, false)).collect();
+    for table in is.iter().filter(|table| !is_worker(table)).map(|table| part(table, true)) {
         match merged.iter_mut().find(|other| other.path == table.path) {
             Some(other) => other.fields.extend(table.fields),
             None => merged.push(table),
@@ -167,6 +166,7 @@ fn merged(was: &[WrittenTable], is: &[WrittenTable]) -> Vec<WrittenTable> {
     }
     merged.retain(|table| !table.fields.is_empty());
     merged.sort_by_key(|table| order(&table.path));
+    merged.extend(is.iter().filter(is_worker).cloned());
     merged
 }
 

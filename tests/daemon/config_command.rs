@@ -108,7 +108,7 @@ fn diff_shows_what_a_reload_would_change_and_a_reload_changes_it() {
     let (code, out) = diff(&daemon, &next, &[]);
     let wanted = "policy.temperature: 1.0 -> 0.5\npolicy.queue_requests_max: 4096 -> 9 (needs a restart)\n\
                   worker 3/0: added\nworker 1/0: removed\nworker 2/0: weight: 8.0 -> 3.0\n\
-                  2 fields differ, 1 of them need a restart; workers: 1 added, 1 removed, 1 changed\n";
+                  differing fields: 2, of which need a restart: 1; workers added: 1, removed: 1, changed: 1\n";
     assert_eq!((code, out.as_str()), (Some(1), wanted));
     let (code, out) = diff(&daemon, &next, &["--json"]);
     let value: Value = serde_json::from_str(&out).expect("JSON");
@@ -119,7 +119,7 @@ fn diff_shows_what_a_reload_would_change_and_a_reload_changes_it() {
     until("the reload is done", || daemon.counter("config_reloads") == 1);
     let (code, out) = diff(&daemon, &next, &[]);
     let left = "policy.queue_requests_max: 4096 -> 9 (needs a restart)\n\
-                1 field differ, 1 of them need a restart; workers: 0 added, 0 removed, 0 changed\n";
+                differing fields: 1, of which need a restart: 1; workers added: 0, removed: 0, changed: 0\n";
     assert_eq!((code, out.as_str()), (Some(1), left), "what is left needs a restart");
 }
 
@@ -133,7 +133,7 @@ fn diff_applies_the_daemons_own_environment_and_options() {
     let next = other(&daemon, "[booking]\nage_s_max = 5\n[policy]\ntemperature = 0.5\n");
     let (code, out) = diff(&daemon, &next, &[]);
     assert_eq!(code, Some(1), "{out}");
-    assert!(out.starts_with("policy.temperature: 0.0 -> 0.5\n1 field differ"), "{out}");
+    assert!(out.starts_with("policy.temperature: 0.0 -> 0.5\ndiffering fields: 1"), "{out}");
     assert!(out.contains("booking.age_s_max (KVROUTED_CONFIG__BOOKING__AGE_S_MAX), serve.cores (--cores)"), "{out}");
 }
 

@@ -302,9 +302,9 @@ mod tests {
         assert_eq!(Config::told("t", config.written.clone()), Ok(config.clone()));
         assert!(Config::told("t", config.written.clone()).is_ok_and(|told| told.difference(&config).is_empty()));
         let mut newer = config.written;
-        newer[0].fields.push(("unheard_of".to_owned(), "1".to_owned()));
+        newer[0].fields.push(("of_a_later_release".to_owned(), "1".to_owned()));
         let refused: Problems = Config::told("a daemon", newer).expect_err("a field of a later release");
-        assert!(refused.to_string().starts_with("a daemon: serve.unheard_of: unknown field"), "{refused}");
+        assert!(refused.to_string().starts_with("a daemon: serve.of_a_later_release: unknown field"), "{refused}");
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub mod sandbox;
 
 // What the daemon is built on.
 #[cfg(feature = "daemon")]
+mod audit;
+#[cfg(feature = "daemon")]
 pub mod budget;
 #[cfg(feature = "daemon")]
 mod columns;

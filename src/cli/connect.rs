@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
-use crate::config::{self, Flags, LogConfig, Setting};
+use crate::config::{self, Environment, Flags, LogConfig, Setting};
 use crate::connect::{ConnectPlan, Target};
 
 const CONNECT_HELP: &str = "\
@@ -66,7 +66,8 @@ impl ConnectArgs {
             |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, format!("the arguments cannot be used\n{why}"));
         let target = Target::parse(&self.to).map_err(|why| unusable(&format!("--to: {why}")))?;
         // The fields of a daemon's configuration have the same names, bounds and messages.
-        let config = config::load(None, &self.flags()).map_err(|problems| unusable(&problems))?;
+        let config =
+            config::load(None, &Environment::default(), &self.flags()).map_err(|problems| unusable(&problems))?;
         let plan = ConnectPlan {
             server_name: self.server_name.clone().unwrap_or_else(|| target.host().to_owned()),
             target,

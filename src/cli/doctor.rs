@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::admin;
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Flags, socket_default};
+use crate::config::{self, Config, Environment, Flags, socket_default};
 use crate::error::counted;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::ids::Worker;
@@ -71,11 +71,13 @@ impl DoctorArgs {
 
     fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
-        let config = self.config.as_deref().and_then(|path| match config::load(Some(path), &Flags::default()) {
-            Ok(config) => Some(config),
-            Err(problems) => {
-                findings.push(Finding { what: problems.to_string(), ..Symptom::ConfigInvalid.finding() });
-                None
+        let config = self.config.as_deref().and_then(|path| {
+            match config::load(Some(path), &Environment::default(), &Flags::default()) {
+                Ok(config) => Some(config),
+                Err(problems) => {
+                    findings.push(Finding { what: problems.to_string(), ..Symptom::ConfigInvalid.finding() });
+                    None
+                }
             }
         });
         findings.extend(config.as_ref().and_then(|config| check_open_files(config, open_files_max())));

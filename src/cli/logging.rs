@@ -12,6 +12,7 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::audit::TARGET as AUDIT_TARGET;
 use crate::config::{LogConfig, LogFormat};
 use crate::log_writer::LogWriter;
 
@@ -36,10 +37,18 @@ fn filter(environment: Option<&str>, level: &str) -> (EnvFilter, Option<String>)
     match environment.filter(|text| !text.is_empty()).map(EnvFilter::try_new) {
         Some(Ok(filter)) => (filter, None),
         Some(Err(error)) => (
-            EnvFilter::new(level),
+            EnvFilter::new(with_audit(level)),
             Some(format!("RUST_LOG is invalid and ignored; log.level is used instead: {error}")),
         ),
-        None => (EnvFilter::new(level), None),
+        None => (EnvFilter::new(with_audit(level)), None),
+    }
+}
+
+/// The directives of a configured level. Audit lines are logged at every level but `off`.
+fn with_audit(level: &str) -> String {
+    match level {
+        "error" | "warn" => format!("{level},{AUDIT_TARGET}=info"),
+        other => other.to_owned(),
     }
 }
 
@@ -130,10 +139,13 @@ mod tests {
 
     #[test]
     fn a_valid_environment_variable_wins() {
-        assert_eq!(filter(None, "warn").0.to_string(), "warn");
+        assert_eq!(filter(None, "info").0.to_string(), "info");
+        assert_eq!(filter(None, "off").0.to_string(), "off");
+        let quiet = filter(None, "warn").0.to_string();
+        assert!(quiet.contains("audit=info") && quiet.ends_with("warn"), "{quiet}");
         assert_eq!(filter(Some("debug"), "warn").0.to_string(), "debug");
         let (kept, complaint) = filter(Some("a=b=c=d"), "warn");
-        assert_eq!(kept.to_string(), "warn");
+        assert_eq!(kept.to_string(), quiet);
         assert!(complaint.is_some_and(|text| text.contains("RUST_LOG")));
     }
 }

@@ -3,6 +3,7 @@
 //! Data goes to standard output, everything else to standard error. [`Exit`] lists the exit codes.
 
 mod admin;
+mod config;
 mod connect;
 mod doctor;
 mod exit;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 
 use clap::Parser as _;
 
+use self::config::ConfigArgs;
 use self::doctor::DoctorArgs;
 use self::manual::{CompletionsArgs, ManArgs};
 use self::query::QueryArgs;
@@ -88,6 +90,8 @@ pub enum Command {
     Connect(Box<ConnectArgs>),
     /// Add, remove, change or list the workers of a running daemon.
     Worker(WorkerArgs),
+    /// Check, explain and compare configurations, and print the schema of the file.
+    Config(ConfigArgs),
     /// Repeat the recorded decisions of a journal and compare the results.
     Replay(ReplayArgs),
     /// Run the recorded load of a journal on a simulated fleet under another policy, and show what requests would have felt.
@@ -133,6 +137,7 @@ impl Command {
             Self::Top(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Worker(args) => args.run(),
+            Self::Config(args) => args.run(),
             Self::Replay(args) => args.run(),
             #[cfg(feature = "simulate")]
             Self::WhatIf(args) => args.run(&mut std::io::stdout().lock()),
@@ -157,6 +162,7 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         Prepared::Done(exit) => return Ok(exit),
     };
     init_logging(&config.log);
+    serve::log_environment(&config.overrides);
     let args = args.clone();
     let socket = args.take_over.clone();
     let read_again = Arc::new(move || args.read_again());
@@ -167,8 +173,9 @@ fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
 }
 
 fn relayed(args: &RelayArgs) -> Result<Exit, Failure> {
-    let (plan, log) = args.prepare()?;
+    let (plan, log, overrides) = args.prepare()?;
     init_logging(&log);
+    serve::log_environment(&overrides);
     done(crate::relay::run(&plan))
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Flags, FullReports, LogConfig, Salts, Setting};
+use crate::config::{self, Config, Environment, Flags, FullReports, LogConfig, Override, Salts, Setting};
 #[cfg(feature = "nats")]
 use crate::ingest::Brokers;
 use crate::ingest::IngestConfig;
@@ -64,21 +64,22 @@ pub struct RelayArgs {
 }
 
 impl RelayArgs {
-    /// Makes the relay's plan and its log configuration.
+    /// Makes the relay's plan, its log configuration, and what the environment and flags set in the configuration.
     ///
     /// # Errors
     /// Every problem of file and flags, with its exit code. Nothing has been bound yet.
-    pub fn prepare(&self) -> Result<(RelayPlan, LogConfig), Failure> {
+    pub fn prepare(&self) -> Result<(RelayPlan, LogConfig, Vec<Override>), Failure> {
         let unusable =
             |why: &dyn std::fmt::Display| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{why}"));
-        let config = config::load(self.config.as_deref(), &self.flags()).map_err(|problems| unusable(&problems))?;
+        let config = config::load(self.config.as_deref(), &Environment::of_process(), &self.flags())
+            .map_err(|problems| unusable(&problems))?;
         let plan = plan(&config).map_err(|why| unusable(&why))?;
         #[cfg(feature = "nats")]
         let plan = {
             let access = config.ingest.nats_access().map_err(|error| unusable(&error))?;
             RelayPlan { ingest: IngestConfig { brokers: Brokers::new(access), ..plan.ingest }, ..plan }
         };
-        Ok((plan, config.log))
+        Ok((plan, config.log, config.overrides))
     }
 
     fn flags(&self) -> Flags {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Flags, Setting};
+use crate::config::{self, Config, Environment, Flags, Override, Setting};
 use crate::daemon::unusable_files;
 use crate::error::counted;
 use crate::serve::{Admissions, RemoteAccess};
@@ -35,7 +35,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<String>,
     /// Without a file: the model of the only space
-    #[arg(long, value_name = "NAME", conflicts_with = "config", required_unless_present_any = ["config", "example_config"])]
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
     pub model: Option<String>,
     /// Without a file: the namespace of the only space
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
@@ -108,6 +108,35 @@ pub enum Prepared {
     Done(Exit),
 }
 
+/// Checks what a start would read besides the configuration, and says what the configuration has: also what the environment
+/// sets in it.
+///
+/// # Errors
+/// Users, files of the remote port or files of workers cannot be used; standard output is closed.
+pub(super) fn check(config: &Config, stdout: &mut dyn std::io::Write) -> Result<Exit, Failure> {
+    Admissions::resolve(config)?;
+    RemoteAccess::read(&config.remote)?;
+    let unusable = unusable_files(config);
+    if !unusable.is_empty() {
+        let message = format!("files of workers cannot be used\n{}", unusable.join("\n"));
+        return Err(Failure::new(Exit::Usage, message));
+    }
+    let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
+    writeln!(stdout, "ok: {spaces}, {workers}")?;
+    for Override { source, table, field, text } in config.overrides.iter().filter(|set| set.is_variable()) {
+        writeln!(stdout, "{source} sets {table}.{field} to {text:?}")?;
+    }
+    stdout.flush()?;
+    Ok(Exit::Done)
+}
+
+/// Logs what the environment sets in a configuration.
+pub(super) fn log_environment(overrides: &[Override]) {
+    for Override { source, table, field, text } in overrides.iter().filter(|set| set.is_variable()) {
+        tracing::info!(variable = source, field = format!("{table}.{field}"), value = text, "set by the environment");
+    }
+}
+
 impl ServeArgs {
     /// Makes the configuration, or prints what was asked for instead of running.
     ///
@@ -120,31 +149,23 @@ impl ServeArgs {
             stdout.flush()?;
             return Ok(Prepared::Done(Exit::Done));
         }
-        let mut config = config::load(self.config.as_deref(), &self.flags())
+        let mut config = self
+            .read_again()
             .map_err(|problems| Failure::new(Exit::Usage, format!("the configuration cannot be used\n{problems}")))?;
         config.snapshot.fresh = self.fresh;
         config.sandbox.file.clone_from(&self.config);
         if self.check {
-            Admissions::resolve(&config)?;
-            RemoteAccess::read(&config.remote)?;
-            let unusable = unusable_files(&config);
-            if !unusable.is_empty() {
-                let message = format!("files of workers cannot be used\n{}", unusable.join("\n"));
-                return Err(Failure::new(Exit::Usage, message));
-            }
-            let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
-            writeln!(stdout, "ok: {spaces}, {workers}")?;
-            return Ok(Prepared::Done(Exit::Done));
+            return Ok(Prepared::Done(check(&config, &mut stdout)?));
         }
         Ok(Prepared::Run(Box::new(config)))
     }
 
-    /// Reads the configuration again.
+    /// Reads the configuration again: the file, the environment and the flags.
     ///
     /// # Errors
-    /// Every problem of file and flags.
+    /// Every problem of file, environment and flags.
     pub fn read_again(&self) -> Result<Config, config::Problems> {
-        config::load(self.config.as_deref(), &self.flags())
+        config::load(self.config.as_deref(), &Environment::of_process(), &self.flags())
     }
 
     /// The configuration fields that the flags set.

@@ -61,6 +61,8 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         relay: draft.relay.value.clone(),
         workers,
         servers,
+        written: Vec::new(),
+        overrides: Vec::new(),
     }
 }
 
@@ -273,7 +275,7 @@ fn check_spaces(spaces: &[TableDraft<SpaceConfig>], problems: &mut Vec<Problem>)
         problem.path.is_empty() || problem.path == "space" || problem.nearest.as_deref() == Some("space")
     };
     if spaces.is_empty() && !problems.iter().any(misread) {
-        let message = "is missing: add at least one [[space]] with model = \"...\"";
+        let message = "is missing: add at least one [[space]] with model = \"...\", or without a file set --model";
         problems.push(Problem::new(Location::Document, "space", message));
     }
     too_many(spaces, limits::SPACES_MAX, problems);

@@ -6,7 +6,7 @@
 use toml_edit::{Document, DocumentMut, Item, TableLike, Value};
 
 use super::field::{Field, Preset, Section, ValueError, Written};
-use super::fields::{self, WorkerDraft};
+use super::fields::{self, EachSection, WorkerDraft};
 use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
@@ -30,6 +30,8 @@ pub(super) struct TableDraft<T> {
     /// The location of its header.
     pub(super) head: Location,
     locations: Vec<(&'static str, Location)>,
+    /// Every accepted field that was written, in TOML.
+    values: Vec<(&'static str, String)>,
     refused: Vec<&'static str>,
 }
 
@@ -43,7 +45,7 @@ impl<T: Default> TableDraft<T> {
                 debug_assert!(set.is_ok(), "the default of {}.{} is refused: {set:?}", section.name, field.name);
             }
         }
-        Self { value, path, head, locations: Vec::new(), refused: Vec::new() }
+        Self { value, path, head, locations: Vec::new(), values: Vec::new(), refused: Vec::new() }
     }
 }
 
@@ -72,21 +74,30 @@ impl<T> TableDraft<T> {
         Problem::new(self.location(field), self.path_of(field), message)
     }
 
-    /// Notes the location of a field and the result of setting it.
+    /// The fields that were written and accepted, with their values in TOML.
+    pub(super) fn values(&self) -> &[(&'static str, String)] {
+        &self.values
+    }
+
+    /// Notes the location of a field and the result of setting it. `toml` is the value in TOML.
     pub(super) fn note(
         &mut self,
         field: &Field<T>,
-        location: Location,
+        (location, toml): (Location, String),
         outcome: Result<(), ValueError>,
         problems: &mut Vec<Problem>,
     ) {
         self.locations.retain(|(name, _)| *name != field.name);
         self.locations.push((field.name, location.clone()));
+        self.values.retain(|(name, _)| *name != field.name);
         self.refused.retain(|name| *name != field.name);
-        if let Err(fault) = outcome {
-            self.refused.push(field.name);
-            let problem = Problem::new(location, self.path_of(field.name), fault.message);
-            problems.push(problem.suggest(fault.nearest.as_deref()));
+        match outcome {
+            Ok(()) => self.values.push((field.name, toml)),
+            Err(fault) => {
+                self.refused.push(field.name);
+                let problem = Problem::new(location, self.path_of(field.name), fault.message);
+                problems.push(problem.suggest(fault.nearest.as_deref()));
+            }
         }
     }
 
@@ -127,10 +138,21 @@ pub(super) struct Draft {
     /// The policy of each space in the document: `[policy]` with the fields of `[space.policy]`.
     pub(super) space_policies: Vec<TableDraft<PolicyConfig>>,
     pub(super) workers: Vec<TableDraft<WorkerDraft>>,
+    /// Whether every line could be read. If not, a missing field may stand on an unreadable line.
+    pub(super) is_whole: bool,
+}
+
+/// Does the same with every table of a draft, or of the configuration.
+pub(super) trait EachTable {
+    /// Gets each table that occurs in the draft.
+    fn table<T: Default>(&mut self, section: &'static Section<T>, entry: &mut TableDraft<T>);
 }
 
 /// The one table within a table: a space's own policy.
 const SPACE_POLICY: (&str, &str) = ("space", "policy");
+
+/// Why a field of [space.policy] is refused.
+pub(super) const GENERAL: &str = "is the same for all spaces; set it in [policy]";
 
 /// A table that may occur once, with every field at its default.
 pub(super) fn preset<T: Default>(section: &Section<T>) -> TableDraft<T> {
@@ -161,8 +183,62 @@ impl Draft {
             spaces: Vec::new(),
             space_policies: Vec::new(),
             workers: Vec::new(),
+            is_whole: true,
         }
     }
+
+    /// Gives every table to `each`, in the order of the example file; each space before its policy.
+    pub(super) fn each_table(&mut self, each: &mut impl EachTable) {
+        each.table(&fields::SERVE, &mut self.serve);
+        each.table(&fields::ADMIN, &mut self.admin);
+        each.table(&fields::METRICS, &mut self.metrics);
+        each.table(&fields::HTTP, &mut self.http);
+        each.table(&fields::REMOTE, &mut self.remote);
+        each.table(&fields::LOG, &mut self.log);
+        each.table(&fields::PROCESS, &mut self.process);
+        each.table(&fields::SANDBOX, &mut self.sandbox);
+        each.table(&fields::INGEST, &mut self.ingest);
+        each.table(&fields::BOOKING, &mut self.booking);
+        each.table(&fields::SNAPSHOT, &mut self.snapshot);
+        each.table(&fields::JOURNAL, &mut self.journal);
+        each.table(&fields::SHADOW, &mut self.shadow);
+        each.table(&fields::POLICY, &mut self.policy);
+        each.table(&fields::DISCOVERY, &mut self.discovery);
+        each.table(&fields::ROUTERS, &mut self.routers);
+        each.table(&fields::RELAY, &mut self.relay);
+        for (at, space) in self.spaces.iter_mut().enumerate() {
+            each.table(&fields::SPACE, space);
+            if let Some(policy) = self.space_policies.get_mut(at) {
+                each.table(&fields::POLICY, policy);
+            }
+        }
+        self.workers.iter_mut().for_each(|worker| each.table(&fields::WORKER, worker));
+    }
+
+    /// Lists the required fields that neither the document nor what was set over it has.
+    pub(super) fn note_missing(&self, problems: &mut Vec<Problem>) {
+        if self.is_whole {
+            self.spaces.iter().for_each(|space| space.note_missing(&fields::SPACE, problems));
+            self.workers.iter().for_each(|worker| worker.note_missing(&fields::WORKER, problems));
+        }
+    }
+
+    /// Makes each space's policy anew: `[policy]` as it is now, with the fields of the space's own.
+    pub(super) fn rebase_space_policies(&mut self) {
+        for entry in &mut self.space_policies {
+            entry.value.clone_from(&self.policy.value);
+            for (name, toml) in &entry.values {
+                // The field has accepted this value before.
+                let outcome = fields::POLICY.field(name).map(|field| field.kind.set_text(&mut entry.value, bare(toml)));
+                debug_assert!(matches!(outcome, Some(Ok(()))), "{name} = {toml}: {outcome:?}");
+            }
+        }
+    }
+}
+
+/// A number, a flag or a simple string of TOML without quotes.
+pub(super) fn bare(toml: &str) -> &str {
+    toml.trim_matches('"')
 }
 
 /// A table's name and the names of its fields.
@@ -175,33 +251,29 @@ pub(super) fn names_of<T>(section: &Section<T>) -> SectionNames {
 
 /// The names of every table of the configuration.
 pub(super) fn sections() -> Vec<SectionNames> {
-    vec![
-        names_of(&fields::SERVE),
-        names_of(&fields::ADMIN),
-        names_of(&fields::METRICS),
-        names_of(&fields::HTTP),
-        names_of(&fields::REMOTE),
-        names_of(&fields::LOG),
-        names_of(&fields::PROCESS),
-        names_of(&fields::SANDBOX),
-        names_of(&fields::INGEST),
-        names_of(&fields::BOOKING),
-        names_of(&fields::SNAPSHOT),
-        names_of(&fields::JOURNAL),
-        names_of(&fields::SHADOW),
-        names_of(&fields::POLICY),
-        names_of(&fields::DISCOVERY),
-        names_of(&fields::ROUTERS),
-        names_of(&fields::RELAY),
-        names_of(&fields::SPACE),
-        names_of(&fields::WORKER),
-    ]
+    struct Names(Vec<SectionNames>);
+    impl EachSection for Names {
+        fn section<T: Default>(&mut self, section: &'static Section<T>) {
+            self.0.push(names_of(section));
+        }
+    }
+    let mut names = Names(Vec::new());
+    fields::each_section(&mut names);
+    names.0
 }
 
 /// Reads a document into a draft and adds what is wrong to `problems`. `None` if lines are so broken that the draft as
 /// a whole has no meaning; the readable tables were still checked.
 pub(super) fn read(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
     read_tables(text, sections(), problems, |reader, root| reader.document(root))
+}
+
+/// As [`read`], of a document over which fields are set next: [`Draft::note_missing`] lists what is missing then.
+pub(super) fn read_incomplete(text: &str, problems: &mut Vec<Problem>) -> Option<Draft> {
+    read_tables(text, sections(), problems, |reader, root| {
+        let is_whole = std::mem::take(&mut reader.notes_missing);
+        Draft { is_whole, ..reader.document(root) }
+    })
 }
 
 /// As [`read`], of a document with these `sections`, whose tables `read` reads.
@@ -238,14 +310,14 @@ pub(super) fn read_tables<D>(
         };
         readable.replace_range(line, &instead);
     };
-    let mut reader = Reader { text: &readable, syntax_is_whole: problems.is_empty(), sections, problems };
+    let mut reader = Reader { text: &readable, notes_missing: problems.is_empty(), sections, problems };
     let draft = read(&mut reader, document.as_table());
     (lost_headers == 0).then_some(draft)
 }
 
 /// Reads a document that was built in memory, so that nothing in it has a location.
 pub(super) fn read_document(document: &DocumentMut, problems: &mut Vec<Problem>) -> Draft {
-    Reader { text: "", syntax_is_whole: true, sections: sections(), problems }.document(document.as_table())
+    Reader { text: "", notes_missing: true, sections: sections(), problems }.document(document.as_table())
 }
 
 /// A table and its byte range.
@@ -254,8 +326,8 @@ type Spanned<'a> = (&'a dyn TableLike, Option<std::ops::Range<usize>>);
 /// Reads the tables of a document.
 pub(super) struct Reader<'a> {
     text: &'a str,
-    /// Whether every line could be read. If not, a missing field may stand on an unreadable line.
-    syntax_is_whole: bool,
+    /// Whether missing fields are listed: not if a line could not be read, on which a missing field may stand.
+    notes_missing: bool,
     /// The names of every table that the document may have.
     sections: Vec<SectionNames>,
     problems: &'a mut Vec<Problem>,
@@ -313,7 +385,7 @@ impl Reader<'_> {
         // What the daemon sets up once for all spaces is also what needs a restart.
         for field in fields::POLICY.fields.iter().filter(|field| !field.is_live()) {
             if entry.written(field.name).is_some() {
-                self.problems.push(entry.problem(field.name, "is the same for all spaces; set it in [policy]"));
+                self.problems.push(entry.problem(field.name, GENERAL));
             }
         }
         entry
@@ -372,8 +444,10 @@ impl Reader<'_> {
                 Some(field) => {
                     let location = item.span().map(|span| location_at(self.text, span.start));
                     let location = location.unwrap_or_else(|| self.key_location(table, name));
-                    let outcome = field.kind.set(&mut entry.value, written(item));
-                    entry.note(field, location, outcome, self.problems);
+                    let written = written(item);
+                    let toml = field.kind.toml(&written);
+                    let outcome = field.kind.set(&mut entry.value, written);
+                    entry.note(field, (location, toml), outcome, self.problems);
                 }
                 None => {
                     let location = self.key_location(table, name);
@@ -381,7 +455,7 @@ impl Reader<'_> {
                 }
             }
         }
-        if self.syntax_is_whole {
+        if self.notes_missing {
             entry.note_missing(section, self.problems);
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::field::{Field, Preset, Section};
-use super::fields;
+use super::fields::{self, EachSection};
 
 const HEAD: &str = "\
 # kvrouted: every field, with its default. A change takes effect at the next start. A change of a field with
@@ -14,27 +14,17 @@ const HEAD: &str = "\
 /// with an example value.
 #[must_use]
 pub fn example() -> String {
-    let mut text = String::from(HEAD);
-    section(&mut text, &fields::SERVE);
-    section(&mut text, &fields::ADMIN);
-    section(&mut text, &fields::METRICS);
-    section(&mut text, &fields::HTTP);
-    section(&mut text, &fields::REMOTE);
-    section(&mut text, &fields::LOG);
-    section(&mut text, &fields::PROCESS);
-    section(&mut text, &fields::SANDBOX);
-    section(&mut text, &fields::INGEST);
-    section(&mut text, &fields::BOOKING);
-    section(&mut text, &fields::SNAPSHOT);
-    section(&mut text, &fields::JOURNAL);
-    section(&mut text, &fields::SHADOW);
-    section(&mut text, &fields::POLICY);
-    section(&mut text, &fields::DISCOVERY);
-    section(&mut text, &fields::ROUTERS);
-    section(&mut text, &fields::RELAY);
-    section(&mut text, &fields::SPACE);
-    section(&mut text, &fields::WORKER);
-    text
+    let mut example = Example(String::from(HEAD));
+    fields::each_section(&mut example);
+    example.0
+}
+
+struct Example(String);
+
+impl EachSection for Example {
+    fn section<T: Default>(&mut self, of: &'static Section<T>) {
+        section(&mut self.0, of);
+    }
 }
 
 #[cfg(feature = "simulate")]

@@ -115,8 +115,47 @@ impl Written<'_> {
     }
 }
 
+/// A string in TOML.
+pub(super) fn quoted(text: &str) -> String {
+    toml_edit::Value::from(text).to_string()
+}
+
+/// A list of strings in TOML.
+pub(super) fn listed<'a>(items: impl Iterator<Item = &'a str>) -> String {
+    format!("[{}]", items.map(quoted).collect::<Vec<_>>().join(", "))
+}
+
 impl<T> Kind<T> {
-    const fn expected(&self) -> &'static str {
+    /// A value that the field has accepted, in the one TOML notation that all notations of it have. Empty if it is of a type
+    /// that no field accepts.
+    pub(super) fn toml(&self, written: &Written<'_>) -> String {
+        match (self, written) {
+            (Self::Number { .. }, Written::Integer(value)) => format!("{:?}", *value as f64),
+            (_, Written::Integer(value)) => value.to_string(),
+            (_, Written::Number(value)) => format!("{value:?}"),
+            (_, Written::Flag(value)) => value.to_string(),
+            (_, Written::List(items)) => listed(items.iter().map(String::as_str)),
+            (_, Written::Text(text)) => self.toml_of_text(text),
+            (_, Written::Other(_)) => String::new(),
+        }
+    }
+
+    /// As [`Kind::toml`], of a value as [`Kind::set_text`] takes it.
+    pub(super) fn toml_of_text(&self, text: &str) -> String {
+        match self {
+            Self::Integer { .. } => match text.parse::<u64>() {
+                Ok(value) if value > i64::MAX as u64 => quoted(text),
+                Ok(value) => value.to_string(),
+                Err(_) => text.to_owned(),
+            },
+            Self::Number { .. } => text.parse::<f64>().map_or_else(|_| text.to_owned(), |value| format!("{value:?}")),
+            Self::Flag { .. } => text.to_owned(),
+            Self::Choice { .. } | Self::Text { .. } | Self::Parsed { .. } => quoted(text),
+            Self::List { .. } => listed(text.split('+').filter(|item| !item.is_empty())),
+        }
+    }
+
+    pub(super) const fn expected(&self) -> &'static str {
         match self {
             Self::Integer { .. } => "an integer",
             Self::Number { .. } => "a number",

@@ -77,16 +77,45 @@ mod serving;
 #[cfg(feature = "simulate")]
 mod simulated_fleet;
 
-use super::field::{Field, Kind, Preset, Reload};
+use super::field::{Field, Kind, Preset, Reload, Section};
 
 pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT};
-pub(super) use fleet::{SPACE, WORKER, WorkerDraft};
+pub(super) use fleet::{SPACE, WORKER, WorkerDraft, snapshot_name};
 pub(super) use policy::POLICY;
 pub(super) use remote::REMOTE;
 pub(super) use routers::{ROUTERS, nats_fault, peer_fault};
 pub(super) use serving::{ADMIN, ADMIN_SOCKET_MODE_PRESET, HTTP, METRICS, SERVE};
 #[cfg(feature = "simulate")]
 pub(super) use simulated_fleet::{CHANGE, ENGINES, FLEET, FLEET_ROUTERS, POOLS};
+
+/// Does the same with every table of the configuration.
+pub(super) trait EachSection {
+    /// Gets each table.
+    fn section<T: Default>(&mut self, section: &'static Section<T>);
+}
+
+/// Gives every table to `each`, in the order of the example file.
+pub(super) fn each_section(each: &mut impl EachSection) {
+    each.section(&SERVE);
+    each.section(&ADMIN);
+    each.section(&METRICS);
+    each.section(&HTTP);
+    each.section(&REMOTE);
+    each.section(&LOG);
+    each.section(&PROCESS);
+    each.section(&SANDBOX);
+    each.section(&INGEST);
+    each.section(&BOOKING);
+    each.section(&SNAPSHOT);
+    each.section(&JOURNAL);
+    each.section(&SHADOW);
+    each.section(&POLICY);
+    each.section(&DISCOVERY);
+    each.section(&ROUTERS);
+    each.section(&RELAY);
+    each.section(&SPACE);
+    each.section(&WORKER);
+}
 
 /// A field that a running daemon takes over.
 const fn live<T>(name: &'static str, unit: &'static str, preset: Preset, kind: Kind<T>, doc: &'static str) -> Field<T> {

@@ -1,14 +1,16 @@
-//! Loads the configuration from a file, from flags, or from both: flags win. Also applies `field=value` settings to a
+//! Loads the configuration from a file, from the environment and from flags. Also applies `field=value` settings to a
 //! policy.
 
 use std::path::{Path, PathBuf};
 
+use super::Config;
 use super::check;
 use super::document::{self, Draft, TableDraft};
 use super::field::Section;
 use super::fields::{self, WorkerDraft};
+use super::overrides::{self, Environment, Override};
 use super::problem::{Location, Problem, Problems};
-use super::{Config, SpaceConfig};
+use super::written;
 use crate::route::{Mode, Policy};
 
 /// One field set by a flag.
@@ -33,39 +35,67 @@ pub struct Flags {
     pub workers: Vec<String>,
 }
 
-/// Reads a configuration from a file, if there is one, and from flags.
+/// Reads a configuration from a file, if there is one, from the environment, and from flags. The environment wins over the
+/// file, and flags win over both.
 ///
 /// # Errors
 /// Every problem, in the order of the lines.
-pub fn load(path: Option<&Path>, flags: &Flags) -> Result<Config, Problems> {
+pub fn load(path: Option<&Path>, environment: &Environment, flags: &Flags) -> Result<Config, Problems> {
     let Some(path) = path else {
-        return finish("command line", Some(Draft::preset()), Vec::new(), flags);
+        let mut problems = Vec::new();
+        let overrides = set_over(environment, flags, &mut problems);
+        return finish("command line", Some(Draft::preset()), problems, (overrides, &flags.workers));
     };
     let source = path.display().to_string();
+    parse_over(&source, &text_of(path)?, environment, flags)
+}
+
+/// The text of a configuration file.
+///
+/// # Errors
+/// It cannot be read, or is not UTF-8.
+pub fn text_of(path: &Path) -> Result<String, Problems> {
+    let fail = |problem| Err(Problems { source: path.display().to_string(), list: vec![problem] });
     match std::fs::read(path).map(String::from_utf8) {
-        Ok(Ok(text)) => parse(&source, &text, flags),
+        Ok(Ok(text)) => Ok(text),
         Ok(Err(error)) => {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = before.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
             let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() as u32 + 1;
-            let problem = Problem::new(Location::Line { line, column }, "", "syntax: the file is not UTF-8");
-            Err(Problems { source, list: vec![problem] })
+            fail(Problem::new(Location::Line { line, column }, "", "syntax: the file is not UTF-8"))
         }
-        Err(error) => {
-            let problem = Problem::new(Location::Document, "", format!("cannot be read: {error}"));
-            Err(Problems { source, list: vec![problem] })
-        }
+        Err(error) => fail(Problem::new(Location::Document, "", format!("cannot be read: {error}"))),
     }
 }
 
-/// Reads a configuration from the text of a file and from flags. `source` names the file in problems.
+/// Reads a configuration from the text of a file and from flags, without an environment. `source` names the file in
+/// problems.
 ///
 /// # Errors
 /// Every problem, in the order of the lines.
 pub fn parse(source: &str, text: &str, flags: &Flags) -> Result<Config, Problems> {
+    parse_over(source, text, &Environment::default(), flags)
+}
+
+/// As [`parse`], with an environment between file and flags.
+///
+/// # Errors
+/// Every problem, in the order of the lines; those of variables come last.
+pub fn parse_over(source: &str, text: &str, environment: &Environment, flags: &Flags) -> Result<Config, Problems> {
     let mut problems = Vec::new();
-    let draft = document::read(text, &mut problems);
-    finish(source, draft, problems, flags)
+    let draft = document::read_incomplete(text, &mut problems);
+    let overrides = set_over(environment, flags, &mut problems);
+    finish(source, draft, problems, (overrides, &flags.workers))
+}
+
+/// As [`parse`], of a text over which another process sets fields: what that process would read.
+///
+/// # Errors
+/// Every problem, in the order of the lines.
+pub fn parse_as(source: &str, text: &str, overrides: &[Override]) -> Result<Config, Problems> {
+    let mut problems = Vec::new();
+    let draft = document::read_incomplete(text, &mut problems);
+    finish(source, draft, problems, (overrides.to_vec(), &[]))
 }
 
 /// The default socket, of the daemon and of its clients.
@@ -74,10 +104,29 @@ pub(crate) fn socket_default() -> PathBuf {
     Draft::preset().serve.value.socket
 }
 
-fn finish(source: &str, draft: Option<Draft>, mut problems: Vec<Problem>, flags: &Flags) -> Result<Config, Problems> {
+/// What environment and flags set over the file, in the order in which they win.
+fn set_over(environment: &Environment, flags: &Flags, problems: &mut Vec<Problem>) -> Vec<Override> {
+    let mut overrides = environment.overrides(problems);
+    overrides.extend(flags.overrides());
+    overrides
+}
+
+/// Makes a configuration of a document, of fields set over it, and of workers added to it.
+fn finish(
+    source: &str,
+    draft: Option<Draft>,
+    mut problems: Vec<Problem>,
+    (overrides, workers): (Vec<Override>, &[String]),
+) -> Result<Config, Problems> {
     let config = draft.map(|mut draft| {
-        apply_flags(&mut draft, flags, &mut problems);
-        check::check(&draft, &mut problems)
+        overrides::apply(&mut draft, &overrides, &mut problems);
+        for text in workers {
+            let worker = worker(draft.workers.len(), text, &mut problems);
+            draft.workers.push(worker);
+        }
+        draft.note_missing(&mut problems);
+        let written = written::tables(&mut draft);
+        Config { written, overrides, ..check::check(&draft, &mut problems) }
     });
     match config {
         Some(config) if problems.is_empty() => Ok(config),
@@ -86,53 +135,6 @@ fn finish(source: &str, draft: Option<Draft>, mut problems: Vec<Problem>, flags:
             Err(Problems { source: source.to_owned(), list: problems })
         }
     }
-}
-
-fn apply_flags(draft: &mut Draft, flags: &Flags, problems: &mut Vec<Problem>) {
-    let mut space: Option<TableDraft<SpaceConfig>> = None;
-    for setting in &flags.settings {
-        match setting.section {
-            "serve" => apply(&fields::SERVE, &mut draft.serve, setting, problems),
-            "admin" => apply(&fields::ADMIN, &mut draft.admin, setting, problems),
-            "metrics" => apply(&fields::METRICS, &mut draft.metrics, setting, problems),
-            "http" => apply(&fields::HTTP, &mut draft.http, setting, problems),
-            "log" => apply(&fields::LOG, &mut draft.log, setting, problems),
-            "ingest" => apply(&fields::INGEST, &mut draft.ingest, setting, problems),
-            "booking" => apply(&fields::BOOKING, &mut draft.booking, setting, problems),
-            "process" => apply(&fields::PROCESS, &mut draft.process, setting, problems),
-            "sandbox" => apply(&fields::SANDBOX, &mut draft.sandbox, setting, problems),
-            "snapshot" => apply(&fields::SNAPSHOT, &mut draft.snapshot, setting, problems),
-            "journal" => apply(&fields::JOURNAL, &mut draft.journal, setting, problems),
-            "shadow" => apply(&fields::SHADOW, &mut draft.shadow, setting, problems),
-            "policy" => apply(&fields::POLICY, &mut draft.policy, setting, problems),
-            "relay" => apply(&fields::RELAY, &mut draft.relay, setting, problems),
-            "discovery" => apply(&fields::DISCOVERY, &mut draft.discovery, setting, problems),
-            "space" => {
-                let entry = space.get_or_insert_with(|| {
-                    let path = format!("space[{}]", draft.spaces.len());
-                    TableDraft::preset(&fields::SPACE, path, Location::Flag(setting.flag.to_owned()))
-                });
-                apply(&fields::SPACE, entry, setting, problems);
-            }
-            other => {
-                let location = Location::Flag(setting.flag.to_owned());
-                problems.push(Problem::new(location, format!("{other}.{}", setting.field), "unknown table"));
-            }
-        }
-    }
-    if let Some(space) = space {
-        space.note_missing(&fields::SPACE, problems);
-        draft.spaces.push(space);
-    }
-    for text in &flags.workers {
-        let worker = worker(draft.workers.len(), text, problems);
-        draft.workers.push(worker);
-    }
-}
-
-fn apply<T>(section: &Section<T>, entry: &mut TableDraft<T>, setting: &Setting, problems: &mut Vec<Problem>) {
-    let location = Location::Flag(setting.flag.to_owned());
-    set(section, entry, setting.field, &setting.text, location, problems);
 }
 
 pub(super) fn set<T>(
@@ -146,7 +148,7 @@ pub(super) fn set<T>(
     match section.field(name) {
         Some(field) => {
             let outcome = field.kind.set_text(&mut entry.value, text);
-            entry.note(field, location, outcome, problems);
+            entry.note(field, (location, field.kind.toml_of_text(text)), outcome, problems);
         }
         None => problems.push(document::unknown_field(&document::sections(), section, &entry.path, name, location)),
     }
@@ -168,7 +170,6 @@ fn worker(at: usize, text: &str, problems: &mut Vec<Problem>) -> TableDraft<Work
         }
         set(&fields::WORKER, &mut entry, name, value.trim(), location.clone(), problems);
     }
-    entry.note_missing(&fields::WORKER, problems);
     entry
 }
 

@@ -1,10 +1,13 @@
 //! The daemon's configuration: one TOML file, with a default for every field.
 //!
 //! The first step (`document`) reads the file, or the flags that replace one, into a draft. The table of fields
-//! (`fields`) guides it and holds every default, bound, unit and description. The second step (`check`) checks the
-//! draft as a whole and makes the [`Config`] on which the daemon runs. Both steps list every problem that they find.
+//! (`fields`) guides it and holds every default, bound, unit and description. In between, the environment and the command
+//! line set fields over the file (`overrides`). The second step (`check`) checks the draft as a whole and makes the
+//! [`Config`] on which the daemon runs. All steps list every problem that they find.
 
+mod catalog;
 mod check;
+mod difference;
 mod document;
 mod example;
 mod field;
@@ -12,10 +15,13 @@ mod fields;
 #[cfg(feature = "simulate")]
 mod fleet_file;
 mod load;
+mod overrides;
 mod problem;
 mod reload;
+mod schema;
 mod values;
 mod worker_files;
+mod written;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -31,20 +37,28 @@ use crate::nats::{Access, AccessFiles};
 use crate::route::Policy;
 use crate::sandbox::Mode;
 
+pub use catalog::{
+    FieldInfo, TableInfo, ValueType, field as field_at, similar as similar_fields, table as table_at, tables,
+};
 pub(crate) use check::of_rank;
+pub(crate) use difference::fields_of_worker;
+pub use difference::{Difference, FieldDifference, WorkerDifference};
 pub use example::example;
 #[cfg(feature = "simulate")]
 pub use example::example_fleet;
 #[cfg(feature = "simulate")]
 pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
-pub use load::{Flags, Setting, load, parse};
+pub use load::{Flags, Setting, load, parse, parse_as, parse_over, text_of};
 pub(crate) use load::{policy_with, socket_default};
+pub use overrides::{Environment, Override, VARIABLE_PREFIX, variable_of};
 #[cfg(feature = "simulate")]
 pub(crate) use problem::nearest;
 pub use problem::{Location, Problem, Problems};
+pub use schema::schema;
 pub(crate) use values::HostRule;
 pub use worker_files::{FileFormat, parse_workers};
 pub(crate) use worker_files::{WorkerPatch, parse_worker};
+pub use written::WrittenTable;
 
 /// The validated configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -89,6 +103,10 @@ pub struct Config {
     pub workers: Vec<WorkerConfig>,
     /// The workers named by their engine's URL.
     pub servers: Vec<ServerConfig>,
+    /// Every field that differs from its default, as text.
+    pub written: Vec<WrittenTable>,
+    /// What the environment and the command line set over the file, in the order in which they win.
+    pub overrides: Vec<Override>,
 }
 
 /// `[routers]`: the other routers of the fleet.

@@ -16,6 +16,8 @@ pub enum Location {
     },
     /// A command-line flag, as written (`--socket`).
     Flag(String),
+    /// A variable of the environment, by its name.
+    Variable(String),
 }
 
 impl fmt::Display for Location {
@@ -23,7 +25,7 @@ impl fmt::Display for Location {
         match self {
             Self::Document => f.write_str("the file"),
             Self::Line { line, .. } => write!(f, "line {line}"),
-            Self::Flag(flag) => f.write_str(flag),
+            Self::Flag(name) | Self::Variable(name) => f.write_str(name),
         }
     }
 }
@@ -60,7 +62,7 @@ impl Problem {
     pub const fn line(&self) -> Option<u32> {
         match self.location {
             Location::Line { line, .. } => Some(line),
-            Location::Document | Location::Flag(_) => None,
+            Location::Document | Location::Flag(_) | Location::Variable(_) => None,
         }
     }
 }
@@ -84,7 +86,7 @@ impl fmt::Display for Problems {
             match &problem.location {
                 Location::Document => f.write_str(&self.source)?,
                 Location::Line { line, column } => write!(f, "{}:{line}:{column}", self.source)?,
-                Location::Flag(flag) => f.write_str(flag)?,
+                Location::Flag(name) | Location::Variable(name) => f.write_str(name)?,
             }
             if !problem.path.is_empty() {
                 write!(f, ": {}", problem.path)?;

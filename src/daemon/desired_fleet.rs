@@ -2,12 +2,15 @@
 //! alone.
 
 use std::cell::{Ref, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::config::{NamedWorkers, Problems, SpaceConfig, WorkerPatch, parse_worker};
+use super::audit_texts;
+use crate::audit;
+use crate::config::{NamedWorkers, Problems, SpaceConfig, WorkerConfig, WorkerPatch, parse_worker};
 use crate::discovery::{Refusal, RefusalReason, ServerInfo, Source, SourceMerge};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{RankSelection, Worker};
@@ -138,23 +141,24 @@ impl DesiredFleet {
         sources.into_iter().map(|(name, status)| SourceStatus { name, ..status }).collect()
     }
 
-    /// Makes the change of a request.
-    pub(super) fn change(&self, change: &WorkerChange<'_>) -> Result<u32> {
+    /// Makes the change of a request of `who`.
+    pub(super) fn change(&self, who: &dyn Display, change: &WorkerChange<'_>) -> Result<u32> {
         let done = match change.op {
-            WorkerOp::Add => self.add(change.fields),
-            WorkerOp::Remove => self.remove(named_by(change)?),
-            WorkerOp::Set => self.set(named_by(change)?, change.fields),
+            WorkerOp::Add => self.add(who, change.fields),
+            WorkerOp::Remove => self.remove(who, named_by(change)?),
+            WorkerOp::Set => self.set(who, named_by(change)?, change.fields),
         };
         if let Err(error) = &done {
             self.counters.bump(DaemonCounter::WorkersRefusedRequest);
-            tracing::warn!(op = ?change.op, worker = change.worker.map(|worker| worker.to_string()), %error, "a request to change a worker is refused");
+            tracing::warn!(%who, op = ?change.op, worker = change.worker.map(|worker| worker.to_string()), %error, "a request to change a worker is refused");
         }
         done
     }
 
-    /// Adds and removes workers as requests order, all or none of them. All together cost as much as one change.
-    pub(super) fn change_together(&self, orders: &[WorkerChangeOrder]) -> Result<u32> {
-        let mut named = self.merge.borrow().workers_of(&Source::Admin);
+    /// Adds and removes workers as requests of `who` order, all or none of them. All together cost as much as one change.
+    pub(super) fn change_together(&self, who: &dyn Display, orders: &[WorkerChangeOrder]) -> Result<u32> {
+        let before = self.merge.borrow().workers_of(&Source::Admin);
+        let mut named = before.clone();
         let (mut added, mut count) = (Vec::new(), 0);
         let mut put = |named: &mut NamedWorkers, order: &WorkerChangeOrder| match order {
             WorkerChangeOrder::Add(fields) => self.add_to(named, fields, &mut added),
@@ -162,18 +166,39 @@ impl DesiredFleet {
         };
         let put = orders.iter().try_for_each(|order| put(&mut named, order).map(|changed| count += changed));
         let done = put.and_then(|()| self.set_if_accepted(named, &added)).map(|()| count);
-        if let Err(error) = &done {
-            self.counters.bump(DaemonCounter::WorkersRefusedRequest);
-            tracing::warn!(orders = orders.len(), %error, "a request to change workers is refused");
+        match &done {
+            Ok(_) => self.audit(who, &before),
+            Err(error) => {
+                self.counters.bump(DaemonCounter::WorkersRefusedRequest);
+                tracing::warn!(%who, orders = orders.len(), %error, "a request to change workers is refused");
+            }
         }
         done
     }
 
-    fn add(&self, fields: &[(String, String)]) -> Result<u32> {
-        let (mut named, mut added) = (self.merge.borrow().workers_of(&Source::Admin), Vec::new());
+    fn add(&self, who: &dyn Display, fields: &[(String, String)]) -> Result<u32> {
+        let (before, mut added) = (self.merge.borrow().workers_of(&Source::Admin), Vec::new());
+        let mut named = before.clone();
         let count = self.add_to(&mut named, fields, &mut added)?;
         self.set_if_accepted(named, &added)?;
+        self.audit(who, &before);
         Ok(count)
+    }
+
+    /// Logs how the workers that requests name differ from `before`, a line for each.
+    fn audit(&self, who: &dyn Display, before: &NamedWorkers) {
+        let after = self.merge.borrow().workers_of(&Source::Admin);
+        let (before, after) = (by_name(before), by_name(&after));
+        for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+            let (was, is) = (before.get(name).copied(), after.get(name).copied());
+            let what = match (was, is) {
+                (None, _) => "worker added",
+                (_, None) => "worker removed",
+                (Some(was), Some(is)) if was == is => continue,
+                _ => "worker replaced",
+            };
+            audit::changed(who, what, name, (&audit_texts::worker(was), &audit_texts::worker(is)));
+        }
     }
 
     /// Adds a worker, or an engine, to those that requests named. It replaces one of the same identity.
@@ -207,10 +232,12 @@ impl DesiredFleet {
         Ok(())
     }
 
-    fn remove(&self, worker: Worker) -> Result<u32> {
-        let mut named = self.merge.borrow().workers_of(&Source::Admin);
+    fn remove(&self, who: &dyn Display, worker: Worker) -> Result<u32> {
+        let before = self.merge.borrow().workers_of(&Source::Admin);
+        let mut named = before.clone();
         let removed = self.remove_from(&mut named, worker)?;
         self.set_source(Source::Admin, named);
+        self.audit(who, &before);
         Ok(removed)
     }
 
@@ -241,21 +268,34 @@ impl DesiredFleet {
         })
     }
 
-    fn set(&self, worker: Worker, fields: &[(String, String)]) -> Result<u32> {
+    fn set(&self, who: &dyn Display, worker: Worker, fields: &[(String, String)]) -> Result<u32> {
         let patch = WorkerPatch::parse("the request", fields).map_err(|problems| invalid(&problems))?;
-        let meant: Vec<Worker> = {
+        let configs = || -> BTreeMap<Worker, WorkerConfig> {
             let merge = self.merge.borrow();
-            let is_meant = |is: &Worker| worker.selects(*is);
-            merge.merged().workers.keys().copied().filter(is_meant).collect()
+            let meant = merge.merged().workers.iter().filter(|(is, _)| worker.selects(**is));
+            meant.map(|(is, (_, config))| (*is, config.clone())).collect()
         };
-        if meant.is_empty() {
+        let before = configs();
+        if before.is_empty() {
             return Err(unknown_worker(worker));
         }
+        let meant: Vec<Worker> = before.keys().copied().collect();
         self.change_sources(|merge| {
             merge.set(&meant, &patch);
         });
+        for (worker, after) in configs() {
+            let Some(before) = before.get(&worker) else { continue };
+            let (before, after) = audit_texts::worker_fields(before, &after);
+            audit::changed(who, "worker set", &worker, (&before, &after));
+        }
         Ok(meant.len() as u32)
     }
+}
+
+/// Workers by their id and rank, or by the URL of their engine.
+fn by_name(named: &NamedWorkers) -> BTreeMap<String, &WorkerConfig> {
+    let workers = named.workers.iter().map(|config| (config.worker.to_string(), config));
+    workers.chain(named.servers.iter().map(|server| (server.url.clone(), &server.worker))).collect()
 }
 
 fn named_by(change: &WorkerChange<'_>) -> Result<Worker> {
@@ -291,14 +331,14 @@ mod tests {
         let (changes, there) = (desired.changes(), || desired.merge().merged().workers.len());
         let version = *changes.borrow();
         let orders: Vec<_> = (0..256).map(|id| add(id, &[])).collect();
-        assert_eq!(desired.change_together(&orders).unwrap(), 256);
+        assert_eq!(desired.change_together(&"test", &orders).unwrap(), 256);
         assert_eq!((there(), *changes.borrow() - version), (256, 1), "one change wakes each task once");
         let remove = WorkerChangeOrder::Remove(Worker::new(0, 0));
         for bad in [WorkerChangeOrder::Remove(Worker::new(999, 0)), add(999, &[("endpoint", "nowhere")])] {
-            assert!(desired.change_together(&[remove.clone(), add(300, &[]), bad]).is_err());
+            assert!(desired.change_together(&"test", &[remove.clone(), add(300, &[]), bad]).is_err());
             assert_eq!((there(), *changes.borrow() - version), (256, 1), "no part of it is made");
         }
-        assert_eq!(desired.change_together(&[remove, add(300, &[])]).unwrap(), 2);
+        assert_eq!(desired.change_together(&"test", &[remove, add(300, &[])]).unwrap(), 2);
         assert_eq!((there(), *changes.borrow() - version), (256, 2));
     }
 }

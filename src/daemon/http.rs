@@ -1,6 +1,7 @@
 //! The HTTP port's connections to the rest of the daemon: its service, and its changes of workers, which the control
 //! thread makes.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -28,7 +29,7 @@ use crate::serve::{
 use crate::watchdog::Watchlist;
 
 /// Changes of workers to make together, and the receiver of the result.
-type ChangeRequest = (Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
+type ChangeRequest = (SocketAddr, Vec<WorkerChangeOrder>, oneshot::Sender<Result<()>>);
 
 /// The HTTP port as the control thread sees it.
 pub(super) struct Http {
@@ -79,9 +80,9 @@ impl Http {
 
     /// Makes the changes of workers that HTTP clients request, for ever.
     pub(super) async fn change_workers(&mut self, desired: &DesiredFleet) {
-        while let Some((changes, done)) = self.changes.recv().await {
+        while let Some((client, changes, done)) = self.changes.recv().await {
             // The change is made even if its client has gone.
-            let _ = done.send(desired.change_together(&changes).map(drop));
+            let _ = done.send(desired.change_together(&format_args!("http={client}"), &changes).map(drop));
         }
         std::future::pending().await
     }
@@ -141,9 +142,9 @@ impl HttpBackend for Backend {
         &self.pages
     }
 
-    fn change(&self, changes: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>> {
+    fn change(&self, client: SocketAddr, changes: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>> {
         let (done, outcome) = oneshot::channel();
-        self.changes.try_send((changes, done)).map_err(|error| match error {
+        self.changes.try_send((client, changes, done)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
                 Error::new(Kind::Overloaded, "too many changes of workers wait", "ask again later")
             }

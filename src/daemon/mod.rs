@@ -5,6 +5,7 @@
 //! sources of workers, and turns SIGTERM or SIGINT into a drain: it takes no new connections, requests that were read
 //! are answered, then the serving threads and the ingest threads end. The last snapshots are written in between.
 
+mod audit_texts;
 mod desired_fleet;
 mod doctor;
 mod endable_thread;
@@ -24,6 +25,7 @@ mod process_exposition;
 mod reload;
 mod resources;
 mod routers_thread;
+mod running_config;
 mod sandboxed;
 mod service_manager;
 mod snapshots;
@@ -81,6 +83,7 @@ use opening::{Listeners, Signals};
 pub use reload::ReadConfig;
 use resources::Resources;
 use routers_thread::NamedPeers;
+use running_config::RunningConfig;
 use service_manager::Notifier;
 use snapshots::Snapshots;
 use startup::Startup;
@@ -89,6 +92,7 @@ use status::Administration;
 use takeover::Takeovers;
 use threads::OtherThreads;
 pub use worker_files::unusable_files;
+use worker_records::WorkerRecords;
 use worker_sources::WorkerSources;
 
 /// Runs the daemon until a signal ends it. `read_again` reads the configuration anew, for SIGHUP.
@@ -140,6 +144,7 @@ struct Daemon {
     tables: RequestTables,
     counters: Arc<CounterSet<DaemonCounter>>,
     desired: Rc<DesiredFleet>,
+    running: Rc<RunningConfig>,
     doctor: Arc<Doctor>,
     reconciler: FleetReconciler,
     admissions: Admissions,
@@ -160,8 +165,8 @@ struct Daemon {
 
 impl Daemon {
     async fn start(before: Option<&Path>, config: &Config, resources: &Resources) -> Result<Self> {
-        let (started, now_unix_ms) = (Instant::now(), now_unix_ms());
-        let (watchlist, counters) = (&resources.watchlist, Arc::<CounterSet<DaemonCounter>>::default());
+        let (started, now_unix_ms, watchlist) = (Instant::now(), now_unix_ms(), &resources.watchlist);
+        let counters = Arc::<CounterSet<DaemonCounter>>::default();
         let io_backend = choose_io_backend(config.serve.io, config.serve.spin_us_max > 0)?;
         let (signals, listeners, (snapshots, kept, old, notifier)) = opening::open(before, config, resources).await?;
         let Listeners { routing, admin, next, admissions, scrapes, http, remote, routers, sockets } = listeners;
@@ -179,21 +184,20 @@ impl Daemon {
         let journal = start_journal(config, &tables, watchlist.add("journal", false), now_unix_ms)?;
         let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
         let keeper = snapshots.keep(config, &tables, &ingest_threads, (watchlist, &resources.turns))?;
-        let load_reports: Arc<CounterSet<LoadReportCounter>> = Arc::default();
-        let listener = start_listener(resources, &tables, &load_reports)?;
+        let (listener, load_reports) = start_listener(resources, &tables)?;
         let (routers, routers_view, named_peers) = routers_thread::start(config, routers, &tables, resources)?;
         let core_metrics: Vec<Arc<CoreMetrics>> = (0..deciding).map(|_| Arc::default()).collect();
         let cores = start_cores((config, resources), io_backend, (&tables, &lanes), &core_metrics[..resources.cores])?;
         let handles: Vec<CoreHandle> = cores.iter().map(Core::handle).collect();
         account(&resources.memory, &tables, &lanes, &handles);
-        let desired = Rc::new(DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(&counters)));
+        let (desired, running) = desired_and_running(config, &records, &counters);
         let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
         let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
         let doctor = Arc::new(Doctor::new(&stats));
         let shown = (&stats, &doctor);
         let reconciler =
             FleetReconciler::new((config, resources.descriptors), (records, places), (&snapshots, &listener), &stats);
-        let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, config.metrics.port);
+        let service = Administration::new(&tables, shown, &desired, &ingest_threads, &snapshots, &running);
         let metrics = start_metrics(scrapes, shown)?;
         let mut http =
             Http::start(config, http, (&tables, resources.cores), (&stats, metrics.pages()), &ingest_threads)?;
@@ -213,6 +217,7 @@ impl Daemon {
             tables,
             counters,
             desired,
+            running,
             doctor,
             reconciler,
             admissions,
@@ -232,7 +237,7 @@ impl Daemon {
 
     async fn serve(self, config: &Config, read_again: ReadConfig, asking: &Handle) -> Result<()> {
         let Self { mark, mut signals, tables, counters, desired, doctor, reconciler, admissions, admin, .. } = self;
-        let Self { mut acceptor, cores, mut http, remote, ingest_threads, snapshots, named_peers, .. } = self;
+        let Self { running, mut acceptor, cores, mut http, remote, ingest_threads, snapshots, named_peers, .. } = self;
         let Self { others, mut takeovers, notifier, .. } = self;
         let (turns, failed) = (takeovers.turns().clone(), Cell::new(None));
         let member = turns.join();
@@ -243,6 +248,7 @@ impl Daemon {
             asking,
             hangup: &mut signals.hangup,
             desired: &desired,
+            running: &running,
             reconciler,
             ingest_threads: &ingest_threads,
             tables: &tables,
@@ -282,6 +288,16 @@ impl Daemon {
     }
 }
 
+/// The fleet and the configuration at the start, which requests and reloads change.
+fn desired_and_running(
+    config: &Config,
+    records: &WorkerRecords,
+    counters: &Arc<CounterSet<DaemonCounter>>,
+) -> (Rc<DesiredFleet>, Rc<RunningConfig>) {
+    let desired = DesiredFleet::new(reload::named(config), records.configs(), Arc::clone(counters));
+    (Rc::new(desired), Rc::new(RunningConfig::new(config)))
+}
+
 fn now_unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
@@ -298,14 +314,15 @@ fn start_journal(
     tables.recording.start(config, origin, (&tables.fleet.load().spaces, &tables.loads), mark)
 }
 
-/// Starts the thread that receives the loads that engines publish.
+/// Starts the thread that receives the loads that engines publish, and gives its counters.
 fn start_listener(
     resources: &Resources,
     tables: &RequestTables,
-    counters: &Arc<CounterSet<LoadReportCounter>>,
-) -> Result<Arc<LoadListener>> {
-    let counted = (Arc::clone(counters), resources.watchlist.add("engine-loads", false));
-    LoadListener::start(Arc::clone(&tables.loads), counted, tables.clock()).map(Arc::new)
+) -> Result<(Arc<LoadListener>, Arc<CounterSet<LoadReportCounter>>)> {
+    let counters = Arc::<CounterSet<LoadReportCounter>>::default();
+    let counted = (Arc::clone(&counters), resources.watchlist.add("engine-loads", false));
+    let listener = LoadListener::start(Arc::clone(&tables.loads), counted, tables.clock())?;
+    Ok((Arc::new(listener), counters))
 }
 
 /// Starts the threads that watch the memory and the other threads. Last, so that a start takes what time it needs.

@@ -14,8 +14,11 @@ use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::audit_texts;
 use super::desired_fleet::DesiredFleet;
 use super::routers_thread::NamedPeers;
+use super::running_config::RunningConfig;
+use crate::audit;
 use crate::config::{Config, NamedWorkers, Problems, RemoteConfig, ShadowConfig};
 use crate::discovery::Source;
 use crate::limits::{CONFIG_READS_HELD_MAX, DISCOVERY_READ_MS_MAX};
@@ -58,6 +61,7 @@ pub(super) fn note_weights_without_effect(config: &Config) {
 pub(super) struct Reloaded<'a> {
     pub(super) grace_ms: &'a Cell<u64>,
     pub(super) desired: &'a DesiredFleet,
+    pub(super) running: &'a RunningConfig,
     pub(super) policies: &'a ArcSwap<PolicyTable>,
     pub(super) admissions: &'a Admissions,
     pub(super) peers: &'a NamedPeers,
@@ -191,6 +195,8 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config,
                     urls = next.servers.len(),
                     "the configuration is reloaded"
                 );
+                let (before, after) = audit_texts::difference(&reloaded.running.reloaded(&next));
+                audit::changed(&"signal=SIGHUP", "reload", &reloaded.running.source(), (&before, &after));
                 reloaded.note_pending(running.waiting_for_restart(&next));
             }
             Err(problem) => {

@@ -7,24 +7,27 @@ use std::sync::Arc;
 use arc_swap::Guard;
 use tokio::task::spawn_blocking;
 
+use super::audit_texts;
 use super::desired_fleet::DesiredFleet;
 use super::doctor::Doctor;
 use super::ingest_threads::IngestThreads;
 use super::other_routers;
 use super::process_exposition;
+use super::running_config::RunningConfig;
 use super::sandboxed;
 use super::snapshots::Snapshots;
 use super::statistics::{OthersPart, Statistics};
+use crate::audit;
 use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
-use crate::ids::Worker;
+use crate::ids::{Tier, Worker};
 use crate::ingest::{ResetScope, WorkerView};
 use crate::limits::FINDING_WORKERS_MAX;
 use crate::load::PrefillClass;
 use crate::metrics::{CoreCounter, CounterName, CounterSet, DaemonCounter, LATENCY_COUNTER_PREFIX, RouteCounter};
 use crate::requests::{HelloInfo, RequestTables, policy_with_settings};
-use crate::serve::{AdminAnswer, AdminService};
+use crate::serve::{AdminAnswer, AdminCaller, AdminService};
 use crate::wire::{AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus};
 
 /// Answers administration from the daemon's tables.
@@ -35,7 +38,7 @@ pub(super) struct Administration {
     desired: Rc<DesiredFleet>,
     ingest_threads: Arc<IngestThreads>,
     snapshots: Snapshots,
-    metrics_port: u16,
+    running: Rc<RunningConfig>,
 }
 
 impl AdminService for Administration {
@@ -47,7 +50,7 @@ impl AdminService for Administration {
         self.tables.fleet.load()
     }
 
-    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
+    fn answer(self: Rc<Self>, caller: AdminCaller, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
         Ok(match *request {
             AdminRequest::Status { cursor, limit } => AdminAnswer::Later(Box::pin(async move {
                 let doctor = Arc::clone(&self.doctor);
@@ -57,10 +60,13 @@ impl AdminService for Administration {
                 Ok(AdminReply::Status(self.status_page(cursor, limit as usize, &findings)))
             })),
             AdminRequest::ChangeWorker(change) => {
-                AdminAnswer::Now(AdminReply::ChangeWorker(self.desired.change(&change)?))
+                AdminAnswer::Now(AdminReply::ChangeWorker(self.desired.change(&caller, &change)?))
             }
-            AdminRequest::Reset(order) => self.reset(order)?,
-            AdminRequest::SetPolicy(order) => AdminAnswer::Now(AdminReply::SetPolicy(self.set_policy(&order)?)),
+            AdminRequest::Reset(order) => self.reset(caller, order)?,
+            AdminRequest::SetPolicy(order) => AdminAnswer::Now(AdminReply::SetPolicy(self.set_policy(caller, &order)?)),
+            AdminRequest::RunningConfig { cursor } => {
+                AdminAnswer::Now(AdminReply::RunningConfig(self.running.page(cursor)?))
+            }
         })
     }
 }
@@ -83,7 +89,7 @@ impl Administration {
             sources: if cursor == 0 { self.desired.sources() } else { Vec::new() },
             findings: if next_cursor.is_none() { shortened(findings.to_vec()) } else { Vec::new() },
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
-            metrics_port: self.metrics_port,
+            metrics_port: self.running.now().metrics.port,
             routers: if cursor == 0 { other_routers::rows(&self.statistics.routers.shown()) } else { Vec::new() },
             fleet_version: table.version,
             instance_id: self.tables.instance_id(),
@@ -93,7 +99,7 @@ impl Administration {
     }
 
     /// Empties workers now. Their snapshots are removed on another thread, since a file system may not respond.
-    fn reset(&self, order: ResetOrder) -> Result<AdminAnswer> {
+    fn reset(&self, caller: AdminCaller, order: ResetOrder) -> Result<AdminAnswer> {
         let table = self.tables.fleet.load();
         let one = order.worker.map(|worker| {
             let record = table.workers.iter().find(|record| record.worker == worker);
@@ -106,6 +112,7 @@ impl Administration {
         // In this order, so that a snapshot begun after the removal is one of an emptied worker.
         let scope = if order.engine_cleared { ResetScope::ClearedDevice } else { ResetScope::Everything };
         let place = self.snapshots.place_to_remove()?;
+        let held = self.blocks_of(&table, order);
         self.ingest_threads.reset(one, scope)?;
         let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
         let snapshots = self.snapshots.clone();
@@ -116,49 +123,75 @@ impl Administration {
             };
             let panicked = |error| Error::new(Kind::Internal, "the removal panicked", "report it").caused_by(error);
             let snapshots = spawn_blocking(remove).await.map_err(panicked)?? as u32;
-            tracing::info!(workers, snapshots, ?scope, "reset by request");
+            let object = order.worker.map_or_else(|| "every worker".to_owned(), |worker| worker.to_string());
+            let what = if order.engine_cleared { "reset of device memory" } else { "reset" };
+            let before = format!("blocks={held} snapshots={snapshots}");
+            audit::changed(&caller, what, &object, (&before, "blocks=0 snapshots=0"));
             Ok(AdminReply::Reset(ResetDone { workers, snapshots }))
         })))
     }
 
-    fn set_policy(&self, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
+    /// Blocks that the workers of an order hold, of those that it makes the daemon forget.
+    fn blocks_of(&self, table: &FleetTable, order: ResetOrder) -> u64 {
+        let views = self.statistics.views.of(table);
+        let meant = views.iter().filter(|(record, _)| order.worker.is_none_or(|worker| record.worker == worker));
+        let held = |view: &WorkerView| match order.engine_cleared {
+            true => view.gauges.by_tier()[Tier::Device.index()],
+            false => view.gauges.bound(),
+        };
+        meant.map(|(_, view)| held(view)).sum()
+    }
+
+    fn set_policy(&self, caller: AdminCaller, order: &PolicyOrder<'_>) -> Result<PolicyDone> {
         let recording = &self.tables.recording;
+        let shadow = || {
+            let settings = recording.shadow_settings().unwrap_or_default();
+            format!("share={} policy=[{}]", recording.shadow_share(), settings.join(" "))
+        };
+        let before = shadow();
         match order {
             PolicyOrder::Shadow { settings, share } => {
                 let settings: Vec<_> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
                 recording.set_shadow(&settings, *share)?;
-                tracing::info!(?settings, share, "a shadow policy judges from now on, by request");
+                audit::changed(&caller, "shadow policy set", &"the shadow policy", (&before, &shadow()));
             }
             PolicyOrder::EndShadow => {
                 recording.set_shadow(&[], 0.0)?;
-                tracing::info!("the shadow policy has ended, by request");
+                audit::changed(&caller, "shadow policy ended", &"the shadow policy", (&before, &shadow()));
             }
-            PolicyOrder::Promote => {
-                let settings = recording.shadow_settings().ok_or_else(no_shadow)?;
-                let before = self.tables.policies.load();
-                let next = before.map(|policy| policy_with_settings(policy, &settings));
-                tracing::info!(
-                    ?settings,
-                    version = next.version(),
-                    "the shadow policy decides from now on, by request"
-                );
-                self.statistics.daemon.bump(DaemonCounter::PoliciesReplaced);
-                self.tables.policies.store(Arc::new(next));
-                recording.set_shadow(&[], 0.0)?;
-            }
+            PolicyOrder::Promote => self.promote(caller)?,
         }
         let (policy_version, shadow_share) = (self.tables.policies.load().version(), recording.shadow_share());
         Ok(PolicyDone { policy_version, shadow_share })
     }
 
-    /// Administers the daemon with these tables; `metrics_port` 0 = there is no metrics port.
+    /// Makes the shadow policy the one that decides.
+    fn promote(&self, caller: AdminCaller) -> Result<()> {
+        let recording = &self.tables.recording;
+        let settings = recording.shadow_settings().ok_or_else(no_shadow)?;
+        let before = self.tables.policies.load();
+        let next = before.map(|policy| policy_with_settings(policy, &settings));
+        let versions = (before.version(), next.version());
+        self.statistics.daemon.bump(DaemonCounter::PoliciesReplaced);
+        self.tables.policies.store(Arc::new(next));
+        recording.set_shadow(&[], 0.0)?;
+        let was = self.running.now().clone();
+        self.running.ordered(&settings);
+        let (fields_before, fields_after) = audit_texts::difference(&was.difference(&self.running.now()));
+        let texts =
+            (format!("version={} {fields_before}", versions.0), format!("version={} {fields_after}", versions.1));
+        audit::changed(&caller, "shadow policy promoted", &"the policies", (&texts.0, &texts.1));
+        Ok(())
+    }
+
+    /// Administers the daemon with these tables.
     pub(super) fn new(
         tables: &RequestTables,
         (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
         desired: &Rc<DesiredFleet>,
         ingest_threads: &Arc<IngestThreads>,
         snapshots: &Snapshots,
-        metrics_port: u16,
+        running: &Rc<RunningConfig>,
     ) -> Self {
         let (statistics, doctor) = (Arc::clone(statistics), Arc::clone(doctor));
         let (desired, ingest_threads) = (Rc::clone(desired), Arc::clone(ingest_threads));
@@ -169,7 +202,7 @@ impl Administration {
             desired,
             ingest_threads,
             snapshots: snapshots.clone(),
-            metrics_port,
+            running: Rc::clone(running),
         }
     }
 

@@ -12,6 +12,7 @@ use super::fleet_reconciler::FleetReconciler;
 use super::ingest_threads::IngestThreads;
 use super::reload::{self, ReadConfig};
 use super::routers_thread::NamedPeers;
+use super::running_config::RunningConfig;
 use super::{engine_http, engine_snapshots, peers_file, worker_files};
 use crate::config::Config;
 use crate::requests::RequestTables;
@@ -26,6 +27,7 @@ pub(super) struct WorkerSources<'a> {
     pub(super) asking: &'a Handle,
     pub(super) hangup: &'a mut Signal,
     pub(super) desired: &'a DesiredFleet,
+    pub(super) running: &'a RunningConfig,
     pub(super) reconciler: FleetReconciler,
     pub(super) ingest_threads: &'a IngestThreads,
     pub(super) tables: &'a RequestTables,
@@ -37,7 +39,7 @@ pub(super) struct WorkerSources<'a> {
 
 /// Follows all sources, for ever. Returns the name of a part that ended by itself.
 pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
-    let WorkerSources { config, read_again, asking, hangup, desired, reconciler, .. } = sources;
+    let WorkerSources { config, read_again, asking, hangup, desired, running, reconciler, .. } = sources;
     let WorkerSources { ingest_threads, tables, admissions, peers, remote, mark, .. } = sources;
     let counters = desired.counters();
     let (policies, recording) = (&*tables.policies, &tables.recording);
@@ -54,8 +56,17 @@ pub(super) async fn run(sources: WorkerSources<'_>) -> &'static str {
             None => std::future::pending().await,
         }
     };
-    let reload =
-        reload::Reloaded { grace_ms: &grace_ms, desired, policies, admissions, peers, remote, recording, counters };
+    let reload = reload::Reloaded {
+        grace_ms: &grace_ms,
+        desired,
+        running,
+        policies,
+        admissions,
+        peers,
+        remote,
+        recording,
+        counters,
+    };
     tokio::select! {
         () = phase(mark, Activity::Reconciling, reconciler.run(desired, ingest_threads)) => "the reconciler of the fleet",
         () = phase(mark, Activity::FollowingSources, files) => "discovery by files",

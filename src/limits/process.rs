@@ -144,3 +144,10 @@ const _: () = assert!(SHED_AT_PERCENT[3] + INDEX_LAST_PERCENT < 100, "or no work
 
 /// How often the daemon tells its service manager how it is, milliseconds; more often if that watches it closely.
 pub const SERVICE_STATUS_EVERY_MS: u64 = 500;
+
+// ---- What administration shows ------------------------------------------------------------------------------
+
+/// Names and values in one page of the running configuration, bytes; a page has at least one table.
+pub const CONFIG_PAGE_BYTES_MAX: usize = 256 << 10;
+/// The value before a change, and the value after it, in one audit line, bytes.
+pub const AUDIT_TEXT_BYTES_MAX: usize = 4096;

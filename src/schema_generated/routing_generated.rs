@@ -18,7 +18,7 @@ pub const ENUM_MIN_KIND: u8 = 0;
 pub const ENUM_MAX_KIND: u8 = 254;
 #[deprecated(since = "2.0.0", note = "Use associated constants instead. This will no longer be generated in 2021.")]
 #[allow(non_camel_case_types)]
-pub const ENUM_VALUES_KIND: [Kind; 36] = [
+pub const ENUM_VALUES_KIND: [Kind; 38] = [
   Kind::None,
   Kind::Hello,
   Kind::HelloReply,
@@ -54,6 +54,8 @@ pub const ENUM_VALUES_KIND: [Kind; 36] = [
   Kind::SetPolicyReply,
   Kind::OpenLane,
   Kind::OpenLaneReply,
+  Kind::RunningConfig,
+  Kind::RunningConfigReply,
   Kind::Error,
 ];
 
@@ -97,6 +99,8 @@ impl Kind {
   pub const SetPolicyReply: Self = Self(32);
   pub const OpenLane: Self = Self(33);
   pub const OpenLaneReply: Self = Self(34);
+  pub const RunningConfig: Self = Self(35);
+  pub const RunningConfigReply: Self = Self(36);
   pub const Error: Self = Self(254);
 
   pub const ENUM_MIN: u8 = 0;
@@ -137,6 +141,8 @@ impl Kind {
     Self::SetPolicyReply,
     Self::OpenLane,
     Self::OpenLaneReply,
+    Self::RunningConfig,
+    Self::RunningConfigReply,
     Self::Error,
   ];
   /// Returns the variant's name or "" if unknown.
@@ -177,6 +183,8 @@ impl Kind {
       Self::SetPolicyReply => Some("SetPolicyReply"),
       Self::OpenLane => Some("OpenLane"),
       Self::OpenLaneReply => Some("OpenLaneReply"),
+      Self::RunningConfig => Some("RunningConfig"),
+      Self::RunningConfigReply => Some("RunningConfigReply"),
       Self::Error => Some("Error"),
       _ => None,
     }
@@ -11809,6 +11817,450 @@ impl ::core::fmt::Debug for SetPolicyReply<'_> {
     let mut ds = f.debug_struct("SetPolicyReply");
       ds.field("policy_version", &self.policy_version());
       ds.field("shadow_share", &self.shadow_share());
+      ds.finish()
+  }
+}
+pub enum RunningConfigOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct RunningConfig<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for RunningConfig<'a> {
+  type Inner = RunningConfig<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> RunningConfig<'a> {
+  pub const VT_CURSOR: ::flatbuffers::VOffsetT = 4;
+  pub const VT_MUST_UNDERSTAND: ::flatbuffers::VOffsetT = 6;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    RunningConfig { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args RunningConfigArgs
+  ) -> ::flatbuffers::WIPOffset<RunningConfig<'bldr>> {
+    let mut builder = RunningConfigBuilder::new(_fbb);
+    builder.add_must_understand(args.must_understand);
+    builder.add_cursor(args.cursor);
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn cursor(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(RunningConfig::VT_CURSOR, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn must_understand(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RunningConfig::VT_MUST_UNDERSTAND, Some(0)).unwrap()}
+  }
+}
+
+impl ::flatbuffers::Verifiable for RunningConfig<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<u32>("cursor", Self::VT_CURSOR, false)?
+     .visit_field::<u64>("must_understand", Self::VT_MUST_UNDERSTAND, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct RunningConfigArgs {
+    pub cursor: u32,
+    pub must_understand: u64,
+}
+impl<'a> Default for RunningConfigArgs {
+  #[inline]
+  fn default() -> Self {
+    RunningConfigArgs {
+      cursor: 0,
+      must_understand: 0,
+    }
+  }
+}
+
+pub struct RunningConfigBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RunningConfigBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_cursor(&mut self, cursor: u32) {
+    self.fbb_.push_slot::<u32>(RunningConfig::VT_CURSOR, cursor, 0);
+  }
+  #[inline]
+  pub fn add_must_understand(&mut self, must_understand: u64) {
+    self.fbb_.push_slot::<u64>(RunningConfig::VT_MUST_UNDERSTAND, must_understand, 0);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RunningConfigBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    RunningConfigBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<RunningConfig<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for RunningConfig<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("RunningConfig");
+      ds.field("cursor", &self.cursor());
+      ds.field("must_understand", &self.must_understand());
+      ds.finish()
+  }
+}
+pub enum ConfigFieldOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct ConfigField<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for ConfigField<'a> {
+  type Inner = ConfigField<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> ConfigField<'a> {
+  pub const VT_TABLE: ::flatbuffers::VOffsetT = 4;
+  pub const VT_NAME: ::flatbuffers::VOffsetT = 6;
+  pub const VT_VALUE: ::flatbuffers::VOffsetT = 8;
+  pub const VT_SOURCE: ::flatbuffers::VOffsetT = 10;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    ConfigField { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args ConfigFieldArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<ConfigField<'bldr>> {
+    let mut builder = ConfigFieldBuilder::new(_fbb);
+    if let Some(x) = args.source { builder.add_source(x); }
+    if let Some(x) = args.value { builder.add_value(x); }
+    if let Some(x) = args.name { builder.add_name(x); }
+    if let Some(x) = args.table { builder.add_table(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn table(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(ConfigField::VT_TABLE, None).unwrap()}
+  }
+  #[inline]
+  pub fn name(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(ConfigField::VT_NAME, None).unwrap()}
+  }
+  #[inline]
+  pub fn value(&self) -> &'a str {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(ConfigField::VT_VALUE, None).unwrap()}
+  }
+  #[inline]
+  pub fn source(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(ConfigField::VT_SOURCE, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for ConfigField<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("table", Self::VT_TABLE, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("name", Self::VT_NAME, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("value", Self::VT_VALUE, true)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("source", Self::VT_SOURCE, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct ConfigFieldArgs<'a> {
+    pub table: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub name: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub value: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub source: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for ConfigFieldArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    ConfigFieldArgs {
+      table: None, // required field
+      name: None, // required field
+      value: None, // required field
+      source: None,
+    }
+  }
+}
+
+pub struct ConfigFieldBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> ConfigFieldBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_table(&mut self, table: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ConfigField::VT_TABLE, table);
+  }
+  #[inline]
+  pub fn add_name(&mut self, name: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ConfigField::VT_NAME, name);
+  }
+  #[inline]
+  pub fn add_value(&mut self, value: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ConfigField::VT_VALUE, value);
+  }
+  #[inline]
+  pub fn add_source(&mut self, source: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(ConfigField::VT_SOURCE, source);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> ConfigFieldBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    ConfigFieldBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<ConfigField<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    self.fbb_.required(o, ConfigField::VT_TABLE,"table");
+    self.fbb_.required(o, ConfigField::VT_NAME,"name");
+    self.fbb_.required(o, ConfigField::VT_VALUE,"value");
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for ConfigField<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("ConfigField");
+      ds.field("table", &self.table());
+      ds.field("name", &self.name());
+      ds.field("value", &self.value());
+      ds.field("source", &self.source());
+      ds.finish()
+  }
+}
+pub enum RunningConfigReplyOffset {}
+#[derive(Copy, Clone, PartialEq)]
+
+pub struct RunningConfigReply<'a> {
+  pub _tab: ::flatbuffers::Table<'a>,
+}
+
+impl<'a> ::flatbuffers::Follow<'a> for RunningConfigReply<'a> {
+  type Inner = RunningConfigReply<'a>;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    Self { _tab: unsafe { ::flatbuffers::Table::new(buf, loc) } }
+  }
+}
+
+impl<'a> RunningConfigReply<'a> {
+  pub const VT_FIELDS: ::flatbuffers::VOffsetT = 4;
+  pub const VT_OVERRIDES: ::flatbuffers::VOffsetT = 6;
+  pub const VT_NEXT_CURSOR: ::flatbuffers::VOffsetT = 8;
+  pub const VT_VERSION: ::flatbuffers::VOffsetT = 10;
+  pub const VT_FILE: ::flatbuffers::VOffsetT = 12;
+  pub const VT_DAEMON_VERSION: ::flatbuffers::VOffsetT = 14;
+
+  #[inline]
+  pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
+    RunningConfigReply { _tab: table }
+  }
+  #[allow(unused_mut)]
+  pub fn create<'bldr: 'args, 'args: 'mut_bldr, 'mut_bldr, A: ::flatbuffers::Allocator + 'bldr>(
+    _fbb: &'mut_bldr mut ::flatbuffers::FlatBufferBuilder<'bldr, A>,
+    args: &'args RunningConfigReplyArgs<'args>
+  ) -> ::flatbuffers::WIPOffset<RunningConfigReply<'bldr>> {
+    let mut builder = RunningConfigReplyBuilder::new(_fbb);
+    builder.add_version(args.version);
+    if let Some(x) = args.daemon_version { builder.add_daemon_version(x); }
+    if let Some(x) = args.file { builder.add_file(x); }
+    builder.add_next_cursor(args.next_cursor);
+    if let Some(x) = args.overrides { builder.add_overrides(x); }
+    if let Some(x) = args.fields { builder.add_fields(x); }
+    builder.finish()
+  }
+
+
+  #[inline]
+  pub fn fields(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField>>>>(RunningConfigReply::VT_FIELDS, None)}
+  }
+  #[inline]
+  pub fn overrides(&self) -> Option<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField<'a>>>> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField>>>>(RunningConfigReply::VT_OVERRIDES, None)}
+  }
+  #[inline]
+  pub fn next_cursor(&self) -> u32 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u32>(RunningConfigReply::VT_NEXT_CURSOR, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn version(&self) -> u64 {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<u64>(RunningConfigReply::VT_VERSION, Some(0)).unwrap()}
+  }
+  #[inline]
+  pub fn file(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(RunningConfigReply::VT_FILE, None)}
+  }
+  #[inline]
+  pub fn daemon_version(&self) -> Option<&'a str> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<::flatbuffers::ForwardsUOffset<&str>>(RunningConfigReply::VT_DAEMON_VERSION, None)}
+  }
+}
+
+impl ::flatbuffers::Verifiable for RunningConfigReply<'_> {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.visit_table(pos)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<ConfigField>>>>("fields", Self::VT_FIELDS, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<::flatbuffers::Vector<'_, ::flatbuffers::ForwardsUOffset<ConfigField>>>>("overrides", Self::VT_OVERRIDES, false)?
+     .visit_field::<u32>("next_cursor", Self::VT_NEXT_CURSOR, false)?
+     .visit_field::<u64>("version", Self::VT_VERSION, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("file", Self::VT_FILE, false)?
+     .visit_field::<::flatbuffers::ForwardsUOffset<&str>>("daemon_version", Self::VT_DAEMON_VERSION, false)?
+     .finish();
+    Ok(())
+  }
+}
+pub struct RunningConfigReplyArgs<'a> {
+    pub fields: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField<'a>>>>>,
+    pub overrides: Option<::flatbuffers::WIPOffset<::flatbuffers::Vector<'a, ::flatbuffers::ForwardsUOffset<ConfigField<'a>>>>>,
+    pub next_cursor: u32,
+    pub version: u64,
+    pub file: Option<::flatbuffers::WIPOffset<&'a str>>,
+    pub daemon_version: Option<::flatbuffers::WIPOffset<&'a str>>,
+}
+impl<'a> Default for RunningConfigReplyArgs<'a> {
+  #[inline]
+  fn default() -> Self {
+    RunningConfigReplyArgs {
+      fields: None,
+      overrides: None,
+      next_cursor: 0,
+      version: 0,
+      file: None,
+      daemon_version: None,
+    }
+  }
+}
+
+pub struct RunningConfigReplyBuilder<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> {
+  fbb_: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>,
+  start_: ::flatbuffers::WIPOffset<::flatbuffers::TableUnfinishedWIPOffset>,
+}
+impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RunningConfigReplyBuilder<'a, 'b, A> {
+  #[inline]
+  pub fn add_fields(&mut self, fields: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<ConfigField<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RunningConfigReply::VT_FIELDS, fields);
+  }
+  #[inline]
+  pub fn add_overrides(&mut self, overrides: ::flatbuffers::WIPOffset<::flatbuffers::Vector<'b , ::flatbuffers::ForwardsUOffset<ConfigField<'b >>>>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RunningConfigReply::VT_OVERRIDES, overrides);
+  }
+  #[inline]
+  pub fn add_next_cursor(&mut self, next_cursor: u32) {
+    self.fbb_.push_slot::<u32>(RunningConfigReply::VT_NEXT_CURSOR, next_cursor, 0);
+  }
+  #[inline]
+  pub fn add_version(&mut self, version: u64) {
+    self.fbb_.push_slot::<u64>(RunningConfigReply::VT_VERSION, version, 0);
+  }
+  #[inline]
+  pub fn add_file(&mut self, file: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RunningConfigReply::VT_FILE, file);
+  }
+  #[inline]
+  pub fn add_daemon_version(&mut self, daemon_version: ::flatbuffers::WIPOffset<&'b  str>) {
+    self.fbb_.push_slot_always::<::flatbuffers::WIPOffset<_>>(RunningConfigReply::VT_DAEMON_VERSION, daemon_version);
+  }
+  #[inline]
+  pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RunningConfigReplyBuilder<'a, 'b, A> {
+    let start = _fbb.start_table();
+    RunningConfigReplyBuilder {
+      fbb_: _fbb,
+      start_: start,
+    }
+  }
+  #[inline]
+  pub fn finish(self) -> ::flatbuffers::WIPOffset<RunningConfigReply<'a>> {
+    let o = self.fbb_.end_table(self.start_);
+    ::flatbuffers::WIPOffset::new(o.value())
+  }
+}
+
+impl ::core::fmt::Debug for RunningConfigReply<'_> {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+    let mut ds = f.debug_struct("RunningConfigReply");
+      ds.field("fields", &self.fields());
+      ds.field("overrides", &self.overrides());
+      ds.field("next_cursor", &self.next_cursor());
+      ds.field("version", &self.version());
+      ds.field("file", &self.file());
+      ds.field("daemon_version", &self.daemon_version());
       ds.finish()
   }
 }

@@ -4,6 +4,7 @@
 //! requests of the same connection. The answers that come later keep their order among each other.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -41,6 +42,25 @@ pub enum AdminAnswer {
     Later(Pin<Box<dyn Future<Output = Result<AdminReply>>>>),
 }
 
+/// The process that sends requests of administration, as the kernel saw it when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdminCaller {
+    /// Its user.
+    pub uid: u32,
+    /// Its process; `None` = it has none in the daemon's namespace.
+    pub pid: Option<i32>,
+}
+
+impl fmt::Display for AdminCaller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uid={} pid=", self.uid)?;
+        match self.pid {
+            Some(pid) => write!(f, "{pid}"),
+            None => f.write_str("unknown"),
+        }
+    }
+}
+
 /// Answers the requests of the admin socket.
 pub trait AdminService {
     /// The daemon's identity, for the hello reply.
@@ -49,7 +69,7 @@ pub trait AdminService {
     /// The current fleet table, for the hello reply.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;
 
-    /// Answers a request; the reply is the one of its name.
+    /// Answers a request of `caller`; the reply is the one of its name.
     ///
     /// * A status of at most `limit` workers starts at `cursor`: 0 for the first page, then `next_cursor` of the page
     ///   before. A cursor beyond the end gives an empty last page.
@@ -59,7 +79,7 @@ pub trait AdminService {
     /// The reason for the refusal: [`Kind::InvalidArgument`] if there is no such worker, a setting is invalid, or there
     /// is no shadow policy to promote (nothing changes then); [`Kind::Overloaded`] if the ingest thread takes no command
     /// now, or an earlier request of this kind is still at work; [`Kind::System`] if a snapshot cannot be removed.
-    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer>;
+    fn answer(self: Rc<Self>, caller: AdminCaller, request: &AdminRequest<'_>) -> Result<AdminAnswer>;
 }
 
 /// A request whose answer comes later.
@@ -68,6 +88,7 @@ type Waiting = (CorrelationId, Pin<Box<dyn Future<Output = Result<AdminReply>>>>
 /// Answers the frames of one admin connection.
 struct AdminResponder {
     service: Rc<dyn AdminService>,
+    caller: AdminCaller,
     scratch: RequestScratch,
     encoder: ReplyEncoder,
     waiting: mpsc::Sender<Waiting>,
@@ -75,9 +96,9 @@ struct AdminResponder {
 
 impl AdminResponder {
     /// Also the receiver of the requests whose answers come later.
-    fn new(service: Rc<dyn AdminService>) -> (Self, mpsc::Receiver<Waiting>) {
+    fn new(service: Rc<dyn AdminService>, caller: AdminCaller) -> (Self, mpsc::Receiver<Waiting>) {
         let (waiting, later) = mpsc::channel(ADMIN_ANSWERS_WAITING_MAX);
-        (Self { service, scratch: RequestScratch::default(), encoder: ReplyEncoder::default(), waiting }, later)
+        (Self { service, caller, scratch: RequestScratch::default(), encoder: ReplyEncoder::default(), waiting }, later)
     }
 
     /// Answers one request. As in the routing socket's dispatcher, a request that no arm answers does not compile.
@@ -98,7 +119,7 @@ impl AdminResponder {
             Request::Admin(request) => {
                 // Before the request is carried out.
                 let slot = self.waiting.try_reserve().map_err(|_| too_many_waiting())?;
-                match Rc::clone(&self.service).answer(&within_a_page(request))? {
+                match Rc::clone(&self.service).answer(self.caller, &within_a_page(request))? {
                     AdminAnswer::Now(reply) => {
                         debug_assert_eq!(reply.kind() as u8, header.kind + 1, "the reply is the one of the request");
                         Ok(Answer::Reply(Encoded::reply(out, |out| self.encoder.admin(id, &reply, out))))
@@ -271,7 +292,7 @@ impl AdminServer {
             Ok(credentials) => credentials,
             Err(error) => return self.fail(&error),
         };
-        let uid = credentials.uid();
+        let (uid, pid) = (credentials.uid(), credentials.pid().filter(|pid| *pid > 0));
         if let Err(error) = self.admission.load().admit(&stream, &credentials) {
             return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsNotPermitted, uid);
         }
@@ -281,7 +302,7 @@ impl AdminServer {
             return self.refuse(&stream, &error, DaemonCounter::AdminConnectionsRefused, uid);
         }
         match stream.into_std().and_then(EpollStream::from_std) {
-            Ok(stream) => self.serve(stream, uid),
+            Ok(stream) => self.serve(stream, AdminCaller { uid, pid }),
             Err(error) => self.fail(&error),
         }
     }
@@ -302,10 +323,11 @@ impl AdminServer {
     }
 
     /// Answers a connection in a task of its own.
-    fn serve(&self, stream: EpollStream, uid: u32) {
+    fn serve(&self, stream: EpollStream, caller: AdminCaller) {
+        let uid = caller.uid;
         self.open.set(self.open.get() + 1);
         let counted = OpenConnectionGuard(Rc::clone(&self.open));
-        let (responder, mut later) = AdminResponder::new(Rc::clone(&self.service));
+        let (responder, mut later) = AdminResponder::new(Rc::clone(&self.service), caller);
         let (responder, log_quota) = (RefCell::new(responder), Rc::clone(&self.log_quota));
         let (frame_timeout, counters) = (self.frame_timeout, Arc::clone(&self.counters));
         tokio::task::spawn_local(async move {

@@ -62,7 +62,7 @@ mod watch;
 
 pub(crate) use accept::turn_away;
 pub use accept::{Acceptor, Admission, Admissions};
-pub use admin::{AdminAnswer, AdminServer, AdminService};
+pub use admin::{AdminAnswer, AdminCaller, AdminServer, AdminService};
 pub use connection::{Connection, Flow, Peer, Phase, Respond};
 pub use core::{Core, CoreHandle, CoreMemory, CoreOptions};
 pub(crate) use http::{HttpBackend, HttpMemory, HttpMetrics, HttpPort, PortThread, WorkerChangeOrder, draining};

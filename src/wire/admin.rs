@@ -11,6 +11,7 @@ use super::decode_request::{self, bounded, understood, unsupported};
 use super::encode_reply::{Builder, ReplyEncoder, cut};
 use super::encode_request::RequestEncoder;
 use super::header::FrameKind;
+use super::running_config::{self, RunningConfigPage};
 use super::schema_conversions::{
     op_from_wire, op_to_wire, state_to_wire, tiers_from_wire, tiers_to_wire, trust_from_wire, trust_to_wire,
     worker_from_wire, worker_to_wire,
@@ -39,6 +40,11 @@ pub enum AdminRequest<'a> {
     Reset(ResetOrder),
     /// Sets, promotes or ends a shadow policy.
     SetPolicy(PolicyOrder<'a>),
+    /// Asks for the configuration that the daemon runs with.
+    RunningConfig {
+        /// The cursor of the page; 0 = the first page.
+        cursor: u32,
+    },
 }
 
 /// The reply to a request of administration, by the request.
@@ -52,6 +58,8 @@ pub enum AdminReply {
     Reset(ResetDone),
     /// The result of an order about the policy.
     SetPolicy(PolicyDone),
+    /// A page of the configuration.
+    RunningConfig(RunningConfigPage),
 }
 
 /// The status of one worker.
@@ -227,6 +235,7 @@ impl<'a> AdminRequest<'a> {
             Self::ChangeWorker(_) => FrameKind::ChangeWorker,
             Self::Reset(_) => FrameKind::Reset,
             Self::SetPolicy(_) => FrameKind::SetPolicy,
+            Self::RunningConfig { .. } => FrameKind::RunningConfig,
         }
     }
 
@@ -256,6 +265,11 @@ impl<'a> AdminRequest<'a> {
                 understood(table.must_understand())?;
                 Self::SetPolicy(policy_order(&table, fields)?)
             }
+            FrameKind::RunningConfig => {
+                let table = decode_request::root::<fb::RunningConfig<'a>>(body)?;
+                understood(table.must_understand())?;
+                Self::RunningConfig { cursor: table.cursor() }
+            }
             _ => return Ok(None),
         }))
     }
@@ -278,6 +292,10 @@ impl RequestEncoder {
                 fb::Reset::create(builder, &args).as_union_value()
             }
             AdminRequest::SetPolicy(order) => encode_policy_order(builder, order).as_union_value(),
+            AdminRequest::RunningConfig { cursor } => {
+                let args = fb::RunningConfigArgs { cursor: *cursor, ..fb::RunningConfigArgs::default() };
+                fb::RunningConfig::create(builder, &args).as_union_value()
+            }
         };
         self.finish(request.kind(), id, root, out);
     }
@@ -368,6 +386,7 @@ impl AdminReply {
             Self::ChangeWorker(_) => FrameKind::ChangeWorkerReply,
             Self::Reset(_) => FrameKind::ResetReply,
             Self::SetPolicy(_) => FrameKind::SetPolicyReply,
+            Self::RunningConfig(_) => FrameKind::RunningConfigReply,
         }
     }
 
@@ -386,6 +405,9 @@ impl AdminReply {
                 let table = decode_reply::root::<fb::SetPolicyReply<'_>>(body)?;
                 let (policy_version, shadow_share) = (table.policy_version(), table.shadow_share());
                 Self::SetPolicy(PolicyDone { policy_version, shadow_share })
+            }
+            FrameKind::RunningConfigReply => {
+                Self::RunningConfig(running_config::decode(decode_reply::root::<fb::RunningConfigReply<'_>>(body)?))
             }
             _ => return Ok(None),
         }))
@@ -410,6 +432,7 @@ impl ReplyEncoder {
                 let args = fb::SetPolicyReplyArgs { policy_version: *policy_version, shadow_share: *shadow_share };
                 fb::SetPolicyReply::create(builder, &args).as_union_value()
             }
+            AdminReply::RunningConfig(page) => running_config::encode(builder, page).as_union_value(),
         };
         self.finish(reply.kind(), id, root, out);
     }
@@ -605,6 +628,7 @@ mod tests {
     use super::*;
     use crate::finding::Symptom;
     use crate::limits::FRAME_HEADER_BYTES;
+    use crate::wire::ConfigField;
     use crate::wire::{FRAME_IDENTIFIER, FrameHeader, Reply, Request, RequestScratch, decode_reply, decode_request};
 
     const ID: CorrelationId = CorrelationId(7);
@@ -635,6 +659,7 @@ mod tests {
             AdminRequest::SetPolicy(PolicyOrder::Shadow { settings: &settings, share: 0.25 }),
             AdminRequest::SetPolicy(PolicyOrder::Promote),
             AdminRequest::SetPolicy(PolicyOrder::EndShadow),
+            AdminRequest::RunningConfig { cursor: 9 },
         ];
         for request in requests {
             let (kind, body) = frame(|out| RequestEncoder::default().admin(ID, &request, out));
@@ -660,6 +685,7 @@ mod tests {
             body!(ChangeWorker, ChangeWorkerArgs),
             body!(Reset, ResetArgs),
             body!(SetPolicy, SetPolicyArgs),
+            body!(RunningConfig, RunningConfigArgs),
         ];
         for (kind, body) in bodies {
             let error = decode_request(kind as u8, &body, &mut RequestScratch::default()).unwrap_err();
@@ -717,6 +743,24 @@ mod tests {
         }
     }
 
+    /// A page with every field of its own.
+    fn running_config_page() -> RunningConfigPage {
+        let field = |source: Option<&str>| ConfigField {
+            table: "space[0].policy".into(),
+            name: "mode".into(),
+            value: "\"kv\"".into(),
+            source: source.map(str::to_owned),
+        };
+        RunningConfigPage {
+            fields: vec![field(None), field(None)],
+            overrides: vec![field(Some("--mode"))],
+            next_cursor: Some(3),
+            version: 4,
+            file: Some("/etc/k.toml".into()),
+            daemon_version: "1.2.3".into(),
+        }
+    }
+
     #[test]
     fn replies_round_trip() {
         let replies = [
@@ -724,6 +768,7 @@ mod tests {
             AdminReply::ChangeWorker(4),
             AdminReply::Reset(ResetDone { workers: 3, snapshots: 2 }),
             AdminReply::SetPolicy(PolicyDone { policy_version: 9, shadow_share: 0.5 }),
+            AdminReply::RunningConfig(running_config_page()),
         ];
         for reply in replies {
             let (kind, body) = frame(|out| ReplyEncoder::default().admin(ID, &reply, out));

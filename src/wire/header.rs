@@ -118,6 +118,10 @@ frame_kinds! {
     OpenLane = "open_lane";
     /// Answers `OpenLane`; two descriptors come with it.
     OpenLaneReply = "open_lane_reply";
+    /// The configuration that the daemon runs with; admin socket only.
+    RunningConfig = "running_config";
+    /// Answers `RunningConfig`.
+    RunningConfigReply = "running_config_reply";
     /// The reply to any request that failed, on its correlation id.
     Error = "error";
 }

@@ -20,6 +20,7 @@ mod report_codec;
 #[cfg(feature = "daemon")]
 mod request_limits;
 mod route_request_codec;
+mod running_config;
 #[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "it has both directions, and a client needs one"))]
 mod schema_conversions;
 mod table;
@@ -46,6 +47,7 @@ pub use message::{
 };
 #[cfg(feature = "daemon")]
 pub(crate) use request_limits::check_request;
+pub use running_config::{ConfigField, RunningConfigPage};
 
 /// What the default path of the admin socket adds to the path of the routing socket.
 pub(crate) const ADMIN_SOCKET_SUFFIX: &str = ".admin";

@@ -19,7 +19,8 @@ fn daemon_within(serve: &str, workers: &str) -> (PathBuf, i32) {
     let before = serving_threads("self");
     let folder = folder();
     let file = configure_serve(folder.path(), serve, workers);
-    let config = config::load(Some(&file), &config::Flags::default()).expect("a configuration");
+    let config =
+        config::load(Some(&file), &config::Environment::default(), &config::Flags::default()).expect("a configuration");
     let socket = folder.path().join("s");
     thread::spawn(move || {
         let _folder = folder;

@@ -1,7 +1,7 @@
 //! The configuration file: the meaning of good ones. For a bad one every problem is listed at once, with its line, its
 //! field and the name that was probably meant.
 
-use kvrouted::config::{self, Config, Flags, IoSetting, Location, LogFormat, Problems, Salts, Setting};
+use kvrouted::config::{self, Config, Environment, Flags, IoSetting, Location, LogFormat, Problems, Salts, Setting};
 use kvrouted::fleet::{DeviceClass, PoolRole, WorkerState};
 use kvrouted::ids::{Scheme, SpaceId, Window, Worker};
 use kvrouted::limits;
@@ -354,11 +354,12 @@ fn tables_of_the_wrong_shape_say_how_they_are_written() {
 #[test]
 fn a_file_that_cannot_be_read_is_one_problem() {
     let dir = tempfile::tempdir().expect("a folder");
-    let missing = config::load(Some(&dir.path().join("none.toml")), &Flags::default()).expect_err("no such file");
+    let missing = config::load(Some(&dir.path().join("none.toml")), &Environment::default(), &Flags::default())
+        .expect_err("no such file");
     assert!(missing.to_string().contains("none.toml: cannot be read"), "{missing}");
     let path = dir.path().join("latin.toml");
     std::fs::write(&path, b"[serve]\n# \xe9\n").expect("written");
-    let latin = config::load(Some(&path), &Flags::default()).expect_err("not UTF-8");
+    let latin = config::load(Some(&path), &Environment::default(), &Flags::default()).expect_err("not UTF-8");
     assert_eq!((latin.list[0].line(), latin.list.len()), (Some(2), 1));
 }
 
@@ -389,7 +390,7 @@ fn flags_win_over_the_file_and_are_checked_like_it() {
         ],
         workers: vec!["id=1,endpont=tcp://h:1".into(), "endpoint=tcp://*:1,id=1,id=2,loose".into()],
     };
-    let problems = config::load(None, &flags).expect_err("everything is wrong");
+    let problems = config::load(None, &Environment::default(), &flags).expect_err("everything is wrong");
     let found: Vec<_> = problems.list.iter().map(|p| (p.path.as_str(), p.nearest.as_deref())).collect();
     for wanted in [
         ("serve.socket", None),

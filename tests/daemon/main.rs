@@ -2,14 +2,17 @@
 //! demo, and a soak.
 #![cfg(feature = "daemon")]
 
+mod audit;
 mod bookings;
 mod cli;
 mod config;
+mod config_command;
 mod cores;
 mod demo;
 mod discovery;
 mod doctor;
 mod engine_snapshots;
+mod environment;
 mod journal;
 #[path = "../kit/mod.rs"]
 mod kit;

@@ -314,6 +314,7 @@ fn requests() -> Vec<Vec<u8>> {
     let settings = [("device_credit".to_owned(), "0.5".to_owned())];
     let shadow = PolicyOrder::Shadow { settings: &settings, share: 0.5 };
     frame(&mut |encoder, out| encoder.admin(id, &AdminRequest::SetPolicy(shadow), out));
+    frame(&mut |encoder, out| encoder.admin(id, &AdminRequest::RunningConfig { cursor: 1 }, out));
     frames
 }
 

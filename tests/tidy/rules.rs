@@ -15,6 +15,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Modules from the bottom up. A module may use those of lower layers; in the first layer also each other.
 const LAYERS: &[&[&str]] = &[
     &[
+        "audit",
         "budget",
         "ids",
         "limits",

@@ -13,8 +13,8 @@ use crate::ids::{CorrelationId, SpaceId, Worker};
 use crate::protocol::{BookingOutcome, BookingRef, EngineLoad, PoolRole, PotentialLoads, RouteRequest, SessionToken};
 use crate::wire::{
     ADMIN_SOCKET_SUFFIX, AdminReply, AdminRequest, HelloReply, OverlapReply, PolicyDone, PolicyOrder, Reply,
-    RequestEncoder, ResetDone, ResetOrder, RouteReply, SpaceInfo, StatusPage, WatchReply, WorkerChange, WorkerInfo,
-    WorkerStatus,
+    RequestEncoder, ResetDone, ResetOrder, RouteReply, RunningConfigPage, SpaceInfo, StatusPage, WatchReply,
+    WorkerChange, WorkerInfo, WorkerStatus,
 };
 use transport::Transport;
 
@@ -391,6 +391,33 @@ impl Client {
         match self.administer(&AdminRequest::SetPolicy(*order))? {
             AdminReply::SetPolicy(done) => Ok(done),
             other => Err(unexpected("set_policy", &Reply::Admin(other))),
+        }
+    }
+
+    /// The configuration that the daemon runs with, all pages as one. Only on the admin socket.
+    ///
+    /// # Errors
+    /// The daemon's, or the connection's. [`Kind::Unsupported`](crate::error::Kind::Unsupported) from a daemon without this
+    /// request, and [`Kind::Overloaded`](crate::error::Kind::Overloaded) if the configuration changed between two pages.
+    pub fn running_config(&mut self) -> Result<RunningConfigPage> {
+        let mut all = self.running_config_page(0)?;
+        let mut at = 0;
+        while let Some(cursor) = next_page(at, all.next_cursor)? {
+            let mut page = self.running_config_page(cursor)?;
+            if page.version != all.version {
+                let remedy = "ask again";
+                return Err(Error::new(Kind::Overloaded, "the configuration changed while it was read", remedy));
+            }
+            all.fields.append(&mut page.fields);
+            (all.next_cursor, at) = (page.next_cursor, cursor);
+        }
+        Ok(all)
+    }
+
+    fn running_config_page(&mut self, cursor: u32) -> Result<RunningConfigPage> {
+        match self.administer(&AdminRequest::RunningConfig { cursor })? {
+            AdminReply::RunningConfig(page) => Ok(page),
+            other => Err(unexpected("running_config", &Reply::Admin(other))),
         }
     }
 

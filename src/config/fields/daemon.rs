@@ -28,7 +28,7 @@ pub(in crate::config) static LOG: Section<LogConfig> = Section {
             "",
             Value("info"),
             Choice { names: &LEVELS, set: |c, at| c.level = LEVELS[at] },
-            "The least severe level that is logged. debug and trace slow down every event.",
+            "The least severe level that is logged. debug and trace slow down every event. Audit lines are logged at every level but off.",
         ),
         restart!(
             log.format,

@@ -394,3 +394,9 @@ pub(in crate::config) static WORKER: Section<WorkerDraft> = Section {
         ),
     ],
 };
+
+/// The name of a proposal for snapshots of engines, as `engine_snapshots` has it.
+pub(in crate::config) fn snapshot_name(proposal: SnapshotProposal) -> &'static str {
+    let at = SNAPSHOTS.iter().position(|known| *known == Some(proposal)).unwrap_or(0);
+    SNAPSHOT_NAMES[at]
+}

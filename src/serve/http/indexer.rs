@@ -53,7 +53,7 @@ pub(super) async fn register(
     let record = RegisteredWorker::new(worker.id.0, fields);
     let space = app.register_space(&record, worker, registration.block_size)?;
     let order = app.order(&record, worker.rank.0, space, caller)?;
-    app.change(vec![order]).await.map_err(|error| Refusal::new(StatusCode::CONFLICT, error))?;
+    app.change(vec![order], caller).await.map_err(|error| Refusal::new(StatusCode::CONFLICT, error))?;
     app.settle(|fleet| fleet.workers.iter().any(|record| record.worker == worker)).await?;
     app.records.lock().set_block_size(space, registration.block_size);
     Ok(done(StatusCode::CREATED))
@@ -68,7 +68,11 @@ struct Unregistration {
 }
 
 /// `/unregister`: removes an engine, or one rank of it.
-pub(super) async fn unregister(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
+pub(super) async fn unregister(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, Refusal> {
     app.administering()?;
     let unregistration: Unregistration = app.bodies.read(request).await?;
     let _alone = app.changing.lock().await;
@@ -89,7 +93,7 @@ pub(super) async fn unregister(State(app): State<Arc<App>>, request: Request) ->
             return Err(Refusal::not_found(message, "GET /workers lists the registered workers"));
         }
     }
-    app.remove(worker).await?;
+    app.remove(worker, caller).await?;
     Ok(done(StatusCode::OK))
 }
 

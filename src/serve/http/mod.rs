@@ -235,11 +235,11 @@ pub(crate) trait HttpBackend: Send + Sync + 'static {
     /// The maker of metrics pages.
     fn metrics(&self) -> &MetricsPages;
 
-    /// Orders changes of workers, as administration does: all of them, or none. The receiver gets the result.
+    /// Orders changes of workers for a client, as administration does: all of them, or none. The receiver gets the result.
     ///
     /// # Errors
     /// [`Kind::Overloaded`] if too many changes wait, [`Kind::Draining`].
-    fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>>;
+    fn change(&self, client: SocketAddr, orders: Vec<WorkerChangeOrder>) -> Result<oneshot::Receiver<Result<()>>>;
 
     /// Gives every block of a worker to `each`, a parent before its children, until `each` returns false. Blocks the
     /// calling thread.

@@ -16,6 +16,7 @@ use super::App;
 use super::connections::Caller;
 use super::registry::{Lifecycle, RegisteredWorker, WorkerFields, group_of, space_named};
 use super::reply::{Refusal, json};
+use crate::audit;
 use crate::config::{HostRule, parse_worker};
 use crate::error::{Error, Kind};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
@@ -113,7 +114,11 @@ pub(super) async fn patch(
 }
 
 /// `DELETE`: removes a worker with all its ranks.
-pub(super) async fn delete(State(app): State<Arc<App>>, Path(worker_id): Path<String>) -> Result<Response, Refusal> {
+pub(super) async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(worker_id): Path<String>,
+) -> Result<Response, Refusal> {
     app.administering()?;
     let worker_id = number(&worker_id)?;
     let _alone = app.changing.lock().await;
@@ -122,9 +127,9 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(worker_id): Path<St
     let is_in_fleet = in_fleet.is_some();
     let record = known.or(in_fleet).ok_or_else(|| not_found(worker_id))?;
     if is_in_fleet {
-        app.remove(Worker::every_rank(WorkerId(worker_id))).await?;
+        app.remove(Worker::every_rank(WorkerId(worker_id)), caller).await?;
     }
-    app.records.lock().remove(worker_id);
+    app.forget(worker_id, caller);
     let record =
         RegisteredWorker { lifecycle: Lifecycle::Unschedulable, not_schedulable_reasons: Vec::new(), ..record };
     Ok(json(StatusCode::OK, &record))
@@ -183,12 +188,21 @@ impl App {
         }
         let is_there = known_to(&self.backend.fleet(), record.worker_id).is_some();
         if !reasons.is_empty() && is_there && self.records.lock().get(record.worker_id).is_some_and(is_in_use) {
-            self.remove(Worker::every_rank(WorkerId(record.worker_id))).await?;
+            self.remove(Worker::every_rank(WorkerId(record.worker_id)), caller).await?;
         }
         record.lifecycle = if reasons.is_empty() { Lifecycle::Schedulable } else { Lifecycle::Incomplete };
         record.not_schedulable_reasons = reasons;
-        self.records.lock().put(record.clone());
+        let mut records = self.records.lock();
+        audit_registration(caller, record.worker_id, records.get(record.worker_id), Some(&record));
+        records.put(record.clone());
         Ok(record)
+    }
+
+    /// Forgets a worker's registration, if it has one.
+    fn forget(&self, worker_id: u64, caller: Caller) {
+        let mut records = self.records.lock();
+        audit_registration(caller, worker_id, records.get(worker_id), None);
+        records.remove(worker_id);
     }
 
     /// Adds the ranks of a worker, and removes ranks that it no longer has.
@@ -203,7 +217,7 @@ impl App {
             gone.map(|other| WorkerChangeOrder::Remove(other.worker)).collect()
         };
         orders.extend(adds?);
-        self.change(orders).await.map_err(|error| match error.kind() {
+        self.change(orders, caller).await.map_err(|error| match error.kind() {
             Kind::InvalidArgument => Refusal::new(StatusCode::CONFLICT, error),
             _ => error.into(),
         })?;
@@ -236,6 +250,18 @@ impl App {
             key(a).cmp(&key(b))
         });
         rows
+    }
+}
+
+/// Logs what a client changed of a registration, if it changed something. The fleet's workers have audit lines of their own.
+fn audit_registration(caller: Caller, id: u64, before: Option<&RegisteredWorker>, after: Option<&RegisteredWorker>) {
+    let text = |record: Option<&RegisteredWorker>| {
+        let json = record.and_then(|record| serde_json::to_string(record).ok());
+        json.unwrap_or_else(|| audit::ABSENT.to_owned())
+    };
+    let (before, after) = (text(before), text(after));
+    if before != after {
+        audit::changed(&format_args!("http={}", caller.0), "registration", &id, (&before, &after));
     }
 }
 
@@ -387,8 +413,8 @@ impl App {
     ///
     /// # Errors
     /// Another source names a worker, there are too many workers, or the daemon drains.
-    pub(super) async fn change(&self, orders: Vec<WorkerChangeOrder>) -> Result<(), Error> {
-        let done = self.backend.change(orders)?;
+    pub(super) async fn change(&self, orders: Vec<WorkerChangeOrder>, caller: Caller) -> Result<(), Error> {
+        let done = self.backend.change(caller.0, orders)?;
         done.await.map_err(|_| super::draining())?
     }
 
@@ -396,20 +422,20 @@ impl App {
     ///
     /// # Errors
     /// Another source names it.
-    pub(super) async fn remove(&self, worker: Worker) -> Result<(), Refusal> {
-        let removed = self.change(vec![WorkerChangeOrder::Remove(worker)]).await;
+    pub(super) async fn remove(&self, worker: Worker, caller: Caller) -> Result<(), Refusal> {
+        let removed = self.change(vec![WorkerChangeOrder::Remove(worker)], caller).await;
         removed.map_err(|error| match error.kind() {
             Kind::InvalidArgument => Refusal::new(StatusCode::CONFLICT, error),
             _ => error.into(),
         })?;
         let is_meant = move |is: Worker| worker.selects(is);
         self.settle(|fleet| !fleet.workers.iter().any(|record| is_meant(record.worker))).await?;
-        let (fleet, mut records) = (self.backend.fleet(), self.records.lock());
+        let fleet = self.backend.fleet();
         if !fleet.workers.iter().any(|record| record.worker.id == worker.id) {
-            records.remove(worker.id.0);
+            self.forget(worker.id.0, caller);
         }
         // The first worker of an empty space may register another block size.
-        records.keep_block_sizes(|space| fleet.workers_of(space).next().is_some());
+        self.records.lock().keep_block_sizes(|space| fleet.workers_of(space).next().is_some());
         Ok(())
     }
 

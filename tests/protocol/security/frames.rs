@@ -139,6 +139,7 @@ fn each_socket_answers_its_own_kinds_only() {
         encoded(|encoder, out| encoder.admin(id, &AdminRequest::Status { cursor: 0, limit: 0 }, out)),
         encoded(|encoder, out| encoder.admin(id, &AdminRequest::Reset(ResetOrder::default()), out)),
         encoded(|encoder, out| encoder.admin(id, &AdminRequest::SetPolicy(PolicyOrder::Promote), out)),
+        encoded(|encoder, out| encoder.admin(id, &AdminRequest::RunningConfig { cursor: 0 }, out)),
         built(FrameKind::ChangeWorker, 5, |builder| {
             let args = fb::ChangeWorkerArgs { op: fb::WorkerOp::Remove, ..fb::ChangeWorkerArgs::default() };
             fb::ChangeWorker::create(builder, &args)

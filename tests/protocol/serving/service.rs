@@ -13,7 +13,7 @@ use kvrouted::limits::WORK_PER_QUANTUM_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use kvrouted::requests::{HelloInfo, Routed, Service};
 use kvrouted::route::{BookingHandle, CostTerms, Decision, PotentialLoads, RouteRequest, Scored};
-use kvrouted::serve::{AdminAnswer, AdminService};
+use kvrouted::serve::{AdminAnswer, AdminCaller, AdminService};
 use kvrouted::trust::Trust;
 use kvrouted::wire::{
     AdminReply, AdminRequest, PolicyDone, PolicyOrder, ResetDone, ResetOrder, StatusPage, WorkerStatus,
@@ -188,7 +188,7 @@ impl AdminService for FakeAdmin {
         self.fleet.load()
     }
 
-    fn answer(self: Rc<Self>, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
+    fn answer(self: Rc<Self>, _: AdminCaller, request: &AdminRequest<'_>) -> Result<AdminAnswer> {
         let reply = match request {
             AdminRequest::Status { cursor, limit } => AdminReply::Status(self.status_page(*cursor, *limit as usize)),
             AdminRequest::Reset(order) => AdminReply::Reset(self.reset(*order)),

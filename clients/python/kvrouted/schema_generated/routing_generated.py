@@ -42,6 +42,8 @@ class Kind(object):
     SetPolicyReply = 32
     OpenLane = 33
     OpenLaneReply = 34
+    RunningConfig = 35
+    RunningConfigReply = 36
     Error = 254
 
 
@@ -5727,6 +5729,262 @@ def SetPolicyReplyAddShadowShare(builder, shadowShare):
     builder.PrependFloat64Slot(1, shadowShare, 0.0)
 
 def SetPolicyReplyEnd(builder):
+    return builder.EndObject()
+
+
+
+class RunningConfig(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = RunningConfig()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsRunningConfig(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def RunningConfigBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # RunningConfig
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # RunningConfig
+    def Cursor(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # RunningConfig
+    def MustUnderstand(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+def RunningConfigStart(builder):
+    builder.StartObject(2)
+
+def RunningConfigAddCursor(builder, cursor):
+    builder.PrependUint32Slot(0, cursor, 0)
+
+def RunningConfigAddMustUnderstand(builder, mustUnderstand):
+    builder.PrependUint64Slot(1, mustUnderstand, 0)
+
+def RunningConfigEnd(builder):
+    return builder.EndObject()
+
+
+
+class ConfigField(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = ConfigField()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsConfigField(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def ConfigFieldBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # ConfigField
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # ConfigField
+    def Table(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ConfigField
+    def Name(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ConfigField
+    def Value(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # ConfigField
+    def Source(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def ConfigFieldStart(builder):
+    builder.StartObject(4)
+
+def ConfigFieldAddTable(builder, table):
+    builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(table), 0)
+
+def ConfigFieldAddName(builder, name):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+
+def ConfigFieldAddValue(builder, value):
+    builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(value), 0)
+
+def ConfigFieldAddSource(builder, source):
+    builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(source), 0)
+
+def ConfigFieldEnd(builder):
+    return builder.EndObject()
+
+
+
+class RunningConfigReply(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = RunningConfigReply()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsRunningConfigReply(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def RunningConfigReplyBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4B\x56\x52\x54", size_prefixed=size_prefixed)
+
+    # RunningConfigReply
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # RunningConfigReply
+    def Fields(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = ConfigField()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # RunningConfigReply
+    def FieldsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # RunningConfigReply
+    def FieldsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        return o == 0
+
+    # RunningConfigReply
+    def Overrides(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = ConfigField()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # RunningConfigReply
+    def OverridesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # RunningConfigReply
+    def OverridesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        return o == 0
+
+    # RunningConfigReply
+    def NextCursor(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # RunningConfigReply
+    def Version(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # RunningConfigReply
+    def File(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # RunningConfigReply
+    def DaemonVersion(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def RunningConfigReplyStart(builder):
+    builder.StartObject(6)
+
+def RunningConfigReplyAddFields(builder, fields):
+    builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(fields), 0)
+
+def RunningConfigReplyStartFieldsVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def RunningConfigReplyCreateFieldsVector(builder, data):
+    return builder.CreateVectorOfTables(data)
+
+def RunningConfigReplyAddOverrides(builder, overrides):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(overrides), 0)
+
+def RunningConfigReplyStartOverridesVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def RunningConfigReplyCreateOverridesVector(builder, data):
+    return builder.CreateVectorOfTables(data)
+
+def RunningConfigReplyAddNextCursor(builder, nextCursor):
+    builder.PrependUint32Slot(2, nextCursor, 0)
+
+def RunningConfigReplyAddVersion(builder, version):
+    builder.PrependUint64Slot(3, version, 0)
+
+def RunningConfigReplyAddFile(builder, file):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(file), 0)
+
+def RunningConfigReplyAddDaemonVersion(builder, daemonVersion):
+    builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(daemonVersion), 0)
+
+def RunningConfigReplyEnd(builder):
     return builder.EndObject()
 
 

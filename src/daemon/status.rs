@@ -15,6 +15,7 @@ use super::process_exposition;
 use super::sandboxed;
 use super::snapshots::Snapshots;
 use super::statistics::{OthersPart, Statistics};
+use crate::config::MetricsConfig;
 use crate::error::{Error, Kind, Result};
 use crate::finding::Finding;
 use crate::fleet::{FleetTable, WorkerRecord};
@@ -151,14 +152,14 @@ impl Administration {
         Ok(PolicyDone { policy_version, shadow_share })
     }
 
-    /// Administers the daemon with these tables; `metrics_port` 0 = there is no metrics port.
+    /// Administers the daemon with these tables.
     pub(super) fn new(
         tables: &RequestTables,
         (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
         desired: &Rc<DesiredFleet>,
         ingest_threads: &Arc<IngestThreads>,
         snapshots: &Snapshots,
-        metrics_port: u16,
+        metrics: &MetricsConfig,
     ) -> Self {
         let (statistics, doctor) = (Arc::clone(statistics), Arc::clone(doctor));
         let (desired, ingest_threads) = (Rc::clone(desired), Arc::clone(ingest_threads));
@@ -169,7 +170,7 @@ impl Administration {
             desired,
             ingest_threads,
             snapshots: snapshots.clone(),
-            metrics_port,
+            metrics_port: metrics.local_port(),
         }
     }
 

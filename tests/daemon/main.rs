@@ -15,6 +15,7 @@ mod journal;
 mod kit;
 mod laws;
 mod memory;
+mod metrics;
 /// Events of workers that a relay stores at a NATS server.
 #[cfg(feature = "nats")]
 mod nats_events;

@@ -12,6 +12,7 @@ mod fields;
 #[cfg(feature = "simulate")]
 mod fleet_file;
 mod load;
+mod masked;
 mod problem;
 mod reload;
 mod values;
@@ -39,6 +40,7 @@ pub use example::example_fleet;
 pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
 pub use load::{Flags, Setting, load, parse};
 pub(crate) use load::{policy_with, socket_default};
+pub use masked::{MaskedConfig, Unshowable, without_secrets};
 #[cfg(feature = "simulate")]
 pub(crate) use problem::nearest;
 pub use problem::{Location, Problem, Problems};

@@ -20,6 +20,7 @@ mod metrics;
 #[cfg(feature = "nats")]
 mod nats_events;
 mod previous;
+mod report;
 mod routers;
 mod serve;
 mod service_manager;

@@ -26,6 +26,7 @@ const LAYERS: &[&[&str]] = &[
         "log_quota",
         "log_writer",
         "machine",
+        "masking",
         "trust",
         "finding",
         "metrics",

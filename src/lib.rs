@@ -60,6 +60,8 @@ mod framed_file;
 #[cfg(feature = "daemon")]
 mod log_quota;
 #[cfg(feature = "daemon")]
+pub mod masking;
+#[cfg(feature = "daemon")]
 pub mod metrics;
 #[cfg(feature = "nats")]
 mod nats;

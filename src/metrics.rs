@@ -40,6 +40,45 @@ macro_rules! counters {
     };
 }
 
+/// The metrics of each worker that the alerts and dashboards in `ops` use, without `kvrouted_worker_` before and `_total`
+/// after. The page of a large fleet has no others (`metrics.detailed_workers_max`). A test compares the list with `ops`.
+pub const WATCHED_WORKER_METRICS: &[&str] = &[
+    "active_decode_blocks",
+    "active_prefill_tokens",
+    "active_requests",
+    "batches",
+    "blocks_held",
+    "blocks_removed",
+    "blocks_stored",
+    "cleared",
+    "decisions",
+    "disconnects",
+    "duplicates",
+    "emptied",
+    "gaps",
+    "handshakes_failed",
+    "messages_dropped",
+    "messages_dropped_broken",
+    "messages_no_room",
+    "messages_oversized",
+    "messages_passed_over",
+    "messages_waiting",
+    "others_requests",
+    "overlaps_found",
+    "rebuilds",
+    "repeats_missed",
+    "replays_answered",
+    "replays_asked",
+    "replays_timed_out",
+    "replays_unfillable",
+    "resets",
+    "restarts",
+    "state",
+    "trust",
+    "trust_reason",
+    "undecodable",
+];
+
 counters! {
     /// Per worker, counted by its ingest thread: its event stream.
     WorkerCounter {

@@ -77,7 +77,7 @@ impl ConnectArgs {
             socket_mode: config.serve.socket_mode,
             access: config.serve.access,
             sandbox: config.sandbox.mode,
-            metrics_port: config.metrics.port,
+            metrics: config.metrics.address(),
         };
         Ok((plan, config.log))
     }

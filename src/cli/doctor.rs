@@ -69,7 +69,8 @@ impl DoctorArgs {
         Ok(if is_well { Exit::Done } else { Exit::Refused })
     }
 
-    fn examine(&self) -> Vec<Finding> {
+    /// All findings: the command's own, and those of the daemon and the gateway.
+    pub(super) fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let config = self.config.as_deref().and_then(|path| {
             match config::load(Some(path), &Environment::default(), &Flags::default()) {
@@ -102,7 +103,7 @@ impl DoctorArgs {
             }
         };
         findings.extend(check_version(&page.daemon_version, env!("CARGO_PKG_VERSION")));
-        findings.extend(check_metrics(page.metrics_port, scrape));
+        findings.extend(check_metrics(metrics_address(&page, config), scrape));
         findings.extend(config.and_then(|config| check_config(config, &spaces, &page)));
         findings.extend(page.findings);
         findings
@@ -162,27 +163,31 @@ fn check_version(daemon: &str, own: &str) -> Option<Finding> {
     (daemon != own).then(|| finding_of(Symptom::VersionDiffers, format!("The daemon is {daemon}, this command {own}.")))
 }
 
-/// Checks that the port serves the daemon's metrics; 0 = no metrics port.
-fn check_metrics(port: u16, scrape: impl Fn(u16) -> io::Result<String>) -> Option<Finding> {
-    if port == 0 {
-        return None;
+/// Where the daemon serves its metrics: the port that it names is at 127.0.0.1, another address is in its configuration.
+pub(super) fn metrics_address(page: &StatusPage, config: Option<&Config>) -> Option<SocketAddr> {
+    match page.metrics_port {
+        0 => config.and_then(|config| config.metrics.address()),
+        port => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
     }
-    match scrape(port) {
+}
+
+/// Checks that the address serves the daemon's metrics; `None` = there is no metrics port.
+fn check_metrics(address: Option<SocketAddr>, scrape: impl Fn(SocketAddr) -> io::Result<String>) -> Option<Finding> {
+    let address = address?;
+    match scrape(address) {
         Ok(page) if page.contains("kvrouted_") => None,
-        Ok(_) => Some(finding_of(Symptom::MetricsUnreachable, format!("Something else answers on port {port}."))),
-        Err(error) => {
-            Some(finding_of(Symptom::MetricsUnreachable, format!("127.0.0.1:{port} does not answer: {error}.")))
-        }
+        Ok(_) => Some(finding_of(Symptom::MetricsUnreachable, format!("Something else answers on {address}."))),
+        Err(error) => Some(finding_of(Symptom::MetricsUnreachable, format!("{address} does not answer: {error}."))),
     }
 }
 
 /// Reads the beginning of the metrics page.
-fn scrape(port: u16) -> io::Result<String> {
-    get(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/metrics", SCRAPE_BYTES_MAX)
+fn scrape(address: SocketAddr) -> io::Result<String> {
+    get(address, "/metrics", SCRAPE_BYTES_MAX)
 }
 
 /// Reads the first bytes of a page: headers and body.
-fn get(address: SocketAddr, path: &str, bytes_max: u64) -> io::Result<String> {
+pub(super) fn get(address: SocketAddr, path: &str, bytes_max: u64) -> io::Result<String> {
     let timeout = Duration::from_secs(SCRAPE_S_MAX);
     let mut stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -319,7 +324,7 @@ fn report_json(findings: &[Finding]) -> serde_json::Result<String> {
 }
 
 /// A paragraph for each finding.
-fn report_text(findings: &[Finding], now_unix_ms: u64) -> String {
+pub(super) fn report_text(findings: &[Finding], now_unix_ms: u64) -> String {
     if findings.is_empty() {
         return "nothing is wrong".to_owned();
     }
@@ -390,13 +395,14 @@ mod tests {
 
     #[test]
     fn releases_and_the_metrics_port_are_checked() {
+        let at = Some(SocketAddr::from(([10, 0, 0, 5], 1)));
         assert_eq!(check_version("1.0", "1.0"), None);
         assert_eq!(name(check_version("", "1.0")), "version_differs");
         assert_eq!(name(check_version("1.1", "1.0")), "version_differs");
-        assert_eq!(check_metrics(0, |_| Err(io::ErrorKind::Other.into())), None);
-        assert_eq!(check_metrics(1, |_| Ok("kvrouted_routes_total 1".into())), None);
-        assert_eq!(name(check_metrics(1, |_| Ok("nginx".into()))), "metrics_unreachable");
-        assert_eq!(name(check_metrics(1, |_| Err(io::ErrorKind::ConnectionRefused.into()))), "metrics_unreachable");
+        assert_eq!(check_metrics(None, |_| Err(io::ErrorKind::Other.into())), None);
+        assert_eq!(check_metrics(at, |_| Ok("kvrouted_routes_total 1".into())), None);
+        assert_eq!(name(check_metrics(at, |_| Ok("nginx".into()))), "metrics_unreachable");
+        assert_eq!(name(check_metrics(at, |_| Err(io::ErrorKind::ConnectionRefused.into()))), "metrics_unreachable");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod process_status;
 mod query;
 mod relay;
 mod replay;
+mod report;
 mod reset;
 mod router_status;
 mod serve;
@@ -42,6 +43,7 @@ use self::doctor::DoctorArgs;
 use self::manual::{CompletionsArgs, ManArgs};
 use self::query::QueryArgs;
 use self::replay::ReplayArgs;
+use self::report::ReportArgs;
 use self::reset::ResetArgs;
 #[cfg(feature = "simulate")]
 use self::simulate::SimulateArgs;
@@ -84,6 +86,8 @@ pub enum Command {
     Top(TopArgs),
     /// Find what is wrong with a running daemon and its fleet, and what to do about it.
     Doctor(DoctorArgs),
+    /// Write an archive about a daemon, without secrets and prompts, to pass on to support.
+    Report(ReportArgs),
     /// Run a relay beside one engine: publish its events again, hashed, so that no loss goes unnoticed.
     Relay(Box<RelayArgs>),
     /// Give the clients of this host the daemon of another host: a local socket, carried over TLS.
@@ -136,6 +140,7 @@ impl Command {
             Self::Status(args) => args.run(),
             Self::Top(args) => args.run(),
             Self::Doctor(args) => args.run(),
+            Self::Report(args) => args.run(),
             Self::Worker(args) => args.run(),
             Self::Config(args) => args.run(),
             Self::Replay(args) => args.run(),

@@ -145,7 +145,7 @@ fn plan(config: &Config) -> Result<RelayPlan, String> {
         worker: worker.worker,
         ingest,
         sandbox: config.sandbox.mode,
-        metrics_port: config.metrics.port,
+        metrics: config.metrics.address(),
         metrics_hosts: config.metrics.hosts.clone(),
         ..RelayPlan::new(&config.relay.endpoint, &config.relay.replay, source)
     })

@@ -88,7 +88,8 @@ struct WorkerJson {
     counters: Map<String, Value>,
 }
 
-fn json(page: &StatusPage) -> serde_json::Result<String> {
+/// The status as one JSON object.
+pub(super) fn json(page: &StatusPage) -> serde_json::Result<String> {
     let finding = |of: &Finding| FindingJson { finding: of.name.clone(), harm: of.harm.name() };
     let worker = |line: &WorkerStatus| WorkerJson {
         worker_id: line.worker.id.0,

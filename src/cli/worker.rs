@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
+use serde_json::{Value, json};
 
 use super::exit::{Exit, Failure};
 use super::{admin, status};
@@ -114,19 +115,23 @@ fn pairs(fields_text: &[String]) -> Result<Vec<(String, String)>, String> {
     fields.map(pair).collect()
 }
 
+/// The workers and their sources as JSON.
+pub(super) fn listed(page: &StatusPage) -> Value {
+    let worker = |line: &WorkerStatus| {
+        json!({
+            "worker_id": line.worker.id.0, "dp_rank": line.worker.rank.0, "name": line.name, "model": line.model,
+            "state": line.state.name(), "source": line.source,
+        })
+    };
+    json!({
+        "workers": page.workers.iter().map(worker).collect::<Vec<_>>(), "sources": status::sources_json(&page.sources),
+    })
+}
+
 fn list(page: &StatusPage, json: bool) -> Result<Exit, Failure> {
     let (workers, sources) = (&page.workers, &page.sources);
     let text = if json {
-        let worker = |line: &WorkerStatus| {
-            serde_json::json!({
-                "worker_id": line.worker.id.0, "dp_rank": line.worker.rank.0, "name": line.name, "model": line.model,
-                "state": line.state.name(), "source": line.source,
-            })
-        };
-        serde_json::json!({
-            "workers": workers.iter().map(worker).collect::<Vec<_>>(), "sources": status::sources_json(sources),
-        })
-        .to_string()
+        listed(page).to_string()
     } else {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED).set_header(["worker", "name", "model", "state", "source"]);

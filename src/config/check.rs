@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use super::document::{Draft, TableDraft};
@@ -118,13 +119,18 @@ fn http(draft: &Draft, problems: &mut Vec<Problem>) -> HttpConfig {
             format!("`{host}` is not a host name, an IP address, a network, ipc or *; leave out scheme and port");
         problems.push(entry.problem("worker_hosts", message));
     }
-    let metrics = &draft.metrics;
-    if http.port != 0 && http.port == metrics.value.port && http.listen.is_loopback() {
+    let metrics = &draft.metrics.value;
+    if http.port != 0 && http.port == metrics.port && overlap(http.listen, metrics.listen) {
         let message =
             "is also metrics.port; remove metrics.port, as the HTTP port serves /metrics too, or choose another port";
         problems.push(entry.problem("port", message));
     }
     http
+}
+
+/// Whether no two sockets can have one port at these addresses.
+fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    one == other || one.is_unspecified() || other.is_unspecified() || (one.is_loopback() && other.is_loopback())
 }
 
 /// A router that tells others its load must prove who it is, and one that does not cannot hear others.

@@ -541,7 +541,7 @@ fn type_name(item: &Item) -> &'static str {
 }
 
 /// Line and column, from 1, of a byte of the document.
-fn location_at(text: &str, offset: usize) -> Location {
+pub(super) fn location_at(text: &str, offset: usize) -> Location {
     let before = &text[..floor_char(text, offset)];
     let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;

@@ -15,6 +15,7 @@ mod fields;
 #[cfg(feature = "simulate")]
 mod fleet_file;
 mod load;
+mod masked;
 mod overrides;
 mod problem;
 mod reload;
@@ -50,6 +51,7 @@ pub use example::example_fleet;
 pub use fleet_file::{EngineGroup, FleetChangeName, FleetFile, FleetRouters, WorkerChange, parse_fleet};
 pub use load::{Flags, Setting, load, parse, parse_as, parse_over, text_of};
 pub(crate) use load::{policy_with, socket_default};
+pub use masked::{MaskedConfig, Unshowable, without_secrets};
 pub use overrides::{Environment, Override, VARIABLE_PREFIX, variable_of};
 #[cfg(feature = "simulate")]
 pub(crate) use problem::nearest;
@@ -315,12 +317,37 @@ pub struct AdminConfig {
 }
 
 /// `[metrics]`: the metrics page.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MetricsConfig {
-    /// The TCP port on the loopback interface; 0 = none.
+    /// The TCP port; 0 = none.
     pub port: u16,
+    /// The address to bind.
+    pub listen: IpAddr,
+    /// The largest fleet of which the page has every metric of each worker.
+    pub detailed_workers_max: usize,
     /// Host names that requests may use, besides IP addresses and `localhost`; `*` = any.
     pub hosts: Vec<String>,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { port: 0, listen: IpAddr::V4(Ipv4Addr::LOCALHOST), detailed_workers_max: 0, hosts: Vec::new() }
+    }
+}
+
+impl MetricsConfig {
+    /// The address and port to bind; `None` = no port.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        (self.port != 0).then(|| SocketAddr::new(self.listen, self.port))
+    }
+
+    /// The port at which 127.0.0.1 answers; 0 = none does.
+    #[must_use]
+    pub fn local_port(&self) -> u16 {
+        let is_local = self.listen == IpAddr::V4(Ipv4Addr::LOCALHOST) || self.listen.is_unspecified();
+        if is_local { self.port } else { 0 }
+    }
 }
 
 /// `[http]`: the HTTP port, for clients of Dynamo's standalone indexer and selection service.

@@ -34,9 +34,9 @@ fn table_schema(table: &TableInfo) -> Value {
             fields: policy.fields.iter().filter(|field| field.is_live).cloned().collect(),
             ..policy.clone()
         };
-        properties.insert(fields::POLICY.name.to_owned(), object(&own, own_policy(&own)));
+        properties.insert(fields::POLICY.name.to_owned(), object(&own, &own_policy(&own)));
     }
-    let one = object(table, properties);
+    let one = object(table, &properties);
     if table.is_repeated { json!({ "type": "array", "items": one }) } else { one }
 }
 
@@ -52,7 +52,7 @@ fn own_policy(own: &TableInfo) -> Map<String, Value> {
     own.fields.iter().map(schema).collect()
 }
 
-fn object(table: &TableInfo, properties: Map<String, Value>) -> Value {
+fn object(table: &TableInfo, properties: &Map<String, Value>) -> Value {
     let required: Vec<&str> = table.fields.iter().filter(|field| field.is_required).map(|field| field.name).collect();
     json!({
         "type": "object",

@@ -16,6 +16,11 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse(text)?)
 }
 
+/// Reads an IP address without a port.
+pub(super) fn address(text: &str) -> Result<IpAddr, ValueError> {
+    text.parse().map_err(|_| ValueError::new(format!("`{text}` is no IP address")))
+}
+
 pub(super) fn publisher(text: &str) -> Result<Endpoint, ValueError> {
     Ok(Endpoint::parse_publisher(text)?)
 }

@@ -12,6 +12,7 @@
 mod open;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,8 +71,8 @@ pub struct ConnectPlan {
     pub access: AccessConfig,
     /// What the process gives up once it has started.
     pub sandbox: sandbox::Mode,
-    /// The port of the metrics page on the loopback interface; 0 = no page.
-    pub metrics_port: u16,
+    /// The address and port of the metrics page; `None` = no page.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Serves local clients until SIGTERM or SIGINT.
@@ -93,7 +94,7 @@ pub fn run(plan: &ConnectPlan) -> Result<()> {
             hangup: listen(SignalKind::hangup())?,
         };
         let caller = Arc::new(Caller::new(plan, limit)?);
-        let port = MetricsPort::bind(plan.metrics_port, &[], &mut ListeningSockets::default())?;
+        let port = MetricsPort::bind(plan.metrics, &[], &mut ListeningSockets::default())?;
         let socket = BoundSocket::bind(&plan.socket, plan.socket_mode)?;
         confine(plan)?;
         let metrics = port.map(|port| start_metrics(port, &caller)).transpose()?;

@@ -16,7 +16,7 @@ use super::process_exposition;
 use super::statistics::{OthersPart, Statistics};
 use crate::fleet::Space;
 use crate::ids::Worker;
-use crate::ingest::exposition::{self, worker_labels, worker_labels_and};
+use crate::ingest::exposition::{self, WorkerFamilies, worker_labels, worker_labels_and};
 use crate::load::{Load, PrefillClass};
 use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
 use crate::shadow::ShadowTally;
@@ -39,9 +39,11 @@ impl Collector for Gatherer {
         let table = self.statistics.fleet.load();
         let views = self.statistics.views.of(&table);
         let views: Vec<_> = views.iter().map(|(record, view)| (record.worker, &**view)).collect();
-        exposition::encode(&mut encoder, &views)?;
-        self.worker_gauges(&mut encoder)?;
-        self.worker_routes(&mut encoder)?;
+        let families = WorkerFamilies::of(table.workers.len(), self.statistics.detailed_workers_max);
+        exposition::encode(&mut encoder, &families, &views)?;
+        self.worker_gauges(&mut encoder, &families)?;
+        self.worker_routes(&mut encoder, &families)?;
+        families.encode_left_out(&mut encoder)?;
         self.findings(&mut encoder)?;
         self.cores(&mut encoder)?;
         self.daemon(&mut encoder)?;
@@ -58,10 +60,13 @@ impl Collector for Gatherer {
 }
 
 impl Gatherer {
-    fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    fn worker_routes(&self, encoder: &mut DescriptorEncoder<'_>, families: &WorkerFamilies) -> Result<(), fmt::Error> {
         let table = self.statistics.fleet.load();
         for counter in RouteCounter::ALL {
             let name = format!("kvrouted_worker_{}", counter.name());
+            if !families.keeps(&name) {
+                continue;
+            }
             let mut family = encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             for record in &table.workers {
                 let (labels, value) = (worker_labels(record.worker), self.statistics.routed(record.index, *counter));
@@ -95,14 +100,16 @@ impl Gatherer {
         Ok(())
     }
 
-    fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    fn worker_gauges(&self, encoder: &mut DescriptorEncoder<'_>, families: &WorkerFamilies) -> Result<(), fmt::Error> {
         let table = self.statistics.fleet.load();
         let name = "kvrouted_worker_predicted_blocks";
-        let help = "Blocks that a worker without events is predicted to hold.";
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for record in &table.workers {
-            if let Some(blocks) = self.statistics.predictions.blocks_of(record) {
-                family.encode_family(&worker_labels(record.worker))?.encode_gauge(&(blocks as i64))?;
+        if families.keeps(name) {
+            let help = "Blocks that a worker without events is predicted to hold.";
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for record in &table.workers {
+                if let Some(blocks) = self.statistics.predictions.blocks_of(record) {
+                    family.encode_family(&worker_labels(record.worker))?.encode_gauge(&(blocks as i64))?;
+                }
             }
         }
         let name = "kvrouted_worker_state";
@@ -112,10 +119,10 @@ impl Gatherer {
             let labels = worker_labels_and(record.worker, "state", record.state.name());
             family.encode_family(&labels)?.encode_gauge(&1_i64)?;
         }
-        self.load_gauges(encoder)
+        self.load_gauges(encoder, families)
     }
 
-    fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    fn load_gauges(&self, encoder: &mut DescriptorEncoder<'_>, families: &WorkerFamilies) -> Result<(), fmt::Error> {
         let table = self.statistics.fleet.load();
         type Pick = fn(&Load, &OthersPart) -> u64;
         let gauges: [(&str, &str, Pick); 6] = [
@@ -149,7 +156,7 @@ impl Gatherer {
         let loads = &self.statistics.loads;
         let of_worker = |index| (loads.read(index), OthersPart::of(loads, index));
         let values: Vec<_> = table.workers.iter().map(|record| of_worker(record.index)).collect();
-        for (name, help, pick) in gauges {
+        for (name, help, pick) in gauges.into_iter().filter(|(name, ..)| families.keeps(name)) {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (record, (load, others)) in table.workers.iter().zip(&values) {
                 let labels = worker_labels(record.worker);
@@ -197,6 +204,11 @@ impl Gatherer {
                 self.statistics.loads.active_bytes() as i64,
             ),
             ("kvrouted_fleet_version", "Version of the fleet table.", self.statistics.fleet.load().version as i64),
+            (
+                "kvrouted_ready",
+                "1 while GET /ready answers with 200: the daemon does not drain, no thread is stalled, the load of other routers is known, and a worker may be chosen.",
+                i64::from(self.statistics.takes_requests()),
+            ),
         ];
         for (name, help, value) in gauges {
             encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
@@ -351,6 +363,7 @@ mod tests {
     use crate::daemon::statistics::{MemoryFigures, OpenFiles};
     use crate::fleet::{Fleet, FleetTable};
     use crate::ingest::descriptors::{self, Takers};
+    use crate::limits::WORKERS_MAX;
     use crate::load::{Loads, LoadsConfig};
     use crate::metrics::{ConnectCounter, RelayCounter};
     use crate::requests::{DecisionRecording, PredictionAccess, RequestQueue};
@@ -382,6 +395,8 @@ mod tests {
                 resident: Gauge::default(),
             },
             watchlist: Watchlist::default(),
+            is_draining: Arc::default(),
+            detailed_workers_max: WORKERS_MAX,
             open_files: OpenFiles {
                 descriptors: descriptors::divide(1 << 20, Takers::default()).unwrap(),
                 takers: Takers::default(),

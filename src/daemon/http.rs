@@ -49,7 +49,7 @@ impl Http {
         ingest_threads: &Arc<IngestThreads>,
     ) -> Result<Self> {
         let (send, changes) = mpsc::channel(HTTP_CHANGES_WAITING_MAX);
-        let is_draining = Arc::<AtomicBool>::default();
+        let is_draining = Arc::clone(&statistics.is_draining);
         let start = |port: HttpPort| {
             let metrics = statistics.cores.get(cores).map_or_else(Arc::<CoreMetrics>::default, Arc::clone);
             let counted = HttpMetrics { http: Arc::clone(&statistics.http), core: Arc::clone(&metrics.counters) };

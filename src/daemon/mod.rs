@@ -192,7 +192,7 @@ impl Daemon {
         account(&resources.memory, &tables, &lanes, &handles);
         let (desired, running) = desired_and_running(config, &records, &counters);
         let (counted, of_process) = ((&snapshots.stats, load_reports, routers_view), (resources, handles.clone()));
-        let stats = Arc::new(Statistics::new((&tables, &lanes), views, core_metrics, &counters, counted, of_process));
+        let stats = Statistics::new((&tables, &lanes, config), views, core_metrics, &counters, counted, of_process);
         let doctor = Arc::new(Doctor::new(&stats));
         let shown = (&stats, &doctor);
         let reconciler =
@@ -664,7 +664,8 @@ mod tests {
         let counters = Arc::default();
         let (of_process, counted) =
             ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default(), Arc::default()));
-        let statistics = Statistics::new(served, views, Vec::new(), &counters, counted, of_process);
+        let shared = (&tables, &lanes, &config);
+        let statistics = Statistics::new(shared, views, Vec::new(), &counters, counted, of_process);
         let (memory, watchdog) = start_watches(&config, &resources, &statistics).unwrap();
         let others = OtherThreads {
             predictor: None,

@@ -80,7 +80,7 @@ impl Listeners {
         let routing = of.unix(&config.serve.socket, SocketType::STREAM, config.serve.socket_mode)?;
         let admin = of.unix(&config.serve.admin_socket, SocketType::STREAM, config.admin.socket_mode)?;
         let next = of.unix(&next_path(&config.serve.socket), SocketType::SEQPACKET, NEXT_SOCKET_MODE)?;
-        let scrapes = MetricsPort::bind(config.metrics.port, &config.metrics.hosts, of)?;
+        let scrapes = MetricsPort::bind(config.metrics.address(), &config.metrics.hosts, of)?;
         let (http, remote) = (HttpPort::bind(&config.http, of)?, RemotePort::bind(&config.remote, of)?);
         let routers = RoutersPort::open(config, of)?;
         Ok(Self { routing, admin, next, admissions, scrapes, http, remote, routers, sockets })

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::RwLock;
 
 use super::resources::Resources;
 use crate::budget::{Gauge, MemoryAccounts, ShedFlags};
+use crate::config::Config;
 use crate::fleet::{Fleet, FleetTable, WorkerRecord};
 use crate::ids::WorkerIndex;
 use crate::ingest::WorkerView;
@@ -45,6 +47,10 @@ pub(super) struct Statistics {
     pub(super) memory: MemoryFigures,
     pub(super) watchlist: Watchlist,
     pub(super) open_files: OpenFiles,
+    /// Whether the daemon ends: it takes no new selections and changes.
+    pub(super) is_draining: Arc<AtomicBool>,
+    /// The largest fleet of which the metrics page has every metric of each worker.
+    pub(super) detailed_workers_max: usize,
 }
 
 /// The part of a worker's load that other routers told.
@@ -101,18 +107,18 @@ pub(super) type OpenFilesRow = (&'static str, u64, u64);
 impl Statistics {
     /// The statistics of the shared tables, of each thread that decides, and of the rest of the daemon.
     pub(super) fn new(
-        (tables, lanes): (&RequestTables, &Arc<Lanes>),
+        (tables, lanes, config): (&RequestTables, &Arc<Lanes>, &Config),
         views: Arc<WorkerViews>,
         cores: Vec<Arc<CoreMetrics>>,
         daemon: &Arc<CounterSet<DaemonCounter>>,
         (snapshots, load_reports, routers): (&Arc<SnapshotStats>, Arc<CounterSet<LoadReportCounter>>, Arc<RoutersView>),
         (resources, threads): (&Resources, Vec<CoreHandle>),
-    ) -> Self {
+    ) -> Arc<Self> {
         let Resources { memory, shed, watchlist, descriptors, takers, .. } = resources;
         let (descriptors, takers, open) = (*descriptors, *takers, Gauge::default());
         let open_files = OpenFiles { descriptors, takers, cores: threads, open };
         let memory = MemoryFigures { accounts: memory.clone(), flags: shed.clone(), resident: Gauge::default() };
-        Self {
+        Arc::new(Self {
             fleet: Arc::clone(&tables.fleet),
             loads: Arc::clone(&tables.loads),
             policies: Arc::clone(&tables.policies),
@@ -132,13 +138,22 @@ impl Statistics {
             memory,
             watchlist: watchlist.clone(),
             open_files,
-        }
+            is_draining: Arc::default(),
+            detailed_workers_max: config.metrics.detailed_workers_max,
+        })
     }
 
     /// Whether the daemon may be sent requests: its threads go round, and the load of other routers is known or was awaited
     /// for long enough.
     pub(super) fn is_ready(&self) -> bool {
         !self.watchlist.is_stalled() && !self.routers.is_joining()
+    }
+
+    /// Whether `GET /ready` answers with 200: it is ready, does not drain, and a worker may be chosen.
+    pub(super) fn takes_requests(&self) -> bool {
+        // Relaxed: nothing else hangs on it.
+        let is_draining = self.is_draining.load(Ordering::Relaxed);
+        !is_draining && self.is_ready() && self.fleet.load().has_schedulable()
     }
 
     /// The division of open files. Publishers are those of events and of loads.

@@ -89,7 +89,7 @@ impl Administration {
             sources: if cursor == 0 { self.desired.sources() } else { Vec::new() },
             findings: if next_cursor.is_none() { shortened(findings.to_vec()) } else { Vec::new() },
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
-            metrics_port: self.running.now().metrics.port,
+            metrics_port: self.running.now().metrics.local_port(),
             routers: if cursor == 0 { other_routers::rows(&self.statistics.routers.shown()) } else { Vec::new() },
             fleet_version: table.version,
             instance_id: self.tables.instance_id(),

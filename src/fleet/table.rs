@@ -140,6 +140,12 @@ pub struct FleetTable {
 }
 
 impl FleetTable {
+    /// Whether any worker may be chosen.
+    #[must_use]
+    pub fn has_schedulable(&self) -> bool {
+        self.workers.iter().any(|record| record.state.is_schedulable())
+    }
+
     /// The space with this number.
     #[must_use]
     pub fn space(&self, id: SpaceId) -> Option<&Space> {

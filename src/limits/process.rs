@@ -85,7 +85,7 @@ pub const HTTP_BYTES_MAX: u64 = HTTP_BODIES_BYTES_MAX
     + (HTTP_RECORDS_MAX * HTTP_RECORD_BYTES_MAX / 4) as u64;
 /// The least of it, bytes, besides the largest body.
 pub const HTTP_BYTES_MIN: u64 = 8 << 20;
-/// Metrics pages in memory, most, bytes. A page about 4096 workers has some 20 MiB.
+/// Metrics pages in memory, most, bytes. A page with all metrics of 4096 workers has 27 MB.
 pub const METRICS_PAGES_BYTES_MAX: u64 = 256 << 20;
 /// The least of it, bytes.
 pub const METRICS_PAGES_BYTES_MIN: u64 = 1 << 20;

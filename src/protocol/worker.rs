@@ -41,6 +41,12 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
+    /// Whether requests may be sent to it as long as others like it are there.
+    #[must_use]
+    pub const fn is_schedulable(self) -> bool {
+        matches!(self, Self::Joining | Self::Ready)
+    }
+
     /// The lower-case name used in logs, metrics and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -27,6 +27,7 @@ mod snapshot;
 mod snapshot_taker;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +48,8 @@ use crate::fleet::{EventSource, Fleet, FleetTable, SchemeCell, TrustCell};
 use crate::ids::{DpRank, Scheme, ShardId, SpaceId, Worker, WorkerIndex};
 use crate::index::{self, ShardLimits};
 use crate::ingest::{
-    self, IngestConfig, IngestHandle, PublisherPlan, RelayName, Republisher, ShardPlan, WorkerView, exposition,
+    self, IngestConfig, IngestHandle, PublisherPlan, RelayName, Republisher, ShardPlan, WorkerView,
+    exposition::{self, WorkerFamilies},
 };
 use crate::limits::{
     RELAY_ANSWER_BYTES_MAX, RELAY_ANSWER_MESSAGES_MAX, RELAY_BUFFER_BATCHES_DEFAULT, RELAY_BUFFER_BYTES_DEFAULT,
@@ -131,8 +133,8 @@ pub struct RelayPlan {
     pub ingest: IngestConfig,
     /// What the relay gives up once it has started.
     pub sandbox: sandbox::Mode,
-    /// The port of the metrics page on the loopback interface; 0 = no page.
-    pub metrics_port: u16,
+    /// The address and port of the metrics page; `None` = no page.
+    pub metrics: Option<SocketAddr>,
     /// Host names that requests for that page may use, beside IP addresses and `localhost`.
     pub metrics_hosts: Vec<String>,
 }
@@ -158,7 +160,7 @@ impl RelayPlan {
             heartbeat_ms: RELAY_HEARTBEAT_MS,
             ingest: IngestConfig::default(),
             sandbox: sandbox::Mode::Off,
-            metrics_port: 0,
+            metrics: None,
             metrics_hosts: Vec::new(),
         }
     }
@@ -367,7 +369,7 @@ pub fn run(plan: &RelayPlan) -> Result<()> {
         drop(signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(system)?);
         let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
-        let port = MetricsPort::bind(plan.metrics_port, &plan.metrics_hosts, &mut ListeningSockets::default())?;
+        let port = MetricsPort::bind(plan.metrics, &plan.metrics_hosts, &mut ListeningSockets::default())?;
         let relay = Relay::start(plan)?;
         let metrics = port.map(|port| start_metrics(port, &relay)).transpose()?;
         sandbox::enter(ThreadKind::RelayControl);
@@ -443,7 +445,7 @@ impl Collector for Sources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         exposition::counters_of(&mut encoder, &self.counters)?;
         exposition::counters_of(&mut encoder, &self.pages)?;
-        exposition::encode(&mut encoder, &[(self.worker, &self.view)])?;
+        exposition::encode(&mut encoder, &WorkerFamilies::default(), &[(self.worker, &self.view)])?;
         exposition::sandbox(&mut encoder)
     }
 }

@@ -10,11 +10,11 @@
 //! page is served for a while before the next is made. The number of pages in memory is bounded, however slowly they
 //! are read.
 //!
-//! The port is on the loopback interface, and off unless it is configured. Every user of the machine can reach it, also
-//! those that may not use the sockets. So its connections are few and short.
+//! The port is off unless it is configured, and on the loopback interface unless the configuration names another address.
+//! Every user of the machine can reach it, also those that may not use the sockets. So its connections are few and short.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -60,16 +60,14 @@ pub struct MetricsPort {
 }
 
 impl MetricsPort {
-    /// Binds a port of the loopback interface, which also answers to the names in `hosts`; 0 = no port.
+    /// Binds an address, if there is one. The port also answers to the names in `hosts`.
     ///
     /// # Errors
     /// [`Kind::System`](crate::error::Kind::System) if the port is taken or may not be bound.
-    pub fn bind(port: u16, hosts: &[String], sockets: &mut ListeningSockets) -> Result<Option<Self>> {
-        if port == 0 {
-            return Ok(None);
-        }
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let listener = sockets.tcp(address, PORT, "choose another metrics.port")?;
+    pub fn bind(address: Option<SocketAddr>, hosts: &[String], sockets: &mut ListeningSockets) -> Result<Option<Self>> {
+        let Some(address) = address else { return Ok(None) };
+        let listener =
+            sockets.tcp(address, PORT, "choose another metrics.port, or a metrics.listen of this machine")?;
         Ok(Some(Self { listener, turns: sockets.turns().clone(), hosts: hosts.to_vec() }))
     }
 }
@@ -324,6 +322,7 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use std::sync::mpsc as std_mpsc;
     use std::thread;
 

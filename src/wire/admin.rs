@@ -152,7 +152,7 @@ pub struct StatusPage {
     pub findings: Vec<Finding>,
     /// The daemon's release; empty from an older daemon.
     pub daemon_version: String,
-    /// The port of the metrics page on the loopback interface; 0 = none.
+    /// The port of the metrics page at 127.0.0.1; 0 = none.
     pub metrics_port: u16,
     /// The routers, this one among them, on the first page; none = it shares no load.
     pub routers: Vec<RouterStatus>,

@@ -18,10 +18,12 @@ mod journal;
 mod kit;
 mod laws;
 mod memory;
+mod metrics;
 /// Events of workers that a relay stores at a NATS server.
 #[cfg(feature = "nats")]
 mod nats_events;
 mod previous;
+mod report;
 mod routers;
 mod serve;
 mod service_manager;

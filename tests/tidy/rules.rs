@@ -27,6 +27,7 @@ const LAYERS: &[&[&str]] = &[
         "log_quota",
         "log_writer",
         "machine",
+        "masking",
         "trust",
         "finding",
         "metrics",

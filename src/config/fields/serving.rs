@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::live;
-use crate::config::field::{Field, Kind, Preset, Section, ValueError};
+use crate::config::field::{Field, Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{AccessConfig, AdminConfig, HttpConfig, IoSetting, MetricsConfig, ServeConfig};
 use crate::limits;
@@ -219,14 +219,37 @@ pub(in crate::config) static ADMIN: Section<AdminConfig> = Section {
 pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
     name: "metrics",
     repeated: false,
-    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. `kvrouted relay` also has one.",
+    doc: "The Prometheus page, http://127.0.0.1:PORT/metrics. It asks for no credentials. `kvrouted relay` also has one.",
     fields: &[
         restart!(
             metrics.port,
             "TCP port",
             Value("0"),
             Integer { min: 0, max: u16::MAX as u64, set: |c, v| c.port = v as u16 },
-            "The port of the metrics page, on the loopback interface only. 0: no metrics page.",
+            "The port of the metrics page. 0: no metrics page.",
+        ),
+        restart!(
+            metrics.listen,
+            "",
+            Value("127.0.0.1"),
+            Parsed {
+                what: "an IP address in quotes, such as \"127.0.0.1\"",
+                set: |c, text| {
+                    c.listen = values::address(text)?;
+                    Ok(())
+                },
+            },
+            "The address to bind. On an address other than the loopback interface, everyone who can reach it may read the page: names of\n\
+             models, workers, classes and principals, and their load. `kvrouted doctor` looks for the page at 127.0.0.1 or, with\n\
+             --config, here.",
+        ),
+        restart!(
+            metrics.detailed_workers_max,
+            "workers",
+            Value("1024"),
+            Integer { min: 0, max: limits::WORKERS_MAX as u64, set: |c, v| c.detailed_workers_max = v as usize },
+            "Of a larger fleet, the page has only those metrics of each worker that the alerts and dashboards in ops/ use; the metric\n\
+             kvrouted_metrics_left_out counts the others. A worker takes 6.5 kB of the page with all of them.",
         ),
         restart!(
             metrics.hosts,
@@ -258,7 +281,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             Parsed {
                 what: "an IP address in quotes, such as \"127.0.0.1\"",
                 set: |c, text| {
-                    c.listen = text.parse().map_err(|_| ValueError::new(format!("`{text}` is no IP address")))?;
+                    c.listen = values::address(text)?;
                     Ok(())
                 },
             },

@@ -333,7 +333,7 @@ fn known_to(fleet: &FleetTable, id: u64) -> Option<RegisteredWorker> {
     fields.kv_events_endpoints = Some(endpoints).filter(|endpoints| !endpoints.is_empty());
     let mut record = RegisteredWorker::new(id, fields);
     let is = |state: WorkerState| ranks.iter().any(|record| record.state == state);
-    record.lifecycle = if is(WorkerState::Ready) || is(WorkerState::Joining) {
+    record.lifecycle = if ranks.iter().any(|record| record.state.is_schedulable()) {
         Lifecycle::Schedulable
     } else if is(WorkerState::Draining) {
         Lifecycle::Draining

@@ -59,6 +59,8 @@
 //!   names them, and are reused only after a grace period (`reclaim`).
 //! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the same
 //!   ones. Only the writer reads them. `name_map` maps a name to its word; the owner of the word's granule is the node.
+//! * The table and the name map have their memory from one pool of huge pages (`row_pool`), so that few of their lines
+//!   need a page that the processor has to look for.
 //! * Its **entries** (`node`) say which holder bits (`holders`) cover it: up to a first gap, and beyond the gap in a
 //!   bitmap, the **sparse coverage**. Readers see a device's holder bit as full or by its first gap, which suffices for
 //!   a walk from the root. Lower tiers, which a walk enters anywhere, and windows, which end anywhere, show their

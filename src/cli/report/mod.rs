@@ -24,7 +24,7 @@ use crate::limits::{REPORT_MINUTES_DEFAULT, REPORT_MINUTES_MAX};
 
 const REPORT_HELP: &str = "\
 The archive has no secrets, prompts or tokens of prompts; its README.txt says what each file is and what was left out.
-Look through it before you pass it on. It asks only the admin socket, and reads the metrics page; it changes nothing.
+Look through it before you pass it on. It asks the sockets and the metrics port of the daemon, reads files, and changes nothing.
 Exit code: 0 also if the daemon does not answer; 71 if the archive cannot be written.";
 
 /// Writes an archive about a daemon, for support: what it says of itself, its configuration, its journal, its machine.

@@ -124,11 +124,16 @@ fn word_masked(word: &str) -> String {
     if let Some((scheme, rest)) = word.split_once("://") {
         return format!("{scheme}://{}", address_masked(rest));
     }
-    if let Some((name, value)) = word.split_once(['=', ':'])
-        && is_secret_name(name)
-        && !value.is_empty()
+    if let Some((path, query)) = word.split_once('?')
+        && !query.is_empty()
     {
-        return format!("{name}={MASK}");
+        return format!("{}?{MASK}", word_masked(path));
+    }
+    if word.contains('&') {
+        return word.split('&').map(word_masked).collect::<Vec<_>>().join("&");
+    }
+    if let Some(masked) = value_masked(word) {
+        return masked;
     }
     if let Some((user, host)) = word.rsplit_once('@')
         && user.contains(':')
@@ -136,6 +141,19 @@ fn word_masked(word: &str) -> String {
         return format!("{MASK}@{host}");
     }
     if word.starts_with(['/', '.', '~']) { segments_masked(word) } else { segment_masked(word) }
+}
+
+/// A word with the values of secret names masked, if it has such a name.
+fn value_masked(word: &str) -> Option<String> {
+    let at = word.find(['=', ':'])?;
+    let ((name, sign), value) = (word[..=at].split_at(at), &word[at + 1..]);
+    if value.is_empty() {
+        return None;
+    }
+    if is_secret_name(name) {
+        return Some(format!("{name}={MASK}"));
+    }
+    value_masked(value).map(|value| format!("{}{sign}{value}", segment_masked(name)))
 }
 
 /// The part of a URL behind its scheme and its user.
@@ -200,6 +218,10 @@ mod tests {
             ("say tcp://10.0.0.1:5557?token=zzz", &["zzz"]),
             ("alice:hunter2@h", &["hunter2"]),
             ("password=hunter2", &["hunter2"]),
+            ("h:8000/x?password=hunter2", &["hunter2"]),
+            ("user=a&password=hunter2", &["hunter2"]),
+            ("/path?token=abc", &["abc"]),
+            ("x:token=abc", &["abc"]),
             ("Authorization: Bearer abc.def", &["abc"]),
             ("the api_key = \"hunter2\" is wrong", &["hunter2"]),
             ("hf_abcdefghij", &["abcdefghij"]),

@@ -73,7 +73,7 @@ impl DoctorArgs {
     pub(super) fn examine(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let config = self.config.as_deref().and_then(|path| {
-            match config::load(Some(path), &Environment::default(), &Flags::default()) {
+            match config::load(Some(path), &Environment::of_process(), &Flags::default()) {
                 Ok(config) => Some(config),
                 Err(problems) => {
                     findings.push(Finding { what: problems.to_string(), ..Symptom::ConfigInvalid.finding() });

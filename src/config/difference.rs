@@ -1,6 +1,6 @@
 //! What differs between two configurations, field by field, and what of it a running daemon takes over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::catalog;
 use super::document;
@@ -96,12 +96,13 @@ fn paths<'a>(one: &'a Config, other: &'a Config) -> impl Iterator<Item = String>
 
 fn fields_of_tables(was: &Config, is: &Config, difference: &mut Difference) {
     let waiting = was.waiting_for_restart(is);
+    let tables = (Tables::of(was), Tables::of(is));
     for path in paths(was, is) {
         let Some(table) = catalog::table(&path) else { continue };
         for field in &table.fields {
             let name = format!("{path}.{}", field.name);
-            let of = |config: &Config| effective(config, &path, field.name);
-            let (before, after) = (of(was), of(is));
+            let (before, after) =
+                (tables.0.effective(was, &path, field.name), tables.1.effective(is, &path, field.name));
             // Of a field that needs a restart, the values decide, not their notations.
             let differs = if path.starts_with("space[") {
                 before != after && (path.ends_with(".policy") || difference.is_refused)
@@ -116,23 +117,31 @@ fn fields_of_tables(was: &Config, is: &Config, difference: &mut Difference) {
     }
 }
 
-/// The value of a field in TOML, as written or by default. A space's own policy has only the fields in which it differs
-/// from [policy].
-fn effective(config: &Config, path: &str, field: &str) -> Option<String> {
-    let of = |path: &str| config.written.iter().find(|table| table.path == path);
-    let written = |path: &str| of(path).and_then(|table: &WrittenTable| table.value(field)).map(str::to_owned);
-    let default = || catalog::table(path).and_then(|table| table.field(field)?.default.clone());
-    if path.ends_with(".policy") {
-        let general = written(fields::POLICY.name).or_else(default);
-        return written(path).filter(|own| general.as_ref() != Some(own));
+/// The written tables of a configuration by their paths. There may be thousands.
+struct Tables<'a>(HashMap<&'a str, &'a WrittenTable>);
+
+impl<'a> Tables<'a> {
+    fn of(config: &'a Config) -> Self {
+        Self(config.written.iter().map(|table| (&table.path[..], table)).collect())
     }
-    let is_there = of(path).is_some() || !path.starts_with("space[");
-    written(path).or_else(|| is_there.then(default).flatten()).or_else(|| match (path, field) {
-        // Values that follow from other fields.
-        ("serve", "admin_socket") => config.serve.admin_socket.to_str().map(quoted),
-        ("http", "administer") => Some(config.http.administer.to_string()),
-        _ => None,
-    })
+
+    /// The value of a field in TOML, as written or by default. A space's own policy has only the fields in which it
+    /// differs from [policy].
+    fn effective(&self, config: &Config, path: &str, field: &str) -> Option<String> {
+        let written = |path: &str| self.0.get(path).and_then(|table| table.value(field)).map(str::to_owned);
+        let default = || catalog::table(path).and_then(|table| table.field(field)?.default.clone());
+        if path.ends_with(".policy") {
+            let general = written(fields::POLICY.name).or_else(default);
+            return written(path).filter(|own| general.as_ref() != Some(own));
+        }
+        let is_there = self.0.contains_key(path) || !path.starts_with("space[");
+        written(path).or_else(|| is_there.then(default).flatten()).or_else(|| match (path, field) {
+            // Values that follow from other fields.
+            ("serve", "admin_socket") => config.serve.admin_socket.to_str().map(quoted),
+            ("http", "administer") => Some(config.http.administer.to_string()),
+            _ => None,
+        })
+    }
 }
 
 /// A worker's fields with their values in TOML; `None` = it has none.

@@ -112,7 +112,7 @@ impl Writer {
             }
             let is_known = fields.contains(&name);
             let is_refused = !is_known || self.refused.contains(&format!("{path}.{name}"));
-            let is_hidden = HIDDEN.contains(&name) || is_secret_name(name);
+            let is_hidden = HIDDEN.contains(&name) || is_secret_name(name) || is_secret_in_place_of_a_path(name, item);
             let shown = item.as_value().filter(|_| !is_refused && !is_hidden).and_then(shown);
             let (value, is_whole) = shown.unwrap_or_else(|| (format!("\"{MASK}\""), false));
             self.out.masked += usize::from(!is_whole);
@@ -123,6 +123,12 @@ impl Writer {
             }
         }
     }
+}
+
+/// Whether a field for the path of a file has something that may be the secret itself.
+fn is_secret_in_place_of_a_path(name: &str, item: &Item) -> bool {
+    let is_path = |text: &str| ["/", "./", "../"].iter().any(|begins| text.starts_with(begins));
+    name.ends_with("_file") && !item.as_str().is_some_and(is_path)
 }
 
 /// A value as TOML, and whether it is as it was; `None` = a kind of value that no field has.

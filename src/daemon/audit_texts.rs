@@ -20,20 +20,26 @@ pub(super) fn worker_fields(before: &WorkerConfig, after: &WorkerConfig) -> (Str
     (before.join(" "), after.join(" "))
 }
 
-/// What differs, before and after.
+/// What differs, before and after. The numbers of workers come first: a line may have no room for all of them.
 pub(super) fn difference(difference: &Difference) -> (String, String) {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     let mut add = |name: &str, was: &str, is: &str| {
         before.push(format!("{name}={was}"));
         after.push(format!("{name}={is}"));
     };
+    let Difference { added, removed, changed, .. } = difference;
+    for (name, workers) in [("added", added.len()), ("removed", removed.len()), ("changed", changed.len())] {
+        if workers > 0 {
+            add(&format!("workers_{name}"), "0", &workers.to_string());
+        }
+    }
     let value = |value: &Option<String>| value.clone().unwrap_or_else(|| ABSENT.to_owned());
     for FieldDifference { field, before, after, .. } in &difference.fields {
         add(field, &value(before), &value(after));
     }
-    difference.added.iter().for_each(|worker| add(&format!("worker {worker}"), ABSENT, "present"));
-    difference.removed.iter().for_each(|worker| add(&format!("worker {worker}"), "present", ABSENT));
-    for WorkerDifference { worker, fields } in &difference.changed {
+    added.iter().for_each(|worker| add(&format!("worker {worker}"), ABSENT, "present"));
+    removed.iter().for_each(|worker| add(&format!("worker {worker}"), "present", ABSENT));
+    for WorkerDifference { worker, fields } in changed {
         for FieldDifference { field, before, after, .. } in fields {
             add(&format!("worker {worker} {field}"), &value(before), &value(after));
         }
@@ -56,6 +62,10 @@ mod tests {
         let was = read("[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
         let is = read("[policy]\ntemperature = 1\n[[worker]]\nid = 2\ndraining = true\n[[worker]]\nid = 3\n");
         let (before, after) = difference(&was.difference(&is));
+        let counted =
+            |workers: u32| format!("workers_added={workers} workers_removed={workers} workers_changed={workers} ");
+        let (before, after) =
+            (before.strip_prefix(&counted(0)).expect("numbers"), after.strip_prefix(&counted(1)).expect("numbers"));
         assert_eq!(before, "policy.temperature=0.0 worker 3/0=absent worker 1/0=present worker 2/0 draining=false");
         assert_eq!(after, "policy.temperature=1.0 worker 3/0=present worker 1/0=absent worker 2/0 draining=true");
         let texts = worker_fields(&was.workers[1], &is.workers[0]);

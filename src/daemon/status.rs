@@ -114,19 +114,24 @@ impl Administration {
         let place = self.snapshots.place_to_remove()?;
         let held = self.blocks_of(&table, order);
         self.ingest_threads.reset(one, scope)?;
+        let object = order.worker.map_or_else(|| "every worker".to_owned(), |worker| worker.to_string());
+        // At once: the caller may leave before the snapshots are removed.
+        let what = if order.engine_cleared { "reset of device memory" } else { "reset" };
+        audit::changed(&caller, what, &object, (&format!("blocks={held}"), "blocks=0"));
         let workers = one.map_or(table.workers.iter().filter(|record| record.events.is_some()).count(), |_| 1) as u32;
         let snapshots = self.snapshots.clone();
         Ok(AdminAnswer::Later(Box::pin(async move {
             let remove = move || {
                 let _place = place;
-                snapshots.remove(order.worker)
+                let removed = snapshots.remove(order.worker)?;
+                if removed > 0 {
+                    let before = format!("snapshots={removed}");
+                    audit::changed(&caller, "snapshots removed", &object, (&before, "snapshots=0"));
+                }
+                Ok::<_, Error>(removed)
             };
             let panicked = |error| Error::new(Kind::Internal, "the removal panicked", "report it").caused_by(error);
             let snapshots = spawn_blocking(remove).await.map_err(panicked)?? as u32;
-            let object = order.worker.map_or_else(|| "every worker".to_owned(), |worker| worker.to_string());
-            let what = if order.engine_cleared { "reset of device memory" } else { "reset" };
-            let before = format!("blocks={held} snapshots={snapshots}");
-            audit::changed(&caller, what, &object, (&before, "blocks=0 snapshots=0"));
             Ok(AdminReply::Reset(ResetDone { workers, snapshots }))
         })))
     }
@@ -174,14 +179,13 @@ impl Administration {
         let versions = (before.version(), next.version());
         self.statistics.daemon.bump(DaemonCounter::PoliciesReplaced);
         self.tables.policies.store(Arc::new(next));
-        recording.set_shadow(&[], 0.0)?;
         let was = self.running.now().clone();
         self.running.ordered(&settings);
         let (fields_before, fields_after) = audit_texts::difference(&was.difference(&self.running.now()));
         let texts =
             (format!("version={} {fields_before}", versions.0), format!("version={} {fields_after}", versions.1));
         audit::changed(&caller, "shadow policy promoted", &"the policies", (&texts.0, &texts.1));
-        Ok(())
+        recording.set_shadow(&[], 0.0)
     }
 
     /// Administers the daemon with these tables.

@@ -609,7 +609,7 @@ impl ChunkTable {
     /// The first chunk has small pages: a shard that holds little takes little, and no event waits for a huge page.
     fn open(&self, chunk: usize, prefaulted: &mut PrefaultedChunk) -> Option<()> {
         let place = self.starts.get(chunk)?;
-        let new = || if chunk == 0 { pages::map_aligned(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
+        let new = || if chunk == 0 { pages::map_small(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
         let memory = prefaulted.take().or_else(new)?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. The content of the words is published later, by the
         // store that gives the reader their index; this orders only the chunk itself.

@@ -28,6 +28,15 @@ pub(super) fn map_aligned(bytes: usize) -> Option<NonNull<u8>> {
     NonNull::new(start)
 }
 
+/// As [`map_aligned`], of small pages, also where the system makes huge ones unasked.
+#[cfg(not(miri))]
+pub(super) fn map_small(bytes: usize) -> Option<NonNull<u8>> {
+    let start = map_aligned(bytes)?;
+    // SAFETY: as in `map_huge`.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxNoHugepage) };
+    Some(start)
+}
+
 /// As [`map_aligned`], of huge pages where the system has them.
 #[cfg(not(miri))]
 pub(super) fn map_huge(bytes: usize) -> Option<NonNull<u8>> {
@@ -94,6 +103,12 @@ pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
 /// As outside of miri.
 #[cfg(miri)]
 pub(super) fn map_aligned(bytes: usize) -> Option<NonNull<u8>> {
+    map(bytes)
+}
+
+/// As outside of miri.
+#[cfg(miri)]
+pub(super) fn map_small(bytes: usize) -> Option<NonNull<u8>> {
     map(bytes)
 }
 

@@ -21,11 +21,6 @@ const LINE_BYTES: usize = 64;
 const CHUNK_BYTES: usize = 2 << 20;
 /// Lines of a chunk, as a power of two.
 const CHUNK_ORDER: u32 = (CHUNK_BYTES / LINE_BYTES).ilog2();
-/// Lines of a small page, as a power of two.
-const PAGE_ORDER: u32 = 6;
-/// Lines that are still free when the writer asks for the next chunk: a quarter of a chunk. At a million names a second
-/// that leaves 40 ms.
-const AHEAD_LINES: usize = 1 << (CHUNK_ORDER - 2);
 /// Chunks without a row that keep their memory.
 const WHOLE_CHUNKS_KEPT: usize = 1;
 
@@ -118,6 +113,10 @@ struct RowPool {
     free_lines: usize,
     /// Of these, lines of the first chunk. They take no memory in blocks of a page or more.
     first_free_lines: usize,
+    /// The largest row so far, as a power of two.
+    order_most: u32,
+    /// Bytes of an ordinary page.
+    page_bytes: usize,
     next_chunk: PrefaultedChunk,
     maps_ahead: bool,
 }
@@ -135,6 +134,8 @@ impl RowPool {
             free: std::array::from_fn(|_| BTreeSet::new()),
             free_lines: 0,
             first_free_lines: 0,
+            order_most: 0,
+            page_bytes: rustix::param::page_size(),
             next_chunk: PrefaultedChunk::new(CHUNK_BYTES),
             maps_ahead: false,
         }
@@ -154,7 +155,9 @@ impl RowPool {
             self.free[half as usize].insert(first + (1 << half));
         }
         self.count_free(first, order, false);
-        if self.maps_ahead && self.free_lines < AHEAD_LINES {
+        self.order_most = self.order_most.max(order);
+        // The next row of that size needs another chunk.
+        if self.maps_ahead && self.find(self.order_most).is_none() {
             self.next_chunk.ask();
         }
         let chunk = self.chunks[chunk_of(first)].expect("a free block is in a chunk");
@@ -170,10 +173,8 @@ impl RowPool {
             return unsafe { pages::unmap(start.as_ptr(), bytes) };
         };
         let is_first = chunk_of(first) == 0;
-        if !is_first || of < PAGE_ORDER {
-            // SAFETY: the row's own lines.
-            unsafe { start.write_bytes(0, bytes) };
-        }
+        // SAFETY: the row's own lines.
+        unsafe { start.write_bytes(0, bytes) };
         self.count_free(first, of, true);
         let mut order = of;
         while order < CHUNK_ORDER && self.free[order as usize].remove(&(first ^ 1 << order)) {
@@ -181,7 +182,7 @@ impl RowPool {
             order += 1;
         }
         self.free[order as usize].insert(first);
-        if is_first && order >= PAGE_ORDER {
+        if is_first {
             self.discard(first, order);
         }
         if order == CHUNK_ORDER && !is_first {
@@ -207,11 +208,14 @@ impl RowPool {
     }
 
     fn growth_bytes(&self, bytes: usize) -> usize {
-        // A free block may be too small, so only where much is free nothing else is needed.
-        if bytes * 4 <= self.first_free_lines * LINE_BYTES {
-            bytes
-        } else {
-            bytes.next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES
+        // Of rows that are allocated from one block, and none freed, at most one block of each order stays free. So rows
+        // fit into a block if all of them together are no larger.
+        let largest = self.free.iter().rposition(|free| !free.is_empty()).map_or(0, |order| LINE_BYTES << order);
+        match bytes {
+            _ if bytes <= largest => bytes,
+            _ if bytes <= CHUNK_BYTES => bytes + CHUNK_BYTES,
+            // A row that does not fit leaves less free in a chunk than it is large.
+            _ => bytes + 2 * bytes.next_multiple_of(CHUNK_BYTES),
         }
     }
 
@@ -224,7 +228,7 @@ impl RowPool {
     fn open_chunk(&mut self) -> u32 {
         let at = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
         let memory = if at == 0 {
-            pages::map_aligned(CHUNK_BYTES)
+            pages::map_small(CHUNK_BYTES)
         } else {
             self.next_chunk.take().or_else(|| pages::map_huge(CHUNK_BYTES))
         };
@@ -247,10 +251,13 @@ impl RowPool {
         }
     }
 
-    /// Gives the pages of a free block of the first chunk back to the system.
+    /// Gives the pages of a free block of the first chunk back to the system, if it has some to itself. Its lines are
+    /// zero whatever comes of that.
     fn discard(&self, first: u32, order: u32) {
-        if let Some(chunk) = self.chunks[0] {
-            // SAFETY: whole pages inside the chunk, which no row has.
+        if let Some(chunk) = self.chunks[0]
+            && LINE_BYTES << order >= self.page_bytes
+        {
+            // SAFETY: inside the chunk, and no row's. A block begins at a multiple of its size, so these are whole pages.
             unsafe { pages::discard(chunk.add(line_of(first) * LINE_BYTES).as_ptr(), LINE_BYTES << order) };
         }
     }
@@ -335,6 +342,19 @@ mod tests {
         // What is left is whole: the first chunk, and the one that is kept.
         assert!(pool.idle_bytes() <= WHOLE_CHUNKS_KEPT * CHUNK_BYTES, "{}", pool.idle_bytes());
         assert!(pool.free[..CHUNK_ORDER as usize].iter().all(BTreeSet::is_empty));
+    }
+
+    #[test]
+    fn holes_are_not_taken_for_room() {
+        let mut pool = RowPool::new();
+        let mut rows: Vec<Row> = (0..1 << CHUNK_ORDER).map(|_| pool.allocate(1)).collect();
+        for at in (0..rows.len() / 2).rev() {
+            pool.free(rows.swap_remove(2 * at));
+        }
+        assert_eq!(pool.first_free_lines, 1 << (CHUNK_ORDER - 1));
+        assert!(pool.growth_bytes(LINE_BYTES) == LINE_BYTES && pool.growth_bytes(2 * LINE_BYTES) > CHUNK_BYTES);
+        let _row = pool.allocate(2);
+        assert_eq!(pool.chunks.len(), 2);
     }
 
     #[test]

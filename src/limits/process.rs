@@ -147,7 +147,8 @@ pub const SERVICE_STATUS_EVERY_MS: u64 = 500;
 
 // ---- What administration shows ------------------------------------------------------------------------------
 
-/// Names and values in one page of the running configuration, bytes; a page has at least one table.
+/// Names and values in one page of the running configuration, bytes; a page has at least one table, and the first one also
+/// the variables of the environment.
 pub const CONFIG_PAGE_BYTES_MAX: usize = 256 << 10;
 /// The value before a change, and the value after it, in one audit line, bytes.
 pub const AUDIT_TEXT_BYTES_MAX: usize = 4096;

@@ -49,7 +49,7 @@ fn changes_on_the_admin_socket_say_who_what_before_and_after() {
     // These come from this process.
     let own = format!("pid={} ", std::process::id());
     daemon.admin().reset(ResetOrder::default()).expect("reset");
-    next_line(&daemon, &mut seen, &[&own, "what=\"reset\" object=every worker before=\"blocks=0 snapshots=0\""]);
+    next_line(&daemon, &mut seen, &[&own, "what=\"reset\" object=every worker before=\"blocks=0\" after=\"blocks=0\""]);
     let settings = [("temperature".to_owned(), "0.5".to_owned())];
     let order = PolicyOrder::Shadow { settings: &settings, share: 0.25 };
     daemon.admin().set_policy(&order).expect("set");
@@ -68,9 +68,9 @@ fn a_reload_is_one_line_with_all_that_it_changed() {
     let mut seen = 0;
     daemon.reconfigure("[policy]\ntemperature = 0.5\n");
     let object = format!("object={}", daemon.folder.path().join("kvrouted.toml").display());
-    let before =
-        "before=\"policy.temperature=1.0 worker 1/0=present\" after=\"policy.temperature=0.5 worker 1/0=absent\"";
-    next_line(&daemon, &mut seen, &["who=signal=SIGHUP what=\"reload\"", &object, before]);
+    let before = "before=\"workers_removed=0 policy.temperature=1.0 worker 1/0=present\"";
+    let after = "after=\"workers_removed=1 policy.temperature=0.5 worker 1/0=absent\"";
+    next_line(&daemon, &mut seen, &["who=signal=SIGHUP what=\"reload\"", &object, before, after]);
     daemon.reconfigure("[policy]\ntemperature = 0.5\n");
     next_line(&daemon, &mut seen, &["before=\"\" after=\"\""]);
 }

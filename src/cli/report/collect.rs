@@ -231,21 +231,15 @@ fn finding_without_secrets(finding: Finding) -> Finding {
     Finding { what: shown(&what), why: shown(&finding.why), remedy: shown(&finding.remedy), ..finding }
 }
 
-/// The text without what stands in backticks and quotation marks.
+/// The text without what stands, in each line, between its first backtick or quotation mark and its last: a quoted value may
+/// have such marks itself.
 fn unquoted(text: &str) -> String {
-    let (mut out, mut open) = (String::new(), None);
-    for c in text.chars() {
-        match open {
-            Some(mark) if mark == c => open = None,
-            Some(_) => {}
-            None if matches!(c, '`' | '"') => {
-                open = Some(c);
-                out.push_str(MASK);
-            }
-            None => out.push(c),
-        }
-    }
-    out
+    let mark = |c: char| matches!(c, '`' | '"');
+    let line = |line: &str| match (line.find(mark), line.rfind(mark)) {
+        (Some(first), Some(last)) => format!("{}{MASK}{}", &line[..first], &line[last + 1..]),
+        _ => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -259,13 +253,13 @@ mod tests {
         let shown = without_secrets(value);
         assert_eq!(
             shown,
-            json!({"sources": [{"name": "http://(masked)@h", "problem": "(masked) is (masked) endpoint"}], "blocks": 3})
+            json!({"sources": [{"name": "http://(masked)@h", "problem": "(masked) endpoint"}], "blocks": 3})
         );
     }
 
     #[test]
     fn a_finding_about_a_file_quotes_nothing_of_it() {
-        let what = "kvrouted.toml:3: serve.io: `hunter2` is none of auto, uring".to_owned();
+        let what = "kvrouted.toml:3: serve.io: `hun`ter2` is none of auto, uring".to_owned();
         let shown = finding_without_secrets(Finding { what, ..Symptom::ConfigInvalid.finding() });
         assert_eq!(shown.what, "kvrouted.toml:3: serve.io: (masked) is none of auto, uring");
     }

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use super::archive::Contents;
@@ -23,26 +23,19 @@ pub(super) fn add(contents: &mut Contents, dir: &Path, minutes: u64, now_unix_ms
         Ok(files) => files,
         Err(error) => return contents.leave_out(NAME, format!("{} cannot be read: {error}", dir.display())),
     };
-    let mut ms = minutes * 60_000;
-    let files = recent(contents, files, now_unix_ms.saturating_sub(ms));
-    // Half of the time at each try, until its records fit.
-    let fitting = loop {
-        match cut(&files, now_unix_ms.saturating_sub(ms)) {
-            Some(fitting) => break fitting,
-            // A clock that went back may leave decisions of the future.
-            None if ms == 0 => break Vec::new(),
-            None => ms /= 2,
-        }
-    };
-    if ms < minutes * 60_000 {
+    let since_unix_ms = now_unix_ms.saturating_sub(minutes * 60_000);
+    // The newest first, and one at a time: all of them may be far more than fits.
+    let newest_first = files.into_iter().rev().filter_map(|path| read(contents, &path, since_unix_ms));
+    let (fitting, from_unix_ms) = cut(newest_first, (since_unix_ms, now_unix_ms), REPORT_JOURNAL_BYTES_MAX);
+    let seconds = now_unix_ms.saturating_sub(from_unix_ms) / 1000;
+    if from_unix_ms > since_unix_ms {
         let why = format!(
-            "decisions older than {} s: together with them the journal has more than {REPORT_JOURNAL_BYTES_MAX} bytes",
-            ms / 1000
+            "decisions older than {seconds} s: together with them the journal has more than {REPORT_JOURNAL_BYTES_MAX} bytes"
         );
         contents.leave_out(NAME, why);
     }
     if fitting.is_empty() {
-        contents.leave_out(NAME, format!("no decision of the last {} s is in it", ms / 1000));
+        contents.leave_out(NAME, format!("no decision of the last {seconds} s is in it"));
     }
     for (name, bytes) in fitting {
         let about = "decisions and ends of requests, for kvrouted replay; no prompts and no tokens.";
@@ -50,21 +43,22 @@ pub(super) fn add(contents: &mut Contents, dir: &Path, minutes: u64, now_unix_ms
     }
 }
 
-/// The name and the bytes of the files that were written since a time.
-fn recent(contents: &mut Contents, files: Vec<PathBuf>, since_unix_ms: u64) -> Vec<(String, Vec<u8>)> {
-    let mut read = Vec::new();
-    for path in files {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        match bytes(&path, since_unix_ms) {
-            Ok(Some(bytes)) => match Reader::open(&bytes) {
-                Ok(_) => read.push((name, bytes)),
-                Err(error) => contents.leave_out(&format!("{NAME}{name}"), error.message()),
-            },
-            Ok(None) => {}
-            Err(why) => contents.leave_out(&format!("{NAME}{name}"), why),
+/// The name and the bytes of a file, if something was written to it since a time and it is one of a journal.
+fn read(contents: &mut Contents, path: &Path, since_unix_ms: u64) -> Option<(String, Vec<u8>)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let read = bytes(path, since_unix_ms).and_then(|bytes| match bytes {
+        Some(bytes) => {
+            Reader::open(&bytes).map(|_| ()).map_err(|error| error.message().to_owned()).map(|()| Some(bytes))
+        }
+        None => Ok(None),
+    });
+    match read {
+        Ok(bytes) => bytes.map(|bytes| (name, bytes)),
+        Err(why) => {
+            contents.leave_out(&format!("{NAME}{name}"), why);
+            None
         }
     }
-    read
 }
 
 /// The bytes of a file; `None` = nothing was written to it since.
@@ -87,16 +81,36 @@ fn bytes(path: &Path, since_unix_ms: u64) -> Result<Option<Vec<u8>>, String> {
     Ok(Some(bytes))
 }
 
-/// Each file with its decisions since a time, if it has any; `None` = together they have too many bytes.
-fn cut(files: &[(String, Vec<u8>)], since_unix_ms: u64) -> Option<Vec<(String, Vec<u8>)>> {
-    let (mut all, mut left) = (Vec::new(), REPORT_JOURNAL_BYTES_MAX);
-    for (name, bytes) in files {
-        let Ok(mut reader) = Reader::open(bytes) else { continue };
-        let Some(bytes) = since(&mut reader, since_unix_ms, left)? else { continue };
-        left -= bytes.len();
-        all.push((name.clone(), bytes));
+/// Files by name, the oldest first.
+type Files = Vec<(String, Vec<u8>)>;
+
+/// Of files, the newest first, those with decisions since a time, and from when on all decisions are there: as many as
+/// `bytes_max` bytes have.
+fn cut(
+    newest_first: impl Iterator<Item = (String, Vec<u8>)>,
+    (since_unix_ms, now_unix_ms): (u64, u64),
+    bytes_max: usize,
+) -> (Files, u64) {
+    let (mut all, mut left, mut from_unix_ms) = (Files::new(), bytes_max, since_unix_ms);
+    for (name, bytes) in newest_first {
+        let of =
+            |from_unix_ms| Reader::open(&bytes).map_or(Some(None), |mut file| since(&mut file, from_unix_ms, left));
+        // Half of the time at each try, until its records fit. A clock that went back may leave decisions of the future.
+        let mut fitting = of(from_unix_ms);
+        while fitting.is_none() && from_unix_ms < now_unix_ms {
+            from_unix_ms += (now_unix_ms - from_unix_ms).div_ceil(2);
+            fitting = of(from_unix_ms);
+        }
+        if let Some(bytes) = fitting.flatten() {
+            left -= bytes.len();
+            all.push((name, bytes));
+        }
+        if from_unix_ms > since_unix_ms {
+            break;
+        }
     }
-    Some(all)
+    all.reverse();
+    (all, from_unix_ms)
 }
 
 /// The names in the head of a file, without what looks like a secret.
@@ -178,11 +192,21 @@ mod tests {
     fn a_file_is_cut_to_its_last_decisions_and_to_what_is_a_record() {
         let bytes = file(&[1_000, 2_000, 3_000], b"a prompt that was written behind the records");
         let files = vec![("j".to_owned(), bytes)];
-        let kept = cut(&files, 1_002_000).unwrap();
+        let kept = cut(files.clone().into_iter(), (1_002_000, 2_000_000), 1 << 20).0;
         assert_eq!(decisions(&kept[0].1), (2, Ending::Closed));
         let text = String::from_utf8_lossy(&kept[0].1);
         assert!(!text.contains("prompt that") && !text.contains("modelsecret"), "{text}");
-        assert!(cut(&files, 2_000_000).unwrap().is_empty(), "all of them are older");
+        assert!(cut(files.into_iter(), (2_000_000, 2_000_000), 1 << 20).0.is_empty(), "all of them are older");
+    }
+
+    #[test]
+    fn of_files_that_do_not_fit_the_newest_decisions_stay_and_older_files_are_not_read() {
+        let files = [("3", file(&[3_000; 10], b"")), ("2", file(&[2_000; 10], b"")), ("1", file(&[1_000; 10], b""))];
+        let mut read = 0;
+        let newest_first = files.iter().inspect(|_| read += 1).map(|(name, bytes)| ((*name).to_owned(), bytes.clone()));
+        let (kept, from) = cut(newest_first, (0, 1_004_000), files[0].1.len() + files[1].1.len() / 2);
+        assert_eq!((kept.len(), &kept[0].0[..], decisions(&kept[0].1).0, read), (1, "3", 10, 2));
+        assert!(from > 1_002_000 && from <= 1_004_000, "{from}");
     }
 
     #[test]

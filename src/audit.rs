@@ -1,22 +1,22 @@
-//! The audit lines of the log: who changed what, from which value to which. Each change by an administrator is one line
-//! with the target `audit`, at the level `info`.
+//! The audit lines of the log: who changed what, with the values before and after. Each change by an administrator is one
+//! line with the target `audit`, at the level `info`.
 
 use std::fmt::Display;
 
 use crate::limits::AUDIT_TEXT_BYTES_MAX;
 
-/// The target of the lines.
+/// The `tracing` target of audit lines.
 pub(crate) const TARGET: &str = "audit";
-/// What stands for a value that is not there.
+/// The text for a value that does not exist.
 pub(crate) const ABSENT: &str = "absent";
 
-/// Logs one change.
+/// Logs one change as an audit line, with at most [`AUDIT_TEXT_BYTES_MAX`] bytes of each value.
 pub(crate) fn changed(who: &dyn Display, what: &'static str, object: &dyn Display, (before, after): (&str, &str)) {
     let (before, after) = (shortened(before), shortened(after));
     tracing::info!(target: TARGET, who = %who, what, object = %object, before, after, "changed");
 }
 
-/// A text within the bound of a line; `…` stands for what is left out.
+/// The text, cut to [`AUDIT_TEXT_BYTES_MAX`] bytes; `…` stands for the rest.
 fn shortened(text: &str) -> String {
     match text.len() > AUDIT_TEXT_BYTES_MAX {
         true => format!("{}…", &text[..text.floor_char_boundary(AUDIT_TEXT_BYTES_MAX)]),

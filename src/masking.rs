@@ -1,20 +1,21 @@
-//! Masks what looks like a secret in texts that leave the machine.
+//! Masks words that look like secrets in texts that leave the machine.
 //!
-//! No rule can know every secret. So a text that may hold one is best left out; this is for texts that are needed: the
-//! values of configuration fields, names, addresses and messages.
+//! No rule recognises every secret. So leave out a text that may hold one, unless a reader needs it: values of configuration
+//! fields, names, addresses and messages.
 
 /// What stands in place of a secret.
 pub const MASK: &str = "(masked)";
 
-/// Letters and digits in a row from which on a word that changes between them is taken to be a key or a token.
+/// Least length of a run of letters and digits that is masked if it changes between the two [`CHANGES`] times.
 const RUN_CHARS: usize = 20;
-/// Changes between letters and digits in such a word.
+/// Least number of changes between letters and digits in such a run.
 const CHANGES: usize = 3;
-/// Letters in a row from which on a word in mixed case is taken to be one.
+/// Least length of a run that is masked if it has letters of both cases.
 const LETTERS: usize = 32;
-/// Characters beside `-` and `_` from which on a word of all kinds of characters is taken to be one.
+/// Least number of characters, without `-` and `_`, of a word that is masked if it has letters of both cases and
+/// [`JOINED_DIGITS`] digits.
 const JOINED_CHARS: usize = 40;
-/// Digits that such a word has.
+/// Least number of digits in such a word.
 const JOINED_DIGITS: usize = 5;
 /// Hexadecimal digits of a UUID.
 const UUID_DIGITS: usize = 32;
@@ -36,9 +37,9 @@ const PREFIXES: [&str; 15] = [
     "ASIA",
     "eyJ",
 ];
-/// Characters of a token behind its beginning.
+/// Least number of characters after such a beginning.
 const PREFIXED_CHARS: usize = 8;
-/// Names whose value is a secret, in lower case and without `-` and `_`.
+/// Endings of names whose value is a secret, in lower case. A name is compared without all but its letters and digits.
 const SECRET_NAMES: [&str; 13] = [
     "password",
     "passwd",
@@ -55,18 +56,18 @@ const SECRET_NAMES: [&str; 13] = [
     "credentials",
 ];
 
-/// The text with [`MASK`] in place of user parts and queries of URLs, of values behind a name such as `password`, and of
-/// words that look like keys or tokens.
+/// The text with [`MASK`] in place of user parts and queries of URLs, values after a name such as `password`, and words that
+/// look like keys or tokens.
 #[must_use]
 pub fn masked(text: &str) -> String {
-    // The user is all between the first `://` and the last `@` behind it: a password may hold any character.
+    // The user part is everything between the first `://` and the last `@` after it: a password may hold any character.
     let user = text.split_once("://").and_then(|(before, rest)| Some((before, rest.rsplit_once('@')?.1)));
     let Some((before, after)) = user else { return words_masked(text) };
     let (address, rest) = after.split_at(after.find(separates).unwrap_or(after.len()));
     format!("{}://{MASK}@{}{}", words_masked(before), address_masked(address), words_masked(rest))
 }
 
-/// Whether the value of this name is a secret, unless it is the path of a file.
+/// Whether a value with this name is a secret. For a name such as `nats_secret_file`, whose value is a path, this is false.
 #[must_use]
 pub fn is_secret_name(name: &str) -> bool {
     let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -97,18 +98,18 @@ fn words_masked(text: &str) -> String {
     out
 }
 
-/// What the next word of a text is.
+/// The kind of the next word of a text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Any,
-    /// A sign may follow, and then a secret.
+    /// An `=` or `:`, and then a secret, or any other word.
     Sign,
     /// A secret.
     Value,
 }
 
 impl Next {
-    /// Behind `password:`, `token =`, `Bearer`.
+    /// The kind of the word after `password:`, `token =` or `Bearer`.
     fn after(word: &str) -> Self {
         let name = word.trim_end_matches([':', '=']);
         let has_value = name.len() < word.len() || name.eq_ignore_ascii_case("bearer");
@@ -143,7 +144,7 @@ fn word_masked(word: &str) -> String {
     if word.starts_with(['/', '.', '~']) { segments_masked(word) } else { segment_masked(word) }
 }
 
-/// A word with the values of secret names masked, if it has such a name.
+/// The word with the value of its secret name masked; `None` = it has no secret name.
 fn value_masked(word: &str) -> Option<String> {
     let at = word.find(['=', ':'])?;
     let ((name, sign), value) = (word[..=at].split_at(at), &word[at + 1..]);
@@ -156,7 +157,7 @@ fn value_masked(word: &str) -> Option<String> {
     value_masked(value).map(|value| format!("{}{sign}{value}", segment_masked(name)))
 }
 
-/// The part of a URL behind its scheme and its user.
+/// Masks the part of a URL after its scheme and its user part.
 fn address_masked(address: &str) -> String {
     match address.split_once(['?', '#']) {
         Some((path, _)) => format!("{}?{MASK}", segments_masked(path)),
@@ -172,7 +173,7 @@ fn segment_masked(segment: &str) -> String {
     if looks_secret(segment) { MASK.to_owned() } else { segment.to_owned() }
 }
 
-/// Whether a word looks as if it was made at random.
+/// Whether a word looks random, as keys and tokens do.
 fn looks_secret(word: &str) -> bool {
     let is_prefixed = |prefix: &str| word.strip_prefix(prefix).is_some_and(|rest| rest.len() >= PREFIXED_CHARS);
     if PREFIXES.iter().any(|prefix| is_prefixed(prefix)) {
@@ -185,7 +186,7 @@ fn looks_secret(word: &str) -> bool {
 fn is_random_run(run: &str) -> bool {
     let bytes = run.as_bytes();
     let has = |is: fn(&u8) -> bool| bytes.iter().any(is);
-    // A name with a number behind it changes once.
+    // A name followed by a number changes only once.
     let changes = bytes.windows(2).filter(|pair| pair[0].is_ascii_digit() != pair[1].is_ascii_digit()).count();
     let is_mixed = has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase);
     (bytes.len() >= RUN_CHARS && changes >= CHANGES) || (bytes.len() >= LETTERS && is_mixed)

@@ -1,4 +1,4 @@
-//! What differs between two configurations, field by field, and what of it a running daemon takes over.
+//! The differences between two configurations, field by field, and which of them a running daemon takes over by a reload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,7 +14,7 @@ use crate::load::PrefillFigures;
 /// One field that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// The field: `serve.cores`, `space[0].policy.mode`; of a worker its name alone.
+    /// The field with its table, `serve.cores` or `space[0].policy.mode`; for a worker only the field, `endpoint`.
     pub field: String,
     /// Its value before, in TOML; `None` = it has none.
     pub before: Option<String>,
@@ -44,12 +44,12 @@ pub struct Difference {
     pub removed: Vec<String>,
     /// Workers of both.
     pub changed: Vec<WorkerDifference>,
-    /// Whether a daemon refuses to reload: the spaces differ, which workers name by their place.
+    /// Whether a daemon refuses the reload because the spaces differ: workers name their space by its position.
     pub is_refused: bool,
 }
 
 impl Difference {
-    /// Whether there is none.
+    /// Whether nothing differs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -57,7 +57,7 @@ impl Difference {
 }
 
 impl Config {
-    /// What changes from this configuration to `next`. [relay] is left out, which no daemon reads.
+    /// The changes from this configuration to `next`, without [relay], which no daemon reads.
     #[must_use]
     pub fn difference(&self, next: &Self) -> Difference {
         let mut difference = Difference { is_refused: self.spaces != next.spaces, ..Difference::default() };
@@ -85,7 +85,7 @@ impl Config {
     }
 }
 
-/// The tables other than workers that either configuration writes, or that always are.
+/// The paths of the tables to compare: each table that is not repeated, and each space of either configuration.
 fn paths<'a>(one: &'a Config, other: &'a Config) -> impl Iterator<Item = String> + use<'a> {
     let spaces = one.spaces.len().max(other.spaces.len());
     let single = document::sections().into_iter().map(|(name, _)| name.to_owned());
@@ -103,7 +103,7 @@ fn fields_of_tables(was: &Config, is: &Config, difference: &mut Difference) {
             let name = format!("{path}.{}", field.name);
             let (before, after) =
                 (tables.0.effective(was, &path, field.name), tables.1.effective(is, &path, field.name));
-            // Of a field that needs a restart, the values decide, not their notations.
+            // A field that needs a restart differs only if its value does: another notation of it needs no restart.
             let differs = if path.starts_with("space[") {
                 before != after && (path.ends_with(".policy") || difference.is_refused)
             } else {
@@ -117,7 +117,7 @@ fn fields_of_tables(was: &Config, is: &Config, difference: &mut Difference) {
     }
 }
 
-/// The written tables of a configuration by their paths. There may be thousands.
+/// The written tables of a configuration by their paths: a map, because there may be thousands.
 struct Tables<'a>(HashMap<&'a str, &'a WrittenTable>);
 
 impl<'a> Tables<'a> {
@@ -136,7 +136,7 @@ impl<'a> Tables<'a> {
         }
         let is_there = self.0.contains_key(path) || !path.starts_with("space[");
         written(path).or_else(|| is_there.then(default).flatten()).or_else(|| match (path, field) {
-            // Values that follow from other fields.
+            // Defaults that follow from other fields.
             ("serve", "admin_socket") => config.serve.admin_socket.to_str().map(quoted),
             ("http", "administer") => Some(config.http.administer.to_string()),
             _ => None,

@@ -1,4 +1,4 @@
-//! The text of a configuration for a reader elsewhere: its known fields, without what may be secret.
+//! The text of a configuration for a reader outside the machine: its known fields, with values that may be secret masked.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::{Flags, parse};
 use crate::limits::PROBLEMS_MAX;
 use crate::masking::{MASK, is_secret_name, masked};
 
-/// Fields that are shown masked although no check refuses them.
+/// Fields whose values are always masked, although no rule for names or words would.
 const HIDDEN: [&str; 1] = ["nats_user"];
 
 /// A configuration without secrets.
@@ -26,17 +26,18 @@ pub struct MaskedConfig {
 /// Why a configuration cannot be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unshowable {
-    /// It is no TOML; the line of the first error, from 1.
+    /// It is not valid TOML; the line of the first error, from 1.
     Syntax(u32),
     /// It has more problems than a check lists.
     TooManyProblems,
 }
 
-/// The fields of a configuration that the daemon knows, in the order of the text. Comments and unknown tables are left
-/// out. The values of unknown fields and of those that the check refuses are masked, and [`masked`] masks the others.
+/// The known tables of a configuration, in the order of the text, without comments and unknown tables. Masks the values of
+/// unknown fields, of fields that the check refuses, and of fields for secrets. In all other values [`masked`] masks words
+/// that look like secrets.
 ///
 /// # Errors
-/// A text of which no part can be told from a secret.
+/// The text cannot be shown, because no part of it can be told from a secret: see [`Unshowable`].
 pub fn without_secrets(text: &str) -> Result<MaskedConfig, Unshowable> {
     let document = Document::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
@@ -106,7 +107,7 @@ impl Writer {
     fn table(&mut self, header: &str, path: &str, fields: &[&str], table: &dyn TableLike) {
         self.line(header);
         for (name, item) in table.iter() {
-            // A table of its own, which follows.
+            // `repeated` writes it after this table.
             if item.is_table_like() && name == "policy" {
                 continue;
             }
@@ -118,20 +119,20 @@ impl Writer {
             self.out.masked += usize::from(!is_whole);
             match is_known {
                 true => drop(writeln!(self.out.text, "{name} = {value}")),
-                // Such a name may be anything, as it was not meant for the daemon.
+                // An unknown name may be a secret too.
                 false => drop(writeln!(self.out.text, "# unknown field {:?} = {value}", masked(name))),
             }
         }
     }
 }
 
-/// Whether a field for the path of a file has something that may be the secret itself.
+/// Whether a field for the path of a file has a value that is no path, which may be the secret itself.
 fn is_secret_in_place_of_a_path(name: &str, item: &Item) -> bool {
     let is_path = |text: &str| ["/", "./", "../"].iter().any(|begins| text.starts_with(begins));
     name.ends_with("_file") && !item.as_str().is_some_and(is_path)
 }
 
-/// A value as TOML, and whether it is as it was; `None` = a kind of value that no field has.
+/// A value as TOML, and whether nothing of it is masked; `None` = a kind of value that no field has.
 fn shown(value: &Value) -> Option<(String, bool)> {
     Some(match value {
         Value::String(text) => {

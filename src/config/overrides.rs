@@ -1,8 +1,8 @@
-//! Fields that are set over the file: by variables of the environment, then by command-line options, which win.
+//! Overrides: fields that variables of the environment and command-line options set in place of the file. Options win.
 //!
 //! One rule gives each field its variable: [`VARIABLE_PREFIX`], the table and the field in upper case, with `__` between
-//! them. A repeated table has its number, from 0, in between: `KVROUTED_CONFIG__SPACE__0__POLICY__MODE`. No name of a table
-//! or field has two underscores in a row, so a variable names one field.
+//! them. A repeated table is followed by its number, from 0: `KVROUTED_CONFIG__SPACE__0__POLICY__MODE`. No name of a table
+//! or field has two underscores in a row, so a variable names at most one field.
 
 use super::document::{self, Draft, EachTable, TableDraft};
 use super::field::Section;
@@ -12,11 +12,10 @@ use super::problem::{Location, Problem, nearest};
 use super::{PolicyConfig, SpaceConfig};
 use crate::limits::{SPACES_MAX, WORKERS_MAX};
 
-/// What the name of every variable begins with that sets a field. A variable that begins with it and names no field is
-/// refused.
+/// The prefix of every variable that sets a field. A variable with this prefix that names no field is an error.
 pub const VARIABLE_PREFIX: &str = "KVROUTED_CONFIG__";
 
-/// One field that is set over the file.
+/// One field that a variable or an option sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
     /// The variable or the option, as written.
@@ -69,8 +68,8 @@ impl Environment {
         Self { variables: ours.map(|(name, value)| ((*name).to_owned(), Some((*value).to_owned()))).collect() }
     }
 
-    /// The fields that it sets: tables in the order of their numbers, each space before its policy. Variables that name no
-    /// field are listed as problems.
+    /// The fields that the variables set: tables in the order of their numbers, each space before its policy. Adds a problem
+    /// for each variable that names no field or whose value is not UTF-8.
     pub(super) fn overrides(&self, problems: &mut Vec<Problem>) -> Vec<Override> {
         let sections = document::sections();
         let mut named: Vec<(Place, Override)> = Vec::new();
@@ -99,9 +98,9 @@ impl Environment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     name: &'static str,
-    /// Of a repeated table, from 0.
+    /// The number of a repeated table, from 0; `None` = the table is not repeated.
     number: Option<usize>,
-    /// Whether it is the policy of that space.
+    /// Whether this is the `[space.policy]` of the space with that number.
     is_policy: bool,
 }
 
@@ -160,11 +159,11 @@ fn named_by(variable: &str, sections: &[document::SectionNames]) -> Option<(Plac
     };
     let field = names.iter().find(|name| upper(name, field))?;
     let place = Place { name, number, is_policy };
-    // A number is written in one way.
+    // A number has one notation: `0`, neither `00` nor `+0`.
     (is_repeated(name) == number.is_some() && variable_of(&place.path(), field) == variable).then_some((place, *field))
 }
 
-/// The variables that a misspelt one may mean: of all fields, with the number that it has.
+/// The variables that a misspelt one may mean: those of all fields, with the number that the misspelt one has.
 fn candidates(variable: &str, sections: &[document::SectionNames]) -> Vec<String> {
     let number = variable.split("__").find_map(|part| part.parse::<usize>().ok()).unwrap_or(0);
     let of_table = |(name, names): &document::SectionNames| {
@@ -178,7 +177,7 @@ fn candidates(variable: &str, sections: &[document::SectionNames]) -> Vec<String
 }
 
 impl Flags {
-    /// The fields that the options set. The space that options make is the first, as they only make one without a file.
+    /// The fields that the options set. Options make a space only without a file, so that space is the first.
     pub(super) fn overrides(&self) -> Vec<Override> {
         let set = self.settings.iter().map(|setting| {
             let table = if setting.section == fields::SPACE.name { "space[0]" } else { setting.section };
@@ -189,7 +188,7 @@ impl Flags {
     }
 }
 
-/// Sets fields of a draft, in this order. Makes the next [[space]] or [[worker]] if one is named that is not there.
+/// Sets fields of a draft, in this order. If an override names the next [[space]] or [[worker]], makes that table.
 pub(super) fn apply(draft: &mut Draft, overrides: &[Override], problems: &mut Vec<Problem>) {
     for set in overrides {
         let path = || format!("{}.{}", set.table, set.field);
@@ -211,7 +210,7 @@ pub(super) fn apply(draft: &mut Draft, overrides: &[Override], problems: &mut Ve
     draft.rebase_space_policies();
 }
 
-/// Makes a repeated table if it is the next one. A table that is not repeated is always there.
+/// Makes a repeated table if it is the next one. Any other table always exists.
 fn make(draft: &mut Draft, place: Place, location: &Location) -> Result<(), String> {
     let Some(number) = place.number else { return Ok(()) };
     let is_space = place.name == fields::SPACE.name;

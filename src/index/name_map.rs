@@ -1,27 +1,28 @@
 //! The map from a block's engine hash, its **name**, to the words of the arena at which that name is stored.
 //!
-//! The map stores no names. An entry is some bits of the name's hash, the tag, and a word. An entry with a matching tag
-//! is a candidate, and the caller checks the word for the name. Several words may have the same name; each has an entry
-//! of its own.
+//! The map stores no names. An entry is a word and a *tag*, some bits of the name's hash. An entry with a matching tag is
+//! a candidate: the caller reads the name at the word and compares it. Several words may have the same name; each has an
+//! entry of its own.
 //!
 //! # How it is stored
 //!
 //! There are 256 segments, chosen by bits of the hash, each a row of 64-byte buckets with room for 10 entries. An entry
 //! is in its home bucket or, if that is full, in the first bucket after it with room. Each bucket counts the entries
-//! that were sent past it, by a few bits of the tag. So a search ends at the first bucket that sent past none like it:
-//! for an unknown name, nearly always in the first line.
+//! that were sent past it, by a few bits of the tag. A search ends at the first bucket that has sent no similar tag past
+//! it. So a search for an unknown name nearly always reads one line.
 //!
-//! A segment doubles and halves on its own, and no insertion moves more than a few thousand entries. The home is the
-//! integer part of the hash scaled to the size of the segment, and the tag is the fraction. In a segment of twice the
-//! size, the first bit of the tag is the last of the home. So entries move by the bits stored beside them, in the order
-//! of memory. Names are read only for entries outside their home, and for the few that have moved so often that hardly
-//! a bit of their tag is left: about one name for six entries on the way to any size. Segments are out of step by
-//! design: the map spreads hashes twice as densely over the first segment as over the last. So each changes size at
-//! another number of entries, and the map as a whole is always as full as segments are on average. Rows have a power of
-//! two of buckets, and come from a pool of huge pages (`row_pool`).
+//! A segment doubles and halves on its own, and no insertion moves more than a few thousand entries. The hash is scaled
+//! to the size of the segment: the integer part is the home, and the fraction is the tag. In a segment of twice the
+//! size, the first bit of the tag becomes the last bit of the home. So a resize moves most entries by their tags, in the
+//! order of memory. It reads names only of entries outside their home, and of the few that have moved so often that
+//! hardly a bit of their tag is left. On the way to any size, that is about one name for every six entries.
 //!
-//! The hash is keyed: without the secret, a client that chooses names cannot aim at one bucket. Many blocks of the same
-//! name do fill a row of buckets, and a search for that name reads all of it.
+//! Segments are out of step by design: the map spreads hashes twice as densely over the first segment as over the last.
+//! So each segment changes size at another number of entries of the map, and the map is always as full as segments are on
+//! average. The buckets of a segment are one row, a power of two of them, from a pool of huge pages (`row_pool`).
+//!
+//! The hash is keyed: without the secret, a client that chooses names cannot aim at one bucket. Many words with the same
+//! name do fill one bucket after another, and a search for that name may read all of these.
 
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
@@ -91,8 +92,8 @@ impl Mixer {
     }
 }
 
-/// A hash that is spread evenly, spread unevenly: twice as densely at 0 as at the other end. As a fraction of one, `u`
-/// becomes `u * (2 + u) / 3`.
+/// Skews an evenly spread hash, so that hashes are twice as dense at 0 as at the other end. As a fraction of one, `u` becomes
+/// `u * (2 + u) / 3`.
 #[inline]
 const fn skewed(hash: u64) -> u64 {
     const THIRD: u64 = u64::MAX / 3;
@@ -112,11 +113,11 @@ pub(super) struct NameMap {
     mixer: Mixer,
     segments: Box<[Segment]>,
     entries: usize,
-    /// The memory of the segments, which is also that of others.
+    /// The pool of the segments' buckets, which the map shares with the shard's table.
     rows: Rows,
     /// Bytes of all segments' buckets.
     buckets_bytes: usize,
-    /// Segments that have become too large for their entries, one bit each.
+    /// One bit for each segment: set if the segment may have become too large for its entries.
     underfull: [u64; SEGMENTS / u64::BITS as usize],
 }
 
@@ -412,8 +413,8 @@ impl Segment {
         true
     }
 
-    /// Gives it the size that fits its entries, skipping sizes in between: from full to the first size at which it is
-    /// not full, from underfull to the smallest at which it is not nearly full.
+    /// Resizes the segment to fit its entries, in one step. A full segment gets the first size at which it is not full, an
+    /// underfull one the smallest size at which it is not nearly full.
     #[cold]
     #[inline(never)]
     fn fit(&mut self, rows: &Rows, spot_of: impl Fn(u32) -> Spot) {

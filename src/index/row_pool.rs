@@ -1,10 +1,10 @@
 //! Memory for rows of cache lines that double and halve: a buddy allocator over chunks of one huge page each.
 //!
-//! A row lies where the address of its page is soon at hand: a processor remembers the places of a few thousand pages,
-//! and with pages of 4 KiB that is less than the names of a large fleet take. Rows have a power of two of lines, and a
-//! freed row meets its other half again when that is freed too. So rows that all double leave no gaps behind.
+//! Huge pages save TLB misses: a TLB holds the translations of a few thousand pages, and with pages of 4 KiB these cover
+//! less memory than the names of a large fleet take. A row has a power of two of lines. A freed row merges with its other
+//! half, its buddy, once that is free too. So rows that all double leave no gaps.
 //!
-//! Free memory is zero.
+//! Free memory is always zeroed.
 
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
@@ -53,9 +53,11 @@ impl Row {
     }
 }
 
-/// The rows of a shard: those of its names, and those of its table, which the garbage of the readers gives back.
+/// The rows of a shard: those of its name map, and those of its table. The table retires rows as garbage, and they are freed
+/// once no reader can see them.
 ///
-/// Locked by the writer, for each row that it makes or frees, and by each thread that drops garbage of a writer that is gone.
+/// The writer takes the lock for each row that it allocates or frees. If the writer is gone, the threads that drop its garbage
+/// take the lock.
 #[derive(Clone, Debug)]
 pub(super) struct Rows(Arc<Mutex<RowPool>>);
 
@@ -65,7 +67,7 @@ impl Rows {
         Self(Arc::new(Mutex::new(RowPool::new())))
     }
 
-    /// Has the next chunk mapped before it is needed from now on, or no longer.
+    /// Sets whether the next chunk is mapped before a row needs it.
     pub(super) fn set_maps_ahead(&self, maps_ahead: bool) {
         self.0.lock().maps_ahead = maps_ahead;
     }
@@ -91,12 +93,13 @@ impl Rows {
         unsafe { self.0.lock().free_at(start, lines) };
     }
 
-    /// Memory that no row has. Free pages of the first chunk take none.
+    /// Mapped memory that belongs to no row, in bytes. Free pages of the first chunk are given back to the system and do not
+    /// count.
     pub(super) fn idle_bytes(&self) -> u64 {
         self.0.lock().idle_bytes() as u64
     }
 
-    /// An upper bound of what rows of this many bytes, and the free memory beside them, take more than now.
+    /// An upper bound of the bytes by which the pool grows if rows of `rows_bytes` in all are allocated.
     pub(super) fn growth_bytes(&self, rows_bytes: u64) -> u64 {
         self.0.lock().growth_bytes(rows_bytes as usize) as u64
     }
@@ -111,9 +114,9 @@ struct RowPool {
     /// the highest chunks become empty.
     free: [BTreeSet<u32>; CHUNK_ORDER as usize + 1],
     free_lines: usize,
-    /// Of these, lines of the first chunk. They take no memory in blocks of a page or more.
+    /// Free lines of the first chunk, part of `free_lines`. Free blocks of a page or more take no memory there.
     first_free_lines: usize,
-    /// The largest row so far, as a power of two.
+    /// The order of the largest row so far.
     order_most: u32,
     /// Bytes of an ordinary page.
     page_bytes: usize,
@@ -208,13 +211,13 @@ impl RowPool {
     }
 
     fn growth_bytes(&self, bytes: usize) -> usize {
-        // Of rows that are allocated from one block, and none freed, at most one block of each order stays free. So rows
-        // fit into a block if all of them together are no larger.
+        // If rows are allocated from one block and none is freed, at most one block of each order stays free. So rows fit
+        // into a block if their sum is no larger than the block.
         let largest = self.free.iter().rposition(|free| !free.is_empty()).map_or(0, |order| LINE_BYTES << order);
         match bytes {
             _ if bytes <= largest => bytes,
             _ if bytes <= CHUNK_BYTES => bytes + CHUNK_BYTES,
-            // A row that does not fit leaves less free in a chunk than it is large.
+            // If a row does not fit into a chunk, the free part of that chunk is smaller than the row.
             _ => bytes + 2 * bytes.next_multiple_of(CHUNK_BYTES),
         }
     }
@@ -251,8 +254,8 @@ impl RowPool {
         }
     }
 
-    /// Gives the pages of a free block of the first chunk back to the system, if it has some to itself. Its lines are
-    /// zero whatever comes of that.
+    /// Gives the pages of a free block of the first chunk back to the system, if the block has whole pages. Its lines are
+    /// zero even if the system refuses.
     fn discard(&self, first: u32, order: u32) {
         if let Some(chunk) = self.chunks[0]
             && LINE_BYTES << order >= self.page_bytes
@@ -278,7 +281,7 @@ impl RowPool {
 }
 
 impl Drop for RowPool {
-    /// Rows larger than a chunk are their owner's to free before.
+    /// Unmaps all chunks. The owners of rows larger than a chunk must have freed them before.
     fn drop(&mut self) {
         for chunk in self.chunks.iter().flatten() {
             // SAFETY: mapped in `open_chunk` with this size; the owner of the pool no longer uses its rows.
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_not_taken_for_room() {
+    fn many_small_holes_are_no_room_for_a_row() {
         let mut pool = RowPool::new();
         let mut rows: Vec<Row> = (0..1 << CHUNK_ORDER).map(|_| pool.allocate(1)).collect();
         for at in (0..rows.len() / 2).rev() {

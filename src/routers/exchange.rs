@@ -404,8 +404,8 @@ impl<C: Carrier> Exchange<C> {
         });
     }
 
-    /// The routers that listen to this one although no link leads to them. None while a link has brought nothing: the
-    /// router may be the one that it leads to.
+    /// The routers that listen to this one, but to which no link of this one leads. Empty while any link has not yet identified
+    /// its router, because that link may lead to the listener.
     fn unlisted(&mut self, links: &[(usize, Link)]) -> Vec<OriginId> {
         let carrier = &self.carrier;
         self.listeners.retain(|_, (asker, _)| carrier.is_admitted(*asker));

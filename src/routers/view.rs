@@ -78,7 +78,7 @@ pub struct RoutersShown {
     pub links: Vec<LinkShown>,
     /// The routers that were heard.
     pub origins: Vec<OriginStatus>,
-    /// Routers that are connected to this one, and that no configured peer is.
+    /// Routers that listen to this one, but are none of its configured peers.
     pub unlisted: Vec<OriginId>,
     /// What was noticed not long ago, and of which router; 0 = nothing proves of which.
     pub recent: Vec<(OriginId, Notice)>,

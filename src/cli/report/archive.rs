@@ -1,4 +1,4 @@
-//! The archive: its files, what was left out, and the page that says both.
+//! The archive: its files, and a `README.txt` that lists the files and the parts that were left out.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
@@ -21,7 +21,7 @@ const MODE: u32 = 0o600;
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) name: String,
-    /// What it is, in one sentence.
+    /// A phrase that describes it.
     about: String,
     pub(super) bytes: Vec<u8>,
 }
@@ -58,7 +58,7 @@ impl Contents {
         &self.left_out
     }
 
-    /// The page that says what each file is.
+    /// The `README.txt`: what each file is, and which parts were left out and why.
     fn readme(&self, now_unix_s: u64) -> String {
         let mut lines = vec![
             format!("A report of kvrouted {}, written {now_unix_s} s after 1970.", env!("CARGO_PKG_VERSION")),
@@ -88,7 +88,7 @@ fn unwritable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(Exit::System, format!("{} {what}", path.display()))
 }
 
-/// Creates the file of an archive, for its owner only. A file or a link that is there stays as it is.
+/// Creates the file of an archive, for its owner only. Never replaces a file or follows a link.
 ///
 /// # Errors
 /// It exists, or cannot be created.
@@ -97,14 +97,14 @@ pub(super) fn create(path: &Path) -> Result<File, Failure> {
     file.map_err(|error| unwritable(path, &error))
 }
 
-/// Writes the archive; its size, bytes. If that fails, the file is removed.
+/// Writes the archive and returns its size in bytes. If the write fails, removes the file.
 ///
 /// # Errors
 /// It cannot be written.
 pub(super) fn write(file: &File, path: &Path, contents: &Contents, now_unix_s: u64) -> Result<u64, Failure> {
     let written = pack(file, contents, now_unix_s).and_then(|()| file.sync_all()).and_then(|()| file.metadata());
     written.map(|metadata| metadata.len()).map_err(|error| {
-        // It would look like a whole one. Should it stay, the message still says that it is not.
+        // A part of an archive would look like a whole one. If the removal fails too, the message still says so.
         let _ = std::fs::remove_file(path);
         unwritable(path, &error)
     })

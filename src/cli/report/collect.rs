@@ -1,4 +1,4 @@
-//! What the archive has: what the daemon says, its configuration, its journal and its machine.
+//! Collects the files of the archive: the daemon's answers, its configuration, its journal and facts about its machine.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -24,7 +24,7 @@ const JOURNAL: &str = "journal/";
 /// The last line of a whole metrics page.
 const PAGE_END: &str = "# EOF\n";
 
-/// What the archive is made of.
+/// Where the contents of the archive come from.
 pub(super) struct Sources {
     pub(super) socket: PathBuf,
     pub(super) admin_socket: Option<PathBuf>,
@@ -36,7 +36,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Collects everything that can be had.
+    /// Collects every file that can be obtained, and notes the others as left out.
     pub(super) fn collect(&self) -> Contents {
         let mut contents = Contents::default();
         let (page, admin_socket) = self.ask(&mut contents);
@@ -49,7 +49,7 @@ impl Sources {
         contents
     }
 
-    /// Asks the admin socket; the status, and the path of that socket.
+    /// Asks the admin socket. Returns the status and the path of that socket.
     fn ask(&self, contents: &mut Contents) -> (Option<StatusPage>, Option<PathBuf>) {
         let asked = admin::connect(self.admin_socket.as_ref().unwrap_or(&self.socket)).and_then(|mut client| {
             let admin_socket = client.hello().admin_socket.clone();
@@ -205,7 +205,8 @@ fn version(page: Option<&StatusPage>) -> Value {
     })
 }
 
-/// The same with every text masked. A problem of a source may quote what stands in a file.
+/// The same value with every text masked. The problem of a source of workers also loses its quotations, which may be from a
+/// file.
 fn without_secrets(value: Value) -> Value {
     match value {
         Value::String(text) => masked(&text).into(),
@@ -221,7 +222,7 @@ fn without_secrets(value: Value) -> Value {
     }
 }
 
-/// Findings whose text may quote what stands in a file.
+/// Findings whose text may quote the contents of a file.
 const QUOTING: [Symptom; 2] = [Symptom::ConfigInvalid, Symptom::SourceUnusable];
 
 fn finding_without_secrets(finding: Finding) -> Finding {
@@ -231,8 +232,8 @@ fn finding_without_secrets(finding: Finding) -> Finding {
     Finding { what: shown(&what), why: shown(&finding.why), remedy: shown(&finding.remedy), ..finding }
 }
 
-/// The text without what stands, in each line, between its first backtick or quotation mark and its last: a quoted value may
-/// have such marks itself.
+/// The text with the part of each line from its first backtick or quotation mark to its last masked: a quoted value may
+/// contain such marks itself.
 fn unquoted(text: &str) -> String {
     let mark = |c: char| matches!(c, '`' | '"');
     let line = |line: &str| match (line.find(mark), line.rfind(mark)) {

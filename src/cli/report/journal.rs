@@ -1,6 +1,6 @@
-//! The journal of the last minutes. It is not copied: its records are read and written anew, so that a file holds nothing
-//! but the numbers that this release knows. No column of a journal is a prompt, a token or a block hash; prefixes and
-//! sessions are hashes under a key that is in no file.
+//! The journal of the last minutes. Files are not copied: each record is decoded and encoded anew, so that a file of the
+//! archive has only fields that this release knows. No column of a journal is a prompt, a token or a block hash. Prefixes
+//! and sessions are keyed hashes, and the key is in no file.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -43,7 +43,7 @@ pub(super) fn add(contents: &mut Contents, dir: &Path, minutes: u64, now_unix_ms
     }
 }
 
-/// The name and the bytes of a file, if something was written to it since a time and it is one of a journal.
+/// The name and the bytes of a file, if it is a journal file that was written to since `since_unix_ms`.
 fn read(contents: &mut Contents, path: &Path, since_unix_ms: u64) -> Option<(String, Vec<u8>)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let read = bytes(path, since_unix_ms).and_then(|bytes| match bytes {
@@ -84,8 +84,8 @@ fn bytes(path: &Path, since_unix_ms: u64) -> Result<Option<Vec<u8>>, String> {
 /// Files by name, the oldest first.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// Of files, the newest first, those with decisions since a time, and from when on all decisions are there: as many as
-/// `bytes_max` bytes have.
+/// The files with decisions since `since_unix_ms`, cut to `bytes_max` bytes in all, and the time since which they have all
+/// decisions.
 fn cut(
     newest_first: impl Iterator<Item = (String, Vec<u8>)>,
     (since_unix_ms, now_unix_ms): (u64, u64),
@@ -95,7 +95,8 @@ fn cut(
     for (name, bytes) in newest_first {
         let of =
             |from_unix_ms| Reader::open(&bytes).map_or(Some(None), |mut file| since(&mut file, from_unix_ms, left));
-        // Half of the time at each try, until its records fit. A clock that went back may leave decisions of the future.
+        // Halves the time at each try, until the records fit. After a clock went back, there may be decisions of the future,
+        // so even the shortest time may not fit.
         let mut fitting = of(from_unix_ms);
         while fitting.is_none() && from_unix_ms < now_unix_ms {
             from_unix_ms += (now_unix_ms - from_unix_ms).div_ceil(2);
@@ -128,14 +129,15 @@ fn head(of: &Origin) -> Origin {
     }
 }
 
-/// A file of the records since a time: `None` = it has more than `bytes_max`, `Some(None)` = there is no decision.
+/// A file of the records since a time. `None` = it would have more than `bytes_max` bytes; `Some(None)` = it would have no
+/// decision.
 fn since(reader: &mut Reader<'_>, since_unix_ms: u64, bytes_max: usize) -> Option<Option<Vec<u8>>> {
     let started_unix_ms = reader.origin().started_unix_ms;
     let mut bytes = Vec::new();
     let mut encoder = Encoder::begin(&head(reader.origin()), &mut bytes);
     let (mut record, mut has_begun) = (DecisionRecord::default(), false);
     loop {
-        // What stands before the first decision of that time is older.
+        // Records before the first decision of that time are older.
         match reader.next(&mut record) {
             JournalEntry::Decision { core } => {
                 has_begun |= started_unix_ms.saturating_add(record.at_ns / 1_000_000) >= since_unix_ms;

@@ -1,4 +1,4 @@
-//! The machine: kernel, processors, memory, and the limits of the daemon's process and of this one.
+//! Facts about the machine: kernel, processors, memory, and the limits of the daemon's process and of this command's.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,7 +16,7 @@ const NAME: &str = "machine.txt";
 /// The program's name in /proc.
 const COMM: &str = "kvrouted";
 
-/// What all processes share.
+/// Files with facts about the whole machine.
 const FACTS: [&str; 5] = [
     "/proc/version",
     "/proc/loadavg",
@@ -24,12 +24,12 @@ const FACTS: [&str; 5] = [
     "/proc/pressure/memory",
     "/sys/kernel/mm/transparent_hugepage/enabled",
 ];
-/// What a process has of its own. Its arguments and its environment may hold secrets.
+/// Files of a process in /proc. Its arguments and its environment are not among them: they may hold secrets.
 const OF_PROCESS: [&str; 3] = ["limits", "status", "cgroup"];
 /// The limits of a cgroup.
 const OF_CGROUP: [&str; 5] = ["memory.max", "memory.high", "memory.current", "cpu.max", "pids.max"];
 
-/// Adds the facts, those of the daemon's process among them if it answers.
+/// Adds the facts, with those of the daemon's process if the daemon answers.
 pub(super) fn add(contents: &mut Contents, admin_socket: Option<&Path>) {
     let mut text = format!("processors: {}\n", std::thread::available_parallelism().map_or(0, usize::from));
     text += &format!("processor: {}\n", processor().unwrap_or_else(|| "not known".to_owned()));
@@ -54,7 +54,7 @@ fn daemon(socket: &Path) -> Option<PathBuf> {
     let stream = UnixStream::connect(socket).ok()?;
     let peer = socket_peercred(&stream).ok()?;
     let folder = PathBuf::from(format!("/proc/{}", peer.pid.as_raw_nonzero()));
-    // A service manager that opened the socket for it is another process.
+    // With socket activation the peer may be the service manager, which opened the socket.
     let comm = read(&folder.join("comm"))?;
     comm.trim_end().starts_with(COMM).then_some(folder)
 }
@@ -84,7 +84,7 @@ fn process(whose: &str, folder: &Path) -> String {
     text
 }
 
-/// A file of facts, or that it cannot be read.
+/// The path and the contents of a file of facts, or a note that it cannot be read.
 fn fact(path: &Path) -> String {
     let text = read(path).unwrap_or_else(|| "(cannot be read)".to_owned());
     format!("\n{}\n{}\n", path.display(), text.trim_end())

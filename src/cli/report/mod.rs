@@ -1,11 +1,11 @@
-//! `kvrouted report`: what a person elsewhere needs to see of a daemon that misbehaves, in one archive.
+//! `kvrouted report`: one archive with the facts that support needs about a daemon that misbehaves.
 //!
 //! ```text
 //! admin socket, metrics port, configuration, journal, /proc ─▶ collect ─▶ parts, without secrets ─▶ archive
 //! ```
 //!
-//! What cannot be had is left out, and the archive says why: the daemon may be down. Nothing in it is a prompt, a token of
-//! one, or a secret; see [`masking`](crate::masking), [`config::without_secrets`] and `journal`.
+//! The daemon may be down: a part that cannot be obtained is left out, and the archive says why. No part has prompts or
+//! tokens of prompts, and secrets are masked: see [`masking`](crate::masking), [`config::without_secrets`] and `journal`.
 
 mod archive;
 mod collect;

@@ -21,6 +21,9 @@ const LINE_BYTES: usize = 64;
 const CHUNK_BYTES: usize = 2 << 20;
 /// Lines of a chunk, as a power of two.
 const CHUNK_ORDER: u32 = (CHUNK_BYTES / LINE_BYTES).ilog2();
+/// Bytes of an ordinary page, at most: 4 KiB on x86-64, up to 64 KiB on aarch64. To ask the system takes a call that a
+/// sandboxed thread may not make.
+const PAGE_BYTES_MAX: usize = 64 << 10;
 /// Chunks without a row that keep their memory.
 const WHOLE_CHUNKS_KEPT: usize = 1;
 
@@ -114,12 +117,11 @@ struct RowPool {
     /// the highest chunks become empty.
     free: [BTreeSet<u32>; CHUNK_ORDER as usize + 1],
     free_lines: usize,
-    /// Free lines of the first chunk, part of `free_lines`. Free blocks of a page or more take no memory there.
+    /// Free lines of the first chunk, part of `free_lines`. Free blocks of a page or more take no memory there,
+    /// and smaller ones are not counted.
     first_free_lines: usize,
     /// The order of the largest row so far.
     order_most: u32,
-    /// Bytes of an ordinary page.
-    page_bytes: usize,
     next_chunk: PrefaultedChunk,
     maps_ahead: bool,
 }
@@ -138,7 +140,6 @@ impl RowPool {
             free_lines: 0,
             first_free_lines: 0,
             order_most: 0,
-            page_bytes: rustix::param::page_size(),
             next_chunk: PrefaultedChunk::new(CHUNK_BYTES),
             maps_ahead: false,
         }
@@ -258,7 +259,7 @@ impl RowPool {
     /// zero even if the system refuses.
     fn discard(&self, first: u32, order: u32) {
         if let Some(chunk) = self.chunks[0]
-            && LINE_BYTES << order >= self.page_bytes
+            && LINE_BYTES << order >= PAGE_BYTES_MAX
         {
             // SAFETY: inside the chunk, and no row's. A block begins at a multiple of its size, so these are whole pages.
             unsafe { pages::discard(chunk.add(line_of(first) * LINE_BYTES).as_ptr(), LINE_BYTES << order) };

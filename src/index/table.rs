@@ -460,7 +460,7 @@ type Word = *mut Line;
 #[derive(Clone, Debug)]
 struct LineMemory {
     /// None under the model checker, which follows each line.
-    #[cfg_attr(kvrouted_loom, expect(dead_code, reason = "lines are made one by one"))]
+    #[cfg_attr(all(test, kvrouted_loom), expect(dead_code, reason = "lines are made one by one"))]
     rows: Rows,
 }
 

@@ -10,7 +10,7 @@ import re
 import time
 import urllib.request
 
-#: (page, command, why it is not run). Each is told at the end of a run.
+#: Commands that are not run: (page, command, reason). A run lists them at its end.
 SKIPPED = [
     ("", r"^sudo(edit)? |^apt-get ", "it changes the machine"),
     ("", r"^vllm serve|^python -m sglang", "it needs a GPU and the engine"),
@@ -225,7 +225,7 @@ def conversations(engines: list):
     time.sleep(2)
 
 
-#: What is done before the first command of a page.
+#: Setup steps that run before the first command of a page.
 BEGIN = {
     "README.md": readme, "docs/alerts.md": alerts, "docs/doctor.md": doctor, "docs/gateway.md": gateway,
     "docs/operating.md": running, "docs/remote.md": remote, "docs/restarts.md": restarts, "docs/routers.md": routers,

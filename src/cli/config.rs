@@ -124,9 +124,8 @@ fn explain(path: &str) -> Result<String, Failure> {
 }
 
 fn explain_table(table: &TableInfo) -> String {
-    let (open, close) = if table.is_repeated { ("[[", "]]") } else { ("[", "]") };
     let width = table.fields.iter().map(|field| field.name.len()).max().unwrap_or(0);
-    let mut text = format!("{open}{}{close}\n{}\n\n", table.name, table.doc);
+    let mut text = format!("{}\n{}\n\n", table.header(), table.doc);
     for field in &table.fields {
         let first = field.doc.lines().next().unwrap_or_default();
         // Writing to a string cannot fail.
@@ -137,8 +136,7 @@ fn explain_table(table: &TableInfo) -> String {
 
 fn explain_field(path: &str, table: &TableInfo, field: &FieldInfo) -> String {
     let is_own_policy = path.starts_with("space") && table.name == "policy";
-    let (open, close) = if table.is_repeated { ("[[", "]]") } else { ("[", "]") };
-    let header = if is_own_policy { "[space.policy]".to_owned() } else { format!("{open}{}{close}", table.name) };
+    let header = if is_own_policy { "[space.policy]".to_owned() } else { table.header() };
     let default = match &field.default {
         _ if is_own_policy => "what [policy] says".to_owned(),
         Some(default) => default.clone(),
@@ -150,7 +148,7 @@ fn explain_field(path: &str, table: &TableInfo, field: &FieldInfo) -> String {
         (_, true) => "yes: SIGHUP takes a change over",
         (_, false) => "no: a change takes effect at the next start",
     };
-    let own_policy = "KVROUTED_CONFIG__SPACE__0__POLICY__".to_owned() + &field.name.to_uppercase();
+    let own_policy = config::variable_of("space[0].policy", field.name);
     let variable = if is_own_policy { own_policy.clone() } else { table.variable(field.name) };
     let mut rows = vec![("values", field.bounds.clone())];
     rows.extend((!field.unit.is_empty()).then(|| ("unit", field.unit.to_owned())));
@@ -165,14 +163,10 @@ fn explain_field(path: &str, table: &TableInfo, field: &FieldInfo) -> String {
     }
     let _ = writeln!(text, "  {:9}  {} = {}", "", field.name, field.example);
     if table.is_repeated || is_own_policy {
-        let _ =
-            writeln!(text, "\nThe number in the variable is that of the [[{}]] in the file, from 0.", first_name(path));
+        let repeated = if is_own_policy { "[[space]]".to_owned() } else { table.header() };
+        let _ = writeln!(text, "\nThe number in the variable is that of the {repeated} in the file, from 0.");
     }
     text
-}
-
-fn first_name(path: &str) -> &str {
-    path.split(['[', '.']).next().unwrap_or(path)
 }
 
 // ---- diff ----

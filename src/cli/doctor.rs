@@ -13,9 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::admin;
+use super::admin::{self, DaemonSockets};
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Environment, Flags, socket_default};
+use crate::config::{self, Config, Environment, Flags};
 use crate::error::counted;
 use crate::finding::{Finding, Harm, Symptom};
 use crate::ids::Worker;
@@ -31,12 +31,9 @@ answer. For all findings see schemas/README.md, \"Trust reasons\" and \"Findings
 #[derive(Debug, clap::Args)]
 #[command(after_help = DOCTOR_HELP)]
 pub struct DoctorArgs {
-    /// The daemon's Unix socket [default: that of --config, else the daemon's default]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// The daemon's admin socket [default: as the daemon says on its socket]
-    #[arg(long, value_name = "PATH")]
-    pub admin_socket: Option<PathBuf>,
+    /// The sockets of the daemon.
+    #[command(flatten)]
+    pub sockets: DaemonSockets,
     /// Also check this configuration file, and whether the daemon runs with it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -89,13 +86,12 @@ impl DoctorArgs {
 
     /// The findings at the daemon's sockets, and its own.
     fn ask(&self, config: Option<&Config>) -> Vec<Finding> {
-        let given = self.socket.clone().or_else(|| config.map(|config| config.serve.socket.clone()));
-        let socket = given.unwrap_or_else(socket_default);
+        let socket = self.sockets.socket(config);
         let mut findings: Vec<Finding> = check_socket(&socket).into_iter().collect();
         if findings.iter().any(|finding| finding.harm == Harm::Severe) {
             return findings;
         }
-        let (spaces, page) = match admin::examination(self.admin_socket.as_ref().unwrap_or(&socket)) {
+        let (spaces, page) = match admin::examination(self.sockets.admin_socket.as_ref().unwrap_or(&socket)) {
             Ok(answers) => answers,
             Err(failure) => {
                 findings.push(Finding { what: failure.message, ..Symptom::AdminUnreachable.finding() });

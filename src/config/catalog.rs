@@ -84,6 +84,12 @@ pub struct TableInfo {
 }
 
 impl TableInfo {
+    /// Its header in the file.
+    #[must_use]
+    pub fn header(&self) -> String {
+        if self.is_repeated { format!("[[{}]]", self.name) } else { format!("[{}]", self.name) }
+    }
+
     /// The field with this name.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&FieldInfo> {

@@ -8,8 +8,8 @@ use super::fields;
 /// The dialect of the schema. It uses only keywords that older dialects have too, as editors may know no other.
 const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
 
-/// The schema of the configuration file: types, bounds, choices, defaults and descriptions of all fields. What one field
-/// says about another, and the syntax within strings, is left to `kvrouted config check`.
+/// The schema of the configuration file: types, bounds, choices, defaults and descriptions of all fields. Rules between
+/// fields and the syntax within strings are not in it: only `kvrouted config check` applies them.
 #[must_use]
 pub fn schema() -> Value {
     let tables = catalog::tables().iter().map(|table| (table.name.to_owned(), table_schema(table)));

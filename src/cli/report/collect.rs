@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::super::admin;
+use super::super::admin::{self, DaemonSockets};
 use super::super::doctor::{self, DoctorArgs};
 use super::super::{router_status, status, worker};
 use super::archive::Contents;
@@ -87,8 +87,7 @@ impl Sources {
 
     fn findings(&self, contents: &mut Contents) {
         let doctor = DoctorArgs {
-            socket: Some(self.socket.clone()),
-            admin_socket: self.admin_socket.clone(),
+            sockets: DaemonSockets { socket: Some(self.socket.clone()), admin_socket: self.admin_socket.clone() },
             config: self.config_file.clone(),
             gateway: None,
             json: false,

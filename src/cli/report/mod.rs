@@ -18,8 +18,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::archive::Contents;
 use self::collect::Sources;
+use super::admin::DaemonSockets;
 use super::exit::{Exit, Failure};
-use crate::config::{self, Config, Environment, Flags, socket_default};
+use crate::config::{self, Config, Environment, Flags};
 use crate::limits::{REPORT_MINUTES_DEFAULT, REPORT_MINUTES_MAX};
 
 const REPORT_HELP: &str = "\
@@ -31,12 +32,9 @@ Exit code: 0 also if the daemon does not answer; 71 if the archive cannot be wri
 #[derive(Debug, clap::Args)]
 #[command(after_help = REPORT_HELP)]
 pub struct ReportArgs {
-    /// The daemon's Unix socket [default: that of --config, else the daemon's default]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// The daemon's admin socket [default: as the daemon says on its socket]
-    #[arg(long, value_name = "PATH")]
-    pub admin_socket: Option<PathBuf>,
+    /// The sockets of the daemon.
+    #[command(flatten)]
+    pub sockets: DaemonSockets,
     /// The daemon's configuration file, which also names its journal
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -77,10 +75,9 @@ impl ReportArgs {
             .config
             .as_deref()
             .and_then(|path| config::load(Some(path), &Environment::of_process(), &Flags::default()).ok());
-        let given = self.socket.clone().or_else(|| config.as_ref().map(|config| config.serve.socket.clone()));
         let sources = Sources {
-            socket: given.unwrap_or_else(socket_default),
-            admin_socket: self.admin_socket.clone(),
+            socket: self.sockets.socket(config.as_ref()),
+            admin_socket: self.sockets.admin_socket.clone(),
             config_file: self.config.clone(),
             config,
             minutes: self.minutes,

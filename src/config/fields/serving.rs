@@ -41,6 +41,19 @@ const fn accounts<T>(name: &'static str, set: fn(&mut T, Vec<String>), doc: &'st
     live(name, "", Value(""), kind, doc)
 }
 
+/// The kind of an address to bind, which two ports have.
+macro_rules! listen {
+    () => {
+        Parsed {
+            what: "an IP address in quotes, such as \"127.0.0.1\"",
+            set: |c, text| {
+                c.listen = values::address(text)?;
+                Ok(())
+            },
+        }
+    };
+}
+
 pub(in crate::config) static SERVE: Section<ServeConfig> = Section {
     name: "serve",
     repeated: false,
@@ -232,13 +245,7 @@ pub(in crate::config) static METRICS: Section<MetricsConfig> = Section {
             metrics.listen,
             "",
             Value("127.0.0.1"),
-            Parsed {
-                what: "an IP address in quotes, such as \"127.0.0.1\"",
-                set: |c, text| {
-                    c.listen = values::address(text)?;
-                    Ok(())
-                },
-            },
+            listen!(),
             "The address to bind. On an address other than the loopback interface, everyone who can reach it may read the page: names of\n\
              models, workers, classes and principals, and their load. `kvrouted doctor` looks for the page at 127.0.0.1 or, with\n\
              --config, here.",
@@ -278,13 +285,7 @@ pub(in crate::config) static HTTP: Section<HttpConfig> = Section {
             http.listen,
             "",
             Value("127.0.0.1"),
-            Parsed {
-                what: "an IP address in quotes, such as \"127.0.0.1\"",
-                set: |c, text| {
-                    c.listen = values::address(text)?;
-                    Ok(())
-                },
-            },
+            listen!(),
             "The address to bind. On an address other than the loopback interface, everyone who can reach it may route and book.",
         ),
         restart!(

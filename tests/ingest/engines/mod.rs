@@ -122,8 +122,8 @@ fn restart(engine: &'static str) {
     daemon.compare(&Truth::read(folder.path()));
 }
 
-/// Forwards a publisher's messages and loses some. It subscribes once somebody subscribed to it: a publisher that waits
-/// for its first subscriber waits for the daemon, which then misses nothing but what is lost here.
+/// Forwards a publisher's messages to the daemon and loses some. It connects to the publisher only after the daemon has
+/// subscribed. The publisher waits for its first subscriber, so the daemon misses only the messages that are lost here.
 fn lose(from: &str, to: &str, in_a_row: u64) {
     let context = zmq::Context::new();
     let (sub, publisher) = (context.socket(zmq::SUB).unwrap(), context.socket(zmq::XPUB).unwrap());

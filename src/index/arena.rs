@@ -51,6 +51,7 @@ const AHEAD_GRANULES: u32 = CHUNK_GRANULES / 2;
 /// Chunks without a granule in use that keep their memory.
 const WHOLE_CHUNKS_KEPT: u32 = 1;
 
+const _: () = assert!(CHUNK_BYTES == pages::HUGE_PAGE_BYTES, "a chunk is a huge page");
 const _: () = assert!(EXTENT_GRANULES_MAX == u128::BITS, "free runs keep one bit for each size of extent");
 const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a chunk are whole words");
 

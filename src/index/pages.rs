@@ -4,6 +4,9 @@
 
 use std::ptr::NonNull;
 
+/// Bytes of a huge page, as x86-64 and aarch64 with pages of 4 KiB have it.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// A new mapping of `bytes`. `None` if the system has no memory.
 #[cfg(not(miri))]
 pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {

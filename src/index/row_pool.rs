@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Bytes of a line.
 const LINE_BYTES: usize = 64;
 /// Bytes of a chunk: a huge page where the system has them, except for the first chunk.
-const CHUNK_BYTES: usize = 2 << 20;
+const CHUNK_BYTES: usize = pages::HUGE_PAGE_BYTES;
 /// Lines of a chunk, as a power of two.
 const CHUNK_ORDER: u32 = (CHUNK_BYTES / LINE_BYTES).ilog2();
 /// Bytes of an ordinary page, at most: 4 KiB on x86-64, up to 64 KiB on aarch64. To ask the system takes a call that a

@@ -1,14 +1,15 @@
 //! What the daemon tells the service manager, and the listening sockets that it gets from there.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvrouted::client::Client;
 use tempfile::TempDir;
 
-use crate::kit::{Process, WAIT_MAX, configure, folder, options, text};
+use crate::kit::{Process, WAIT_MAX, by_shell, configure, folder, options, text};
 
 const EXEC: &str = "exec \"$0\" \"$@\"";
 
@@ -29,9 +30,22 @@ impl Manager {
 
     /// A daemon of this manager, by a line of shell before it.
     fn start(&self, line: &str) -> Process {
+        Process::spawn(self.folder.path(), "daemon", self.command(line))
+    }
+
+    /// A daemon that this manager passes a listening socket: its descriptor 3.
+    fn start_listening(&self, listener: &UnixListener) -> Process {
+        let mut command =
+            self.command("exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=routing");
+        // As its standard input: a shell knows no number of two digits, and this process may have many files open.
+        command.stdin(OwnedFd::from(listener.try_clone().expect("cloned")));
+        Process::spawn(self.folder.path(), "daemon", command)
+    }
+
+    fn command(&self, line: &str) -> Command {
         let (folder, config) = (self.folder.path(), self.folder.path().join("kvrouted.toml"));
         let line = format!("export NOTIFY_SOCKET={}; {line}; {EXEC}", folder.join("notify").display());
-        Process::start_by(folder, "daemon", &line, &["serve", "--config", text(&config)])
+        by_shell(&line, &["serve", "--config", text(&config)])
     }
 
     /// What the daemon says until a line begins so.
@@ -89,12 +103,8 @@ fn sockets_that_the_manager_passes_are_served_and_stay() {
     let manager = Manager::new("");
     let path = manager.folder.path().join("s");
     let listener = UnixListener::bind(&path).expect("bound");
-    // A socket cannot be opened anew: the shell has to inherit it.
-    let fd = listener.as_raw_fd();
-    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).expect("inherited");
-    let line = format!("exec 3<&{fd}; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=routing");
     for round in 0..2 {
-        let mut process = manager.start(&line);
+        let mut process = manager.start_listening(&listener);
         manager.until("READY=1");
         assert!(Client::connect(&path, &options()).is_ok(), "round {round}");
         assert!(!process.log().contains("replacing a socket file"), "it binds no other one");
@@ -108,6 +118,6 @@ fn sockets_that_the_manager_passes_are_served_and_stay() {
         move || Client::connect(&path, &options()).is_ok()
     });
     std::thread::sleep(Duration::from_millis(100));
-    let _process = manager.start(&line);
+    let _process = manager.start_listening(&listener);
     assert!(early.join().expect("no panic"));
 }

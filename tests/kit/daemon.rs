@@ -34,6 +34,14 @@ pub(crate) fn kvrouted(arguments: &[&str]) -> Command {
     command
 }
 
+/// The same by a line of shell, which ends with `exec "$0" "$@"`.
+pub(crate) fn by_shell(line: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", line, env!("CARGO_BIN_EXE_kvrouted")]).args(arguments).args(sandboxed(arguments));
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
 /// The flag of a sandbox, if the environment asks for one and the test does not.
 fn sandboxed(arguments: &[&str]) -> Vec<String> {
     let confines =
@@ -73,15 +81,7 @@ impl Process {
 
     /// The same by a line of shell, which ends with `exec "$0" "$@"`.
     pub(crate) fn start_by(folder: &Path, name: &str, line: &str, arguments: &[&str]) -> Self {
-        let mut command = Command::new("sh");
-        command.args(["-c", line]);
-        command
-            .arg(env!("CARGO_BIN_EXE_kvrouted"))
-            .args(arguments)
-            .args(sandboxed(arguments))
-            .env_remove("RUST_LOG")
-            .stdin(Stdio::null());
-        Self::spawn(folder, name, command)
+        Self::spawn(folder, name, by_shell(line, arguments))
     }
 
     /// Starts any command that ends up as the binary.

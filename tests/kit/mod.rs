@@ -17,7 +17,9 @@ pub(crate) mod raw;
 pub(crate) mod remote;
 pub(crate) mod replayer;
 
-pub(crate) use daemon::{Daemon, Process, asked, configure, configure_serve, kvrouted, options, run, serving_threads};
+pub(crate) use daemon::{
+    Daemon, Process, asked, by_shell, configure, configure_serve, kvrouted, options, run, serving_threads,
+};
 pub(crate) use proc::{open_descriptors, peak_kib, resident_kib, test_of_this_binary};
 
 use std::os::unix::fs::PermissionsExt as _;

@@ -432,8 +432,15 @@ fn shown<'a>(entry: &'a Entry, len: u16, holders: &HolderBits) -> Shown<'a> {
     }
 }
 
-/// The header of a node, without the address of its overflow record, and that record if the node needs one.
-pub(super) fn encode(id: NodeId, node: &Node, holders: &HolderBits) -> (Header, Option<Box<Overflow>>) {
+/// The header of a node, with the address that `keep` gives for its overflow record, if the node needs one.
+#[inline]
+pub(super) fn encode(
+    id: NodeId,
+    node: &Node,
+    holders: &HolderBits,
+    keep: impl FnOnce(Option<Box<Overflow>>) -> u64,
+) -> Header {
+    // Made where the caller wants it: to copy it would wait for each of its small fields to be stored.
     let mut header = Header {
         parent: node.parent.0,
         variant: node.variant,
@@ -470,11 +477,11 @@ pub(super) fn encode(id: NodeId, node: &Node, holders: &HolderBits) -> (Header, 
             None => fits = false,
         }
     }
-    if fits {
-        return (header, None);
+    if !fits {
+        header.partials_len = 0;
     }
-    header.partials_len = 0;
-    (header, Some(Box::new(overflow_of(node, holders))))
+    header.overflow = keep((!fits).then(|| Box::new(overflow_of(node, holders))));
+    header
 }
 
 fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {

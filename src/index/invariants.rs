@@ -5,7 +5,7 @@ use super::header::{Header, Overflow, encode};
 use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{Bits, GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
-use super::worker::{Worker, mixed};
+use super::worker::{BoundBlocks, Worker, mixed};
 use crate::ids::EngineHash;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ impl ShardWriter {
             lives.insert(worker.slot.0, worker.life);
             check_worker(tree, worker);
         }
-        let placed: u64 = self.all_workers().map(|worker| worker.bound() - worker.dormant.len() as u64).sum();
+        let placed: u64 = self.all_workers().map(|worker| worker.bound.all() - worker.dormant.len() as u64).sum();
         let bytes: u64 = self.all_workers().map(Worker::bytes).sum();
         assert_eq!((tree.placed, tree.workers_bytes), (placed, bytes), "totals over all workers");
         let mut nodes: BTreeMap<HolderBit, u32> = BTreeMap::new();
@@ -139,7 +139,11 @@ impl Tree {
             let node = &self.nodes[id];
             let line = self.line(id).unwrap_or_else(|| panic!("{id:?} has no header"));
             let shown = self.table.header(line);
-            let (meant, overflow) = encode(id, node, &self.holders);
+            let mut overflow = None;
+            let meant = encode(id, node, &self.holders, |kept| {
+                overflow = kept;
+                0
+            });
             assert_eq!(shown.overflow, node.overflow, "{id:?}");
             let plain = |header: &Header| (header.parent, header.id, header.len, header.base, header.flags);
             assert_eq!(plain(&shown), plain(&meant), "{id:?}");
@@ -249,7 +253,7 @@ fn check_worker(tree: &Tree, worker: &Worker) {
 }
 
 fn check_figures(worker: &Worker, holders_of: &BTreeMap<EngineHash, Vec<HolderBit>>) {
-    let (mut blocks_by_layers, mut references) = ([0_u64; Layer::SETS], [0_u64; Layer::COUNT]);
+    let (mut bound, mut references) = (BoundBlocks::default(), [0_u64; Layer::COUNT]);
     let (mut held, mut digest) = ([0_u64; Layer::COUNT], [0_u64; Layer::COUNT]);
     for (name, holders) in holders_of {
         let mut layers = 0_usize;
@@ -257,13 +261,14 @@ fn check_figures(worker: &Worker, holders_of: &BTreeMap<EngineHash, Vec<HolderBi
             layers |= 1 << layer.index();
             references[layer.index()] += 1 + u64::from(worker.extras.get(*name, holder));
         }
-        blocks_by_layers[layers] += 1;
+        assert_ne!(layers, 0, "{name:?} is bound, and no layer refers to it");
+        bound.change((0, layers), 1);
         for layer in Layer::ALL.into_iter().filter(|layer| worker.is_held(*layer, holders)) {
             held[layer.index()] += 1;
             digest[layer.index()] = digest[layer.index()].wrapping_add(mixed(name.0));
         }
     }
-    assert_eq!(worker.blocks_by_layers, blocks_by_layers, "blocks_by_layers");
+    assert_eq!(worker.bound, bound, "bound");
     let layers = &worker.layers;
     assert_eq!(std::array::from_fn(|layer| layers[layer].references), references, "references");
     assert_eq!(std::array::from_fn(|layer| layers[layer].held), held, "held");

@@ -8,7 +8,7 @@ use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{NodeId, Place};
 use super::store::{BlockSlice, DuplicateNames, StoreError, StoreTarget};
 use super::tree::Tree;
-use super::worker::{Allowance, DormantBlock, GroupHolder, NewReferences, Worker, mixed};
+use super::worker::{Allowance, DormantBlock, Worker, mixed};
 use super::{Binding, Refusal, ShardLimits, Shortfall, StoreBlocks, StoreOutcome};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
 use crate::limits::{GROUPS_MAX, NODE_BLOCKS_MAX};
@@ -167,7 +167,7 @@ impl Worker {
         }
         let is_bound = |name: EngineHash| self.dormant.get(name).is_some() || self.find(tree, name).is_some();
         let new = store.hashes.iter().filter(|name| !is_bound(**name)).count();
-        if self.bound() + new as u64 > self.blocks_max {
+        if self.bound.all() + new as u64 > self.blocks_max {
             return Some(Refusal::CapacityBound);
         }
         let is_wide = new > 0 && self.bytes_with(tree, new) > self.bytes_max;
@@ -272,8 +272,8 @@ impl Worker {
             tree.holders.set_state(of.shown, if only { HolderState::Hidden } else { HolderState::Retired });
             (of.held, of.digest) = (0, 0);
         }
-        of.groups.push(GroupHolder { group, holder, new_references: NewReferences::default() });
         of.shown = shown;
+        self.add_group(layer, group, holder);
         if layer == Layer::Windows {
             tree.holders.set_window_blocks(shown, self.window_blocks);
         }
@@ -412,10 +412,7 @@ impl Worker {
     /// Updates the counts after the holder bits that refer to a block have changed.
     pub(super) fn recount(&mut self, layer: Layer, before: &[HolderBit], after: &[HolderBit], name: EngineHash) {
         let (from, to) = (self.layers_of(before), self.layers_of(after));
-        if from != to {
-            self.blocks_by_layers[from] -= u64::from(from != 0);
-            self.blocks_by_layers[to] += u64::from(to != 0);
-        }
+        self.bound.change((from, to), 1);
         let (held, holds) = (self.is_held(layer, before), self.is_held(layer, after));
         let of = &mut self.layers[layer.index()];
         match (held, holds) {

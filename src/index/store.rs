@@ -12,7 +12,7 @@ use super::holders::{HolderBit, HolderState, Layer};
 use super::name_map::Spot;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place, Run};
 use super::tree::{AHEAD, Tree};
-use super::worker::{GroupHolder, NewReferences, Worker, digest_of};
+use super::worker::{Worker, digest_of};
 use super::{ShardLimits, StoreBlocks, StoreOutcome, types};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
 use smallvec::{SmallVec, smallvec};
@@ -63,7 +63,8 @@ impl Worker {
         let slice = BlockSlice { locals: store.locals, names: store.hashes, seed: store.seed };
         let usual = self.dormant.is_empty() && !self.forked && blocks > 0 && blocks == store.locals.len();
         let countable = self.extras_most < u32::MAX;
-        let fits = self.bound() + blocks as u64 <= self.blocks_max && self.bytes_with(tree, blocks) <= self.bytes_max;
+        let fits =
+            self.bound.all() + blocks as u64 <= self.blocks_max && self.bytes_with(tree, blocks) <= self.bytes_max;
         if !usual || !countable || !fits {
             return Err(StoreError::NeedsSlowPath);
         }
@@ -72,7 +73,8 @@ impl Worker {
         if layer == Layer::Windows || (known.is_none() && !self.layers[layer.index()].groups.is_empty()) {
             return Err(StoreError::NeedsSlowPath);
         }
-        let (path, place) = self.follow(tree, store.parent, slice)?;
+        let mut path = Path::new();
+        let place = self.follow(tree, store.parent, slice, &mut path)?;
         let on_path = path.last().map_or(0, |last| last.at + usize::from(last.to - last.from));
         let is_repeated = store.parent.is_none() && on_path == blocks;
         if is_repeated && !limits.counts_copies && self.is_ambiguous(tree, known, store, &path) {
@@ -88,7 +90,7 @@ impl Worker {
         if known.is_none() {
             self.all_holders.push(holder);
         }
-        let taken = self.take(tree, target, slice, path, place);
+        let taken = self.take(tree, target, slice, &mut path, place);
         if taken.is_err() && known.is_none() {
             self.all_holders.pop();
             tree.holders.set_state(holder, HolderState::Free);
@@ -100,23 +102,20 @@ impl Worker {
 
     /// Adds a layer's first group.
     fn announce(&mut self, tree: &mut Tree, target: StoreTarget) {
-        let layer = &mut self.layers[target.layer.index()];
-        layer.groups.push(GroupHolder {
-            group: target.group,
-            holder: target.holder,
-            new_references: NewReferences::default(),
-        });
-        layer.shown = target.holder;
+        self.add_group(target.layer, target.group, target.holder);
+        self.layers[target.layer.index()].shown = target.holder;
         tree.publish_holders();
     }
 
-    /// Follows a store along the existing nodes: the runs that it matches, and the place behind the last.
+    /// Follows a store along the existing nodes. Adds the runs that it matches to `path`, and returns the place behind
+    /// the last.
     fn follow(
         &self,
         tree: &Tree,
         parent: Option<EngineHash>,
         slice: BlockSlice<'_>,
-    ) -> Result<(Path, Place), StoreError> {
+        path: &mut Path,
+    ) -> Result<Place, StoreError> {
         let mut place = match parent {
             None => Place::ROOT,
             Some(parent) => {
@@ -124,7 +123,6 @@ impl Worker {
                 Place { at: place.at + 1, ..place }
             }
         };
-        let mut path = Path::new();
         let mut at = 0;
         while at < slice.len() {
             let node = &tree.nodes[place.node];
@@ -149,7 +147,7 @@ impl Worker {
             path.push(MatchedRun { node: place.node, from: place.at, to, at, naming, known: false });
             (place.at, at) = (to, at + run);
         }
-        Ok((path, place))
+        Ok(place)
     }
 
     /// How a run's names are in a node, or can get there.
@@ -204,7 +202,7 @@ impl Worker {
         tree: &mut Tree,
         target: StoreTarget,
         slice: BlockSlice<'_>,
-        mut path: Path,
+        path: &mut Path,
         mut place: Place,
     ) -> Result<u32, StoreError> {
         let on_path = path.last().map_or(0, MatchedRun::end);
@@ -217,18 +215,18 @@ impl Worker {
             }
             place.node = prefix;
         }
-        self.name_path(tree, target.holder, slice, &mut path)?;
+        self.name_path(tree, target.holder, slice, path)?;
         let grown = match grow(tree, target, tail, place) {
             Ok(grown) => grown,
             Err(error) => {
-                undo_naming(tree, target.holder, &path);
+                undo_naming(tree, target.holder, path);
                 return Err(error);
             }
         };
         if self.layers[target.layer.index()].groups.is_empty() {
             self.announce(tree, target);
         }
-        Ok(self.show(tree, target, slice, &path, &grown))
+        Ok(self.show(tree, target, slice, path, &grown))
     }
 
     /// Writes the names that are missing, and enters the holder bit at every node of the path.
@@ -273,7 +271,7 @@ impl Worker {
         grown.nodes.iter().rev().for_each(|id| tree.insert(*id));
         let tail = slice.from(path.last().map_or(0, MatchedRun::end));
         self.gain(target, tail.names);
-        self.blocks_by_layers[1 << target.layer.index()] += tail.len() as u64;
+        self.bound.change((0, 1 << target.layer.index()), tail.len() as u64);
         let mut shown = grown.at;
         let mut changed = grown.appended > 0 || (grown.first_child && !grown.nodes.is_empty());
         let mut already = 0;

@@ -291,13 +291,15 @@ impl Tree {
 
     /// The current header of a node, for readers. Its overflow record replaces the one before.
     pub(super) fn header(&mut self, id: NodeId) -> Header {
-        let (header, overflow) = encode(id, &self.nodes[id], &self.holders);
-        let beside = overflow.as_ref().map_or(0, |overflow| overflow.bytes() as usize);
+        let mut beside = 0;
+        let header = encode(id, &self.nodes[id], &self.holders, |overflow| {
+            beside = overflow.as_ref().map_or(0, |overflow| overflow.bytes() as usize);
+            overflow.map_or(0, |overflow| Box::into_raw(overflow) as u64)
+        });
         self.nodes.set_side_bytes(id, self.nodes[id].heap_bytes() + beside);
-        let address = overflow.map_or(0, |overflow| Box::into_raw(overflow) as u64);
-        let before = std::mem::replace(&mut self.nodes[id].overflow, address);
+        let before = std::mem::replace(&mut self.nodes[id].overflow, header.overflow);
         self.waste_overflow(before);
-        Header { overflow: address, ..header }
+        header
     }
 
     pub(super) fn waste_overflow(&mut self, address: u64) {

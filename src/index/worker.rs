@@ -48,8 +48,7 @@ pub(super) struct Worker {
     pub(super) layers: [LayerState; Layer::COUNT],
     /// Every holder bit of which nodes may have entries: of groups, shown, or retired in this life.
     pub(super) all_holders: SmallVec<[HolderBit; 4]>,
-    /// Bound blocks by the set of layers that refer to them.
-    pub(super) blocks_by_layers: [u64; Layer::SETS],
+    pub(super) bound: BoundBlocks,
     pub(super) dormant: DormantBlocks,
     /// The last block stored by the fast path, and its place: the parent of most next stores.
     pub(super) last: (EngineHash, Place),
@@ -112,7 +111,7 @@ impl Worker {
             batch: 0,
             layers: std::array::from_fn(|_| LayerState::default()),
             all_holders: SmallVec::new(),
-            blocks_by_layers: [0; Layer::SETS],
+            bound: BoundBlocks::default(),
             dormant: DormantBlocks::default(),
             extras: Extras::default(),
             last: (EngineHash(0), Place::ROOT),
@@ -135,6 +134,12 @@ impl Worker {
         if is_window { Layer::Windows } else { tier.into() }
     }
 
+    /// Adds a group to a layer.
+    pub(super) fn add_group(&mut self, layer: Layer, group: GroupId, holder: HolderBit) {
+        let new_references = NewReferences::default();
+        self.layers[layer.index()].groups.push(GroupHolder { group, holder, new_references });
+    }
+
     pub(super) fn group(&self, layer: Layer, group: GroupId) -> Option<&GroupHolder> {
         self.layers[layer.index()].groups.iter().find(|holder| holder.group == group)
     }
@@ -149,9 +154,8 @@ impl Worker {
 
     /// The holder bits that count references, with their layers.
     pub(super) fn references(&self) -> impl Iterator<Item = (Layer, HolderBit)> + '_ {
-        Layer::ALL
-            .into_iter()
-            .flat_map(|layer| self.layers[layer.index()].groups.iter().map(move |group| (layer, group.holder)))
+        let layers = Layer::ALL.into_iter().zip(&self.layers);
+        layers.flat_map(|(layer, state)| state.groups.iter().map(move |group| (layer, group.holder)))
     }
 
     /// The column of a node that has the worker's names, if there is one.
@@ -234,18 +238,10 @@ impl Worker {
     /// Counts blocks to which a holder bit refers from now on, or no longer refers (`gone`).
     pub(super) fn count(&mut self, node: &Node, layer: Layer, holder: HolderBit, runs: &[Run], gone: bool) {
         let bit = 1_usize << layer.index();
-        let move_blocks = |blocks_by_layers: &mut [u64; Layer::SETS], others: usize, blocks: u64| {
-            let (from, to) = if gone { (others | bit, others) } else { (others, others | bit) };
-            if from != 0 {
-                blocks_by_layers[from] -= blocks;
-            }
-            if to != 0 {
-                blocks_by_layers[to] += blocks;
-            }
-        };
+        let sets = |others: usize| if gone { (others | bit, others) } else { (others, others | bit) };
         if self.is_plain() {
             let blocks = runs.iter().map(|run| u64::from(run.len())).sum();
-            move_blocks(&mut self.blocks_by_layers, 0, blocks);
+            self.bound.change(sets(0), blocks);
             return;
         }
         let layers = self.layer_bits(node, holder);
@@ -253,7 +249,7 @@ impl Worker {
             let others =
                 (0..Layer::COUNT).filter(|layer| layers[*layer].contains(at)).fold(0, |set, layer| set | 1 << layer);
             if others & bit == 0 {
-                move_blocks(&mut self.blocks_by_layers, others, 1);
+                self.bound.change(sets(others), 1);
             }
         }
     }
@@ -267,10 +263,8 @@ impl Worker {
         }
         let bit = 1_usize << layer.index();
         for layers in (0..Layer::SETS).filter(|layers| layers & bit != 0) {
-            let blocks = std::mem::take(&mut self.blocks_by_layers[layers]);
-            self.blocks_by_layers[layers & !bit] += blocks;
+            self.bound.change((layers, layers & !bit), self.bound.of(layers));
         }
-        self.blocks_by_layers[0] = 0;
         self.extras.forget(&holders);
         self.dormant.forget(&holders);
         holders
@@ -311,23 +305,20 @@ impl Worker {
         children.by_ref().take(SEED_CHILDREN_MAX).any(below) || children.next().is_some()
     }
 
-    pub(super) fn bound(&self) -> u64 {
-        self.blocks_by_layers.iter().sum()
-    }
-
     /// An upper bound of what the worker's blocks take of the index after `more` are stored, if no other worker shares
     /// them: bytes for each block, and bytes for each node with an entry of the worker.
     pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
         let nodes = self.references().map(|(_, holder)| u64::from(tree.holders.record(holder).nodes)).sum::<u64>();
         // The new blocks may begin that many nodes.
         let (blocks, nodes) =
-            (self.bound() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
-        blocks * INDEX_BLOCK_BYTES + nodes * INDEX_NODE_BYTES + self.bytes()
+            (self.bound.all() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
+        // What the worker takes beside the tree was counted after its last event.
+        blocks * INDEX_BLOCK_BYTES + nodes * INDEX_NODE_BYTES + self.accounted.0
     }
 
     pub(super) fn figures(&self) -> WorkerBlocks {
         WorkerBlocks {
-            bound: self.bound(),
+            bound: self.bound.all(),
             by_tier: std::array::from_fn(|tier| self.layers[tier].held),
             references: std::array::from_fn(|tier| self.layers[tier].references),
             dormant: self.dormant.len() as u64,
@@ -360,7 +351,7 @@ impl Worker {
 
     /// Brings the tree's totals up to date with the worker.
     pub(super) fn account(&mut self, tree: &mut Tree) {
-        let now = (self.bytes(), self.bound() - self.dormant.len() as u64);
+        let now = (self.bytes(), self.bound.all() - self.dormant.len() as u64);
         let (bytes, placed) = std::mem::replace(&mut self.accounted, now);
         tree.workers_bytes = tree.workers_bytes + now.0 - bytes;
         tree.placed = tree.placed + now.1 - placed;
@@ -395,16 +386,49 @@ impl Worker {
     /// How much [`bytes`](Self::bytes) may grow when `blocks` are stored.
     pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
         // A list doubles, and the old one exists until the new one is filled.
-        let fresh = self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes()).max();
-        let lists = fresh.unwrap_or(0) + blocks * size_of::<EngineHash>();
+        let lists = self.new_references_bytes().max().unwrap_or(0) + blocks * size_of::<EngineHash>();
         (2 * lists) as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
     }
 
+    /// Bytes of each group's new references.
+    fn new_references_bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes())
+    }
+
     pub(super) fn bytes(&self) -> u64 {
-        let fresh =
-            self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes()).sum::<usize>();
+        let fresh = self.new_references_bytes().sum::<usize>();
         let placement_queue = self.placement_queue.capacity() * size_of::<EngineHash>();
         self.dormant.bytes() + (fresh + self.extras.bytes() + placement_queue + size_of::<Self>()) as u64
+    }
+}
+
+/// How many blocks of a worker some layer refers to: all of them, and by the set of layers that do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct BoundBlocks {
+    all: u64,
+    by_layers: [u64; Layer::SETS],
+}
+
+impl BoundBlocks {
+    pub(super) const fn all(&self) -> u64 {
+        self.all
+    }
+
+    /// Blocks to which exactly this set of layers refers.
+    const fn of(&self, layers: usize) -> u64 {
+        self.by_layers[layers]
+    }
+
+    /// Moves blocks from one set of layers to another. No layer refers to those of the empty set, 0: they are not counted.
+    pub(super) const fn change(&mut self, (from, to): (usize, usize), blocks: u64) {
+        if from != 0 {
+            self.by_layers[from] -= blocks;
+            self.all -= blocks;
+        }
+        if to != 0 {
+            self.by_layers[to] += blocks;
+            self.all += blocks;
+        }
     }
 }
 

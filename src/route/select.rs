@@ -45,7 +45,12 @@ pub(super) fn choose(
     };
     let listed = listed.clamp(1, costs.len());
     let is_inserted = listed <= INSERTED_MAX;
-    let (lowest, ties) = lowest(costs, priced, if is_inserted { listed } else { 1 }, drawing, chosen);
+    let inserted = if is_inserted { listed } else { 1 };
+    let (lowest, ties) = match pick {
+        Pick::LowestThenIdlest => lowest(costs, |place| rank(&priced(place)), priced, inserted, drawing, chosen),
+        // Nothing but the cost decides: a key of one number is compared and moved faster.
+        _ => lowest(costs, |place| ordinal(costs[place]), priced, inserted, drawing, chosen),
+    };
     let first = match pick {
         Pick::Lowest | Pick::LowestThenIdlest => lowest,
         Pick::Sampled { temperature } => sampled(costs, temperature, drawing).unwrap_or(lowest),
@@ -70,54 +75,64 @@ pub(super) fn choose(
     ties
 }
 
-/// One of the lowest costs, each equally likely, and their number. Overwrites `lowest` with the `listed` lowest, in
-/// order.
-fn lowest(
+/// One of the lowest costs, each equally likely, and their number. Overwrites `chosen` with the `listed` lowest, at most
+/// [`INSERTED_MAX`], in order. `key` is the sort key of a place.
+fn lowest<K: Copy + Ord>(
     costs: &[f64],
+    key: impl Fn(usize) -> K,
     priced: impl Fn(usize) -> CandidateCost,
     listed: usize,
     drawing: &mut Drawing,
-    lowest: &mut Vec<CandidateCost>,
+    chosen: &mut Vec<CandidateCost>,
 ) -> (usize, u32) {
-    let (mut chosen, mut ties, mut least) = (0, 0_usize, (i64::MAX, i64::MAX));
-    for (stride, costs) in costs.chunks(STRIDE).enumerate() {
+    let mut lowest = Lowest { places: [0; INSERTED_MAX], keys: [key(0); INSERTED_MAX], len: 0 };
+    let (mut drawn, mut ties, mut least) = (0, 0_usize, key(0));
+    for (stride, of_stride) in costs.chunks(STRIDE).enumerate() {
         // Skips a chunk whose costs are all above the listed ones. NaN is above nothing.
-        let highest = if lowest.len() < listed { f64::NAN } else { lowest[listed - 1].cost };
-        if costs.iter().fold(true, |above, cost| above & (*cost > highest)) {
+        let highest = if lowest.len < listed { f64::NAN } else { costs[lowest.places[listed - 1] as usize] };
+        if of_stride.iter().fold(true, |above, cost| above & (*cost > highest)) {
             continue;
         }
-        for place in stride * STRIDE..stride * STRIDE + costs.len() {
-            let priced = priced(place);
-            let rank = rank(&priced);
-            insert(priced, listed, lowest);
-            if rank > least {
+        for place in stride * STRIDE..stride * STRIDE + of_stride.len() {
+            let key = key(place);
+            lowest.insert(key, place as u32, listed);
+            if key > least {
                 continue;
             }
             // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
-            ties = if rank == least { ties + 1 } else { 1 };
+            ties = if key == least { ties + 1 } else { 1 };
             if ties == 1 || drawing.below(ties) == 0 {
-                (chosen, least) = (place, rank);
+                (drawn, least) = (place, key);
             }
         }
     }
-    (chosen, ties as u32)
+    chosen.extend(lowest.places[..lowest.len].iter().map(|place| priced(*place as usize)));
+    (drawn, ties as u32)
 }
 
-/// Inserts a cost among the `listed` lowest; the highest drops out. Places come in ascending order.
-#[inline]
-fn insert(priced: CandidateCost, listed: usize, lowest: &mut Vec<CandidateCost>) {
-    let rank_of = rank(&priced);
-    if lowest.len() < listed {
-        lowest.push(priced);
-    } else if rank_of >= rank(&lowest[listed - 1]) {
-        return;
+/// The places with the lowest keys, in order. Keys are apart from places, so that what is compared lies together.
+struct Lowest<K> {
+    keys: [K; INSERTED_MAX],
+    places: [u32; INSERTED_MAX],
+    len: usize,
+}
+
+impl<K: Copy + Ord> Lowest<K> {
+    /// Inserts a place among the `listed` lowest; the highest drops out. Places come in ascending order.
+    #[inline(always)]
+    fn insert(&mut self, key: K, place: u32, listed: usize) {
+        if self.len < listed {
+            self.len += 1;
+        } else if key >= self.keys[self.len - 1] {
+            return;
+        }
+        let mut at = self.len - 1;
+        while at > 0 && key < self.keys[at - 1] {
+            (self.keys[at], self.places[at]) = (self.keys[at - 1], self.places[at - 1]);
+            at -= 1;
+        }
+        (self.keys[at], self.places[at]) = (key, place);
     }
-    let mut at = lowest.len() - 1;
-    while at > 0 && rank_of < rank(&lowest[at - 1]) {
-        lowest[at] = lowest[at - 1];
-        at -= 1;
-    }
-    lowest[at] = priced;
 }
 
 /// Sort key of the listed candidates.

@@ -1,5 +1,5 @@
-//! The audit lines of the log: who changed what, with the values before and after. Each change by an administrator is one
-//! line with the target `audit`, at the level `info`.
+//! The audit lines of the log: who changed what, with the values before and after. Each change by an administrator, by a file of
+//! workers or by a daemon that takes over is one line with the target `audit`, at the level `info`.
 
 use std::fmt::Display;
 

@@ -211,7 +211,12 @@ impl TrustReasons {
 
     /// The reasons of this version in the set, by bit number. Skips unknown bits.
     pub fn iter(self) -> impl Iterator<Item = TrustReason> {
-        TrustReason::ALL.iter().copied().filter(move |r| self.contains(*r))
+        let mut bits = self.0 & Self::KNOWN_BITS;
+        std::iter::from_fn(move || {
+            let reason = TrustReason::ALL.get(bits.trailing_zeros() as usize).copied()?;
+            bits &= bits - 1;
+            Some(reason)
+        })
     }
 
     /// The highest level that these reasons allow.

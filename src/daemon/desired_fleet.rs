@@ -76,6 +76,18 @@ impl DesiredFleet {
         self.change_sources(|merge| merge.replace_all(sources));
     }
 
+    /// As [`set_sources`](Self::set_sources), for files that changed: an audit line tells each change of a worker.
+    pub(super) fn set_changed_files(&self, sources: Vec<(Source, NamedWorkers)>) {
+        let before: Vec<(Source, NamedWorkers)> = {
+            let merge = self.merge.borrow();
+            sources.iter().map(|(source, _)| (source.clone(), merge.workers_of(source))).collect()
+        };
+        self.set_sources(sources);
+        for (source, before) in &before {
+            self.audit(source, source, before);
+        }
+    }
+
     /// Sets an engine's answer about where it publishes.
     pub(super) fn set_answer(&self, url: &str, info: &ServerInfo) {
         self.problems.borrow_mut().remove(url);
@@ -167,7 +179,7 @@ impl DesiredFleet {
         let put = orders.iter().try_for_each(|order| put(&mut named, order).map(|changed| count += changed));
         let done = put.and_then(|()| self.set_if_accepted(named, &added)).map(|()| count);
         match &done {
-            Ok(_) => self.audit(who, &before),
+            Ok(_) => self.audit(who, &Source::Admin, &before),
             Err(error) => {
                 self.counters.bump(DaemonCounter::WorkersRefusedRequest);
                 tracing::warn!(%who, orders = orders.len(), %error, "a request to change workers is refused");
@@ -181,13 +193,13 @@ impl DesiredFleet {
         let mut named = before.clone();
         let count = self.add_to(&mut named, fields, &mut added)?;
         self.set_if_accepted(named, &added)?;
-        self.audit(who, &before);
+        self.audit(who, &Source::Admin, &before);
         Ok(count)
     }
 
-    /// Logs how the workers that requests name differ from `before`, a line for each.
-    fn audit(&self, who: &dyn Display, before: &NamedWorkers) {
-        let after = self.merge.borrow().workers_of(&Source::Admin);
+    /// Logs how the workers that a source names differ from `before`, a line for each.
+    fn audit(&self, who: &dyn Display, source: &Source, before: &NamedWorkers) {
+        let after = self.merge.borrow().workers_of(source);
         let (before, after) = (by_name(before), by_name(&after));
         for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
             let (was, is) = (before.get(name).copied(), after.get(name).copied());
@@ -237,7 +249,7 @@ impl DesiredFleet {
         let mut named = before.clone();
         let removed = self.remove_from(&mut named, worker)?;
         self.set_source(Source::Admin, named);
-        self.audit(who, &before);
+        self.audit(who, &Source::Admin, &before);
         Ok(removed)
     }
 

@@ -42,16 +42,17 @@ pub(super) async fn run(
     // The task owns it: it ends with the runtime.
     let mut listening = Some(tokio::task::spawn_blocking(move || listen(&at, notify)));
     let (started, mut files, mut scanner) = (Instant::now(), Files::default(), Scanner::default());
-    let mut _watcher = None;
+    let (mut _watcher, mut scan) = (None, Scan::First);
     loop {
         match scanner.scan(&path, desired.spaces()).await {
             Ok(seen) => {
                 desired.note(&name(&path), None);
                 let change = files.update(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
-                for refused in apply(change, desired, counters, grace_ms.get()) {
+                for refused in apply(change, scan, desired, counters, grace_ms.get()) {
                     // It is read again when other files may have become shorter.
                     scanner.hashes.remove(&refused);
                 }
+                scan = Scan::Later;
             }
             Err(problem) => refuse(&name(&path), &problem, desired, counters),
         }
@@ -68,6 +69,13 @@ pub(super) async fn run(
             () = tokio::time::sleep(Duration::from_millis(next_ms)) => {}
         }
     }
+}
+
+/// Whether the files are read for the first time: then their workers are no change of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scan {
+    First,
+    Later,
 }
 
 /// What a call that a file system may hold up will return.
@@ -241,6 +249,7 @@ fn name(path: &Path) -> String {
 /// Takes over what the files name now. Returns the files that name too many workers.
 fn apply(
     change: FilesChange,
+    scan: Scan,
     desired: &DesiredFleet,
     counters: &CounterSet<DaemonCounter>,
     grace_ms: u64,
@@ -277,7 +286,10 @@ fn apply(
     }
     if !sources.is_empty() {
         // Once for all files: a merge takes time in proportion to the fleet.
-        desired.set_sources(sources);
+        match scan {
+            Scan::First => desired.set_sources(sources),
+            Scan::Later => desired.set_changed_files(sources),
+        }
     }
     refused
 }
@@ -399,7 +411,13 @@ mod tests {
         let version = *desired.changes().borrow();
         let put = |files: &[(&str, usize, usize)]| {
             let changed = files.iter().map(|(path, first, count)| (PathBuf::from(path), named(*first, *count)));
-            apply(FilesChange { changed: changed.collect(), ..FilesChange::default() }, &desired, &counters, 0)
+            apply(
+                FilesChange { changed: changed.collect(), ..FilesChange::default() },
+                Scan::First,
+                &desired,
+                &counters,
+                0,
+            )
         };
         // As many as one file may name.
         let most = DISCOVERY_ENTRIES_MAX / 4;

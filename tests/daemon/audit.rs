@@ -1,9 +1,9 @@
-//! The audit lines of a real daemon: one for each change by the admin socket, the HTTP port or a reload.
+//! The audit lines of a real daemon: one for each change by the admin socket, the HTTP port, a reload or a file of workers.
 
 use kvrouted::wire::{PolicyOrder, ResetOrder};
 
 use crate::kit::ports::free_port;
-use crate::kit::{Daemon, Process, configure, folder, text, until};
+use crate::kit::{Daemon, Process, configure, folder, replace, text, until};
 
 /// The audit lines of a daemon, without time and level.
 fn audited(daemon: &Daemon) -> Vec<String> {
@@ -73,6 +73,22 @@ fn a_reload_is_one_line_with_all_that_it_changed() {
     next_line(&daemon, &mut seen, &["who=signal=SIGHUP what=\"reload\"", &object, before, after]);
     daemon.reconfigure("[policy]\ntemperature = 0.5\n");
     next_line(&daemon, &mut seen, &["before=\"\" after=\"\""]);
+}
+
+#[test]
+fn a_file_of_workers_that_changes_has_a_line_for_each_worker_and_its_first_reading_has_none() {
+    let files = folder();
+    let file = files.path().join("a.json");
+    replace(&file, r#"[{"id": 2}]"#);
+    let discovery = format!("[discovery]\npath = \"{}\"\ngrace_ms = 0\nrescan_ms = 100\n", files.path().display());
+    let daemon = Daemon::configured(&discovery);
+    until("it is read", || daemon.counter("discovery_files_read") == 1);
+    assert!(audited(&daemon).is_empty());
+    let (mut seen, who) = (0, format!("who=file {} ", file.display()));
+    replace(&file, r#"[{"id": 2, "weight": 3}]"#);
+    next_line(&daemon, &mut seen, &[&who, "what=\"worker replaced\" object=2/0", "weight=8.0", "weight=3.0"]);
+    std::fs::remove_file(&file).expect("removed");
+    next_line(&daemon, &mut seen, &[&who, "what=\"worker removed\" object=2/0", "after=\"absent\""]);
 }
 
 #[test]

@@ -82,10 +82,14 @@ impl Site {
         Process::start(self.folder.path(), &format!("next-{}", self.started), &arguments)
     }
 
-    /// Has a daemon take over, and waits until the old one has ended.
+    /// Has a daemon take over, and waits until the old one has ended and has said who that was.
     fn hand_over(&mut self, mut daemon: Daemon) -> Daemon {
         let next = self.next();
         assert_eq!(daemon.process.ended(), Some(0), "the old daemon ends well");
+        let (log, who) = (daemon.process.log(), format!(" pid={} what=\"takeover\" object=the daemon", next.id()));
+        let lines: Vec<&str> =
+            log.lines().filter(|line| line.contains(" audit: ") && line.contains("takeover")).collect();
+        assert!(matches!(&lines[..], [line] if line.contains(&who)), "{who}: {lines:?}");
         Daemon::served_by(next, Arc::clone(&self.folder))
     }
 

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::messages::{decode, encode};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{TAKEOVER_DESCRIPTORS_MAX, TAKEOVER_MESSAGE_BYTES_MAX};
+use crate::serve::AdminCaller;
 
 /// Why no message came.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ pub(super) enum Silence {
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,
+    peer: AdminCaller,
 }
 
 impl Channel {
@@ -56,7 +58,13 @@ impl Channel {
             let what = format!("user {} may not take part in a takeover", peer.uid.as_raw());
             return Err(Error::new(Kind::NotPermitted, what, "run both daemons as the same user"));
         }
-        Ok(Self { socket })
+        let pid = Some(peer.pid.as_raw_pid()).filter(|pid| *pid > 0);
+        Ok(Self { socket, peer: AdminCaller { uid: peer.uid.as_raw(), pid } })
+    }
+
+    /// The process at the other end, as the kernel saw it when the connection was made.
+    pub(super) const fn peer(&self) -> AdminCaller {
+        self.peer
     }
 
     /// Connects to the socket at `path`.

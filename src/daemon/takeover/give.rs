@@ -17,6 +17,7 @@ use rustix::net::{SocketFlags, accept_with};
 use super::channel::{Channel, Silence, after_ms, memory_file, wait};
 use super::messages::{Answer, Request};
 use super::{FORMAT, workers};
+use crate::audit;
 use crate::daemon::ingest_threads::IngestThreads;
 use crate::daemon::kept_bookings::SharedWriter;
 use crate::error::{Error, Kind, Result};
@@ -319,6 +320,7 @@ impl Giver {
         let (pause_us, is_given) = (micros_since(began), paused.is_given);
         drop(paused);
         if is_given {
+            audit::changed(&channel.peer(), "takeover", &"the daemon", ("serves", "ends"));
             tracing::info!(pause_us, stood_us, "another daemon has taken over; this one ends");
         } else {
             tracing::info!(pause_us, stood_us, "this daemon decides again after a pause");

@@ -158,6 +158,8 @@ reasons! {
     RoutersJoining = "routers_joining", Harm::Note, "the daemon is not ready until it is, or for join_ms_max at most", "nothing to do, if it goes away; else see the peers in kvrouted status";
     /// The host's clock was set while the daemon ran.
     ClockStepped = "clock_stepped", Harm::Note, "times before and after cannot be compared; decisions and bookings use another clock", "nothing to do; make sure that the clock is slewed, not set (chronyc tracking)";
+    /// The daemon's processors belong to several NUMA nodes.
+    NumaNodes = "numa_nodes", Harm::Note, "threads read parts of the index from the memory of another node, which takes longer", "give the daemon the processors and the memory of one node: CPUAffinity=, NUMAPolicy=bind and NUMAMask= of the unit, or numactl --cpunodebind=0 --membind=0";
     /// Changes of the configuration wait for the next start.
     RestartPending = "restart_pending", Harm::Note, "the daemon still uses the earlier values of those fields", "restart the daemon when convenient, or revert the changes and send SIGHUP; `kvrouted serve --example-config` shows which fields reload";
     /// No daemon answers on its socket.

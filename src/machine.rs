@@ -1,4 +1,5 @@
-//! How much memory the machine and the process's cgroup allow, and how much the process has.
+//! How much memory the machine and the process's cgroup allow, how much the process has, and on how many NUMA nodes its
+//! processors are.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -79,6 +80,30 @@ fn cgroup_files(cgroups: &str) -> Vec<PathBuf> {
 /// The limit in a file of a cgroup; `None` = there is none.
 fn limit_in(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok().filter(|limit| *limit > 0)
+}
+
+/// The NUMA nodes that these processors belong to, ascending. `root` = `/`, except in tests. Empty = the kernel does not
+/// tell.
+#[must_use]
+pub fn numa_nodes(root: &Path, processors: &[usize]) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(root.join("sys/devices/system/node")) else { return Vec::new() };
+    let node = |entry: fs::DirEntry| {
+        let number: u32 = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+        let list = fs::read_to_string(entry.path().join("cpulist")).ok()?;
+        processors.iter().any(|processor| is_listed(list.trim(), *processor)).then_some(number)
+    };
+    let mut nodes: Vec<u32> = entries.flatten().filter_map(node).collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// Whether a list in the kernel's form, such as `0-3,8`, has a number.
+fn is_listed(list: &str, number: usize) -> bool {
+    let within = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((first.parse().ok()?..=last.parse().ok()?).contains(&number))
+    };
+    list.split(',').any(|range| within(range).unwrap_or(false))
 }
 
 /// Reads the resident memory of this process. The file stays open, so that a thread that may open none can read it.
@@ -168,6 +193,23 @@ mod tests {
         }
         assert_eq!(allowed_memory(root(&[v2]).path()), None);
         assert_eq!(allowed_memory(root(&[("proc/meminfo", "MemTotal: many\n")]).path()), None);
+    }
+
+    #[test]
+    fn the_nodes_of_the_processors_are_those_whose_lists_have_one() {
+        let two = root(&[
+            ("sys/devices/system/node/node0/cpulist", "0-3,8-11\n"),
+            ("sys/devices/system/node/node10/cpulist", "4-7,12\n"),
+            ("sys/devices/system/node/node2/cpulist", "\n"),
+            ("sys/devices/system/node/possible", "0-10\n"),
+            ("sys/devices/system/node/node3/other", "0\n"),
+        ]);
+        let nodes = |processors: &[usize]| numa_nodes(two.path(), processors);
+        assert_eq!(nodes(&[0, 1, 11]), [0]);
+        assert_eq!(nodes(&[12, 3]), [0, 10]);
+        assert_eq!((nodes(&[13]), nodes(&[])), (vec![], vec![]));
+        assert!(numa_nodes(root(&[MEMINFO]).path(), &[0]).is_empty(), "a kernel without nodes");
+        assert!(!is_listed("0-x,-3,", 0) && is_listed("x,3-2,0", 0), "what cannot be read lists nothing");
     }
 
     #[test]

@@ -395,6 +395,7 @@ mod tests {
                 resident: Gauge::default(),
             },
             watchlist: Watchlist::default(),
+            numa_nodes: Vec::new(),
             is_draining: Arc::default(),
             detailed_workers_max: WORKERS_MAX,
             open_files: OpenFiles {

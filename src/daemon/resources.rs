@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::ingest::Brokers;
 use crate::ingest::descriptors::{self, Descriptors, Takers};
 use crate::limits::{CONNECTION_BYTES, CONNECTIONS_MAX, MEMORY_SHARE_PERCENT, ROUTER_PEERS_MAX};
-use crate::machine::{ResidentMemory, allowed_memory};
+use crate::machine::{ResidentMemory, allowed_memory, numa_nodes};
 use crate::serve::Turns;
 use crate::watchdog::Watchlist;
 
@@ -19,6 +19,8 @@ use crate::watchdog::Watchlist;
 #[derive(Clone, Debug)]
 pub(super) struct Resources {
     pub(super) cpus: Vec<CoreId>,
+    /// The NUMA nodes of these; read here, before the sandbox.
+    pub(super) numa_nodes: Vec<u32>,
     /// Serving threads.
     pub(super) cores: usize,
     pub(super) descriptors: Descriptors,
@@ -44,6 +46,7 @@ impl Resources {
     /// `System` if the open files do not suffice, `Config` if the memory does not.
     pub(super) fn divide(config: &Config) -> Result<Self> {
         let cpus = core_affinity::get_core_ids().unwrap_or_default();
+        let processors: Vec<usize> = cpus.iter().map(|cpu| cpu.id).collect();
         let cores = config.serve.core_count(cpus.len(), usize::from(config.ingest.shards));
         let (takers, mut descriptors) = descriptors_for(config, cores)?;
         let memory = memory_for(config, cores, descriptors)?;
@@ -60,6 +63,7 @@ impl Resources {
         descriptors.connections_max = descriptors.connections_max.min(connections_max);
         descriptors.lanes_max = descriptors.lanes_max.min(lanes_max);
         Ok(Self {
+            numa_nodes: numa_nodes(Path::new("/"), &processors),
             cpus,
             cores,
             descriptors,

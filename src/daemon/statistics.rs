@@ -47,6 +47,8 @@ pub(super) struct Statistics {
     pub(super) memory: MemoryFigures,
     pub(super) watchlist: Watchlist,
     pub(super) open_files: OpenFiles,
+    /// The NUMA nodes of the daemon's processors.
+    pub(super) numa_nodes: Vec<u32>,
     /// Whether the daemon ends: it takes no new selections and changes.
     pub(super) is_draining: Arc<AtomicBool>,
     /// The largest fleet of which the metrics page has every metric of each worker.
@@ -138,6 +140,7 @@ impl Statistics {
             memory,
             watchlist: watchlist.clone(),
             open_files,
+            numa_nodes: resources.numa_nodes.clone(),
             is_draining: Arc::default(),
             detailed_workers_max: config.metrics.detailed_workers_max,
         })

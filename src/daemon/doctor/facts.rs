@@ -34,6 +34,8 @@ pub(super) struct Facts {
     pub(super) open_files: Option<(u64, u64)>,
     /// The memory of the process.
     pub(super) memory: MemoryCondition,
+    /// The NUMA nodes of its processors.
+    pub(super) numa_nodes: Vec<u32>,
     /// The threads that are stalled now.
     pub(super) threads_stalled: Vec<ThreadCondition>,
     /// The recent jump of the wall clock, milliseconds; 0 = none.

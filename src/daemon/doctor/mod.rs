@@ -171,6 +171,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         prefill_classes: statistics.loads.prefill_classes(),
         open_files,
         memory: memory(statistics),
+        numa_nodes: statistics.numa_nodes.clone(),
         threads_stalled: stalled(statistics),
         clock_step_ms,
         sandbox: SandboxCondition::now(),

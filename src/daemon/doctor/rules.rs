@@ -186,6 +186,11 @@ fn process(facts: &Facts) -> Vec<FoundSymptom> {
     }
     symptoms.extend(memory(&facts.memory));
     symptoms.extend(threads(facts));
+    if facts.numa_nodes.len() > 1 {
+        let nodes: Vec<String> = facts.numa_nodes.iter().map(u32::to_string).collect();
+        let several = FoundSymptom::new(Cause::Symptom(Symptom::NumaNodes), None);
+        symptoms.push(several.saying(format!("nodes {}", nodes.join(", "))));
+    }
     if facts.clock_step_ms.unsigned_abs() >= CLOCK_STEP_MS_MIN {
         let by = format!("by {} ms", facts.clock_step_ms);
         symptoms.push(FoundSymptom::new(Cause::Symptom(Symptom::ClockStepped), None).saying(by));

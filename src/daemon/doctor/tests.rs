@@ -254,6 +254,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
         }],
         ..Facts::default()
     };
+    let nodes = |nodes: &[u32]| Facts { numa_nodes: nodes.to_vec(), ..Facts::default() };
     let step = |clock_step_ms| Facts { clock_step_ms, ..Facts::default() };
     Some(match symptom {
         Symptom::GatewayScheme => (cores(&[(Core::RequestsSchemeMismatch, 1)]), cores(&[(Core::Errors, 1)])),
@@ -286,6 +287,7 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
             let replaced = |sandbox: &mut SandboxCondition| sandbox.files_replaced.push("/etc/hosts".to_owned());
             (confined(WHOLE, replaced), confined(WHOLE, |_| {}))
         }
+        Symptom::NumaNodes => (nodes(&[0, 1]), nodes(&[1])),
         Symptom::ClockStepped => (step(-(CLOCK_STEP_MS_MIN as i64)), step(CLOCK_STEP_MS_MIN as i64 - 1)),
         _ => return None,
     })

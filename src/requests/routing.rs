@@ -87,6 +87,7 @@ impl RoutingService {
         let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
+        decision.only_costs = !request.explain && self.judged_by.is_none();
         propose(
             &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
             request,

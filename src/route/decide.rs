@@ -171,7 +171,8 @@ pub fn overlaps(
 ) -> Result<()> {
     let observation = scratch.observe(view, &request.of_every_worker(view.policy))?.observation();
     decision.begin(&view.policy.under(&observation.request.overrides), observation);
-    decision.candidates.extend(observation.workers.iter().map(|facts| Scored::of(&facts, CostTerms::default())));
+    let workers = &observation.workers;
+    decision.candidates.extend((0..workers.len()).map(|row| Scored::of(workers, row, CostTerms::default())));
     Ok(())
 }
 
@@ -296,13 +297,19 @@ impl<'a> Pricing<'a> {
         decision.ties = choose(&decision.costs, places, listed, pick, drawing, &mut decision.selected);
     }
 
-    /// Lists the selected workers with all their facts and terms.
+    /// Lists the selected workers with what is known of them.
     fn list(&self, observation: &Observation, decision: &mut Decision) {
-        for priced in &decision.selected {
-            let Some(row) = decision.eligible_rows.get(priced.place as usize) else { continue };
-            let facts = observation.workers.row(*row as usize);
-            let terms = self.terms(&observation.request, priced.place, *row, &facts);
-            decision.candidates.push(Scored::of(&facts, terms));
+        let workers = &observation.workers;
+        let listed = decision.selected.iter().filter_map(|priced| {
+            let row = *decision.eligible_rows.get(priced.place as usize)?;
+            Some((priced, row))
+        });
+        for (at, (priced, row)) in listed.enumerate() {
+            let terms = match decision.only_costs && at > 0 {
+                true => CostTerms { cost: priced.cost, ..CostTerms::default() },
+                false => self.terms(&observation.request, priced.place, row, &workers.row(row as usize)),
+            };
+            decision.candidates.push(Scored::of(workers, row as usize, terms));
         }
         let chosen = decision.candidates.first().map(|chosen| chosen.worker);
         decision.affinity = self.affinity.outcome(observation, chosen);

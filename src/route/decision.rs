@@ -1,7 +1,7 @@
 //! The record of a decision: everything that a reply, an explanation or a metric needs.
 
 use super::affinity::AffinityOutcome;
-use super::observation::{Observation, WorkerFacts};
+use super::observation::{Observation, WorkerColumns};
 use super::policy::Policy;
 use super::rules::Rule;
 use crate::error::Kind;
@@ -22,16 +22,22 @@ pub struct Scored {
     pub trust: Trust,
     /// The worker's state.
     pub state: WorkerState,
-    /// The terms of its cost; `terms.cost` decides.
+    /// The terms of its cost; `terms.cost` decides. Behind the first candidate the others are 0 if
+    /// [`Decision::only_costs`].
     pub terms: CostTerms,
 }
 
 impl Scored {
-    /// The candidate of an observed worker and its cost.
-    #[must_use]
-    pub const fn of(facts: &WorkerFacts, terms: CostTerms) -> Self {
-        let WorkerFacts { index, worker, overlap, trust, state, .. } = *facts;
-        Self { index, worker, overlap, trust, state, terms }
+    /// The candidate in a row of an observation, and its cost.
+    pub(super) fn of(workers: &WorkerColumns, row: usize, terms: CostTerms) -> Self {
+        Self {
+            index: workers.index(row),
+            worker: workers.worker(row),
+            overlap: workers.overlap(row),
+            trust: workers.trust(row),
+            state: workers.state(row),
+            terms,
+        }
     }
 }
 
@@ -49,6 +55,9 @@ pub struct CandidateCost {
 /// One decision. Its buffers are reused.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
+    /// Set by the caller before it decides: nobody reads the terms of candidates behind the first, so only their costs
+    /// are listed.
+    pub only_costs: bool,
     /// The chosen worker first, the others by ascending cost; empty = no worker was eligible.
     pub candidates: Vec<Scored>,
     /// Eligible workers, listed or not.

@@ -488,6 +488,11 @@ impl WorkerColumns {
         })
     }
 
+    /// A worker's state.
+    pub(super) fn state(&self, row: usize) -> WorkerState {
+        self.states[row]
+    }
+
     /// Requests in flight on a worker.
     pub(super) fn requests(&self, row: usize) -> u64 {
         self.requests[row]
@@ -504,8 +509,9 @@ impl WorkerColumns {
         self.load_details[row].version
     }
 
+    /// Blocks of the prompt that a worker holds.
     #[inline(always)]
-    fn overlap(&self, row: usize) -> TierBlocks {
+    pub(super) fn overlap(&self, row: usize) -> TierBlocks {
         let LowerTiers { host, disk, external } = self.lower_tiers.get(row);
         TierBlocks { device: self.device[row], host, disk, external }
     }

@@ -5,7 +5,7 @@
 
 mod chance;
 
-use kvrouted::route::{Decision, Draws, judge};
+use kvrouted::route::{CostTerms, Decision, Draws, judge};
 use proptest::prelude::*;
 
 /// As near as two ways of adding the same numbers come.
@@ -67,6 +67,20 @@ proptest! {
         let place = running.iter().position(|at| observation.workers.row(*at).index == chosen.index).unwrap();
         let fit = reference::may_be_chosen(&policy, &observation, &running);
         prop_assert!(fit.contains(&place), "{place} of {fit:?} in {:?}", policy.mode);
+    }
+
+    #[test]
+    fn without_the_terms_of_others_everything_else_is_the_same(
+        (policy, observation) in (invent::policy(), invent::observation()), seed: u64,
+    ) {
+        let (mut whole, mut costs) = (Decision::default(), Decision { only_costs: true, ..Decision::default() });
+        judge(&policy, &observation, Draws::new(seed), &mut whole);
+        judge(&policy, &observation, Draws::new(seed), &mut costs);
+        for scored in whole.candidates.iter_mut().skip(1) {
+            scored.terms = CostTerms { cost: scored.terms.cost, ..CostTerms::default() };
+        }
+        whole.only_costs = true;
+        prop_assert_eq!(format!("{:?}", whole), format!("{:?}", costs));
     }
 
     #[test]

@@ -55,7 +55,8 @@ impl Ours {
             affinities: AffinityTable::new(0, 0),
             session,
             scratch: Scratch::default(),
-            decision: Decision::default(),
+            // As for a request that does not ask to explain.
+            decision: Decision { only_costs: true, ..Decision::default() },
             began: Instant::now(),
             asked: 0,
             _index: index,

@@ -100,10 +100,10 @@ impl Sums {
     #[target_feature(enable = "neon")]
     #[inline]
     fn scramble(&mut self, key: &[u8; STRIPE_BYTES]) {
-        let (key, prime) = (load(key), vdup_n_u32(PRIME_SCRAMBLE));
-        for line in 0..LINES {
+        let prime = vdup_n_u32(PRIME_SCRAMBLE);
+        for (line, key) in load(key).into_iter().enumerate() {
             let all = self.all(line);
-            let mixed = veorq_u64(veorq_u64(all, vshrq_n_u64::<47>(all)), key[line]);
+            let mixed = veorq_u64(veorq_u64(all, vshrq_n_u64::<47>(all)), key);
             let high = vshlq_n_u64::<32>(vmull_u32(vshrn_n_u64::<32>(mixed), prime));
             self.products[line] = vmlal_u32(high, vmovn_u64(mixed), prime);
         }

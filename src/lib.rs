@@ -31,6 +31,7 @@ mod protocol;
 mod reasons;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod schema_generated;
+#[cfg(target_arch = "x86_64")]
 mod simd;
 #[cfg_attr(not(feature = "daemon"), doc(hidden))]
 pub mod trust;

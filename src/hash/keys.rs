@@ -33,7 +33,7 @@ impl Keys {
         self.seed
     }
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri))))]
     #[inline(always)]
     pub(super) fn secret(&self) -> &[u8; SECRET_BYTES] {
         &self.secret

@@ -5,8 +5,8 @@
 //! position of a block does not enter it. A **sequence hash** chains local hashes:
 //! `s[0] = l[0]`, `s[i] = xxh3(s[i-1] || l[i])` under the plain seed 1337.
 //!
-//! Several blocks of a prompt are hashed side by side. `scalar` is the reference implementation of XXH3; `avx2` and
-//! `avx512` compute the same with vectors. `isa` picks the implementation once, by CPUID.
+//! Several blocks of a prompt are hashed side by side. `scalar` is the reference implementation of XXH3; `avx2`,
+//! `avx512` and, on aarch64, `neon` compute the same with vectors. `isa` picks the implementation.
 //!
 //! XXH3 is public and not keyed: a caller that chooses prompts can make two blocks collide.
 
@@ -20,6 +20,9 @@ mod blocks;
 mod isa;
 mod keys;
 mod media;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[expect(unsafe_code, reason = "vector loads take raw pointers")]
+mod neon;
 #[cfg_attr(
     all(target_arch = "x86_64", not(miri)),
     expect(unsafe_code, reason = "an empty instruction keeps words out of vectors")

@@ -1,13 +1,13 @@
 //! Vector code of the index: the common prefix of two runs of local hashes, one depth written for many holder bits, and
 //! prefetches.
 //!
-//! The scalar functions are the reference. The vector functions give the same results;
-//! [`SimdLevel`](crate::simd::SimdLevel) says which of them run on this processor. They are `#[target_feature]`
+//! The scalar functions are the reference. The vector functions give the same results. On x86-64, `SimdLevel` of
+//! `crate::simd` says which of them run on this processor; each processor of the aarch64 target has NEON. They are `#[target_feature]`
 //! functions and not closures: a closure does not inherit the features of the function around it, and each intrinsic in
 //! it becomes a call.
 
 #![cfg_attr(
-    target_arch = "x86_64",
+    any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri))),
     expect(unsafe_code, reason = "vector loads, masked stores and prefetches take raw pointers")
 )]
 
@@ -24,7 +24,7 @@ pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     }
 }
 
-#[cfg(any(not(target_arch = "x86_64"), miri))]
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 fn dispatch(a: &[u64], b: &[u64]) -> usize {
     common_prefix_scalar(a, b)
 }
@@ -39,6 +39,13 @@ fn dispatch(a: &[u64], b: &[u64]) -> usize {
         SimdLevel::Avx2 => unsafe { vector::common_prefix_avx2(a, b) },
         SimdLevel::Scalar => common_prefix_scalar(a, b),
     }
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[inline]
+fn dispatch(a: &[u64], b: &[u64]) -> usize {
+    // SAFETY: each processor of the target has NEON.
+    unsafe { neon::common_prefix(a, b) }
 }
 
 fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
@@ -151,6 +158,44 @@ mod vector {
     }
 }
 
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod neon {
+    use std::arch::aarch64::{
+        uint64x2_t, vdupq_n_u64, veorq_u64, vld1q_u64, vmaxvq_u32, vorrq_u64, vreinterpretq_u32_u64,
+    };
+
+    /// Elements of a register, and of an iteration.
+    const PAIR: usize = 2;
+    const AT_ONCE: usize = 8;
+
+    /// As the scalar reference, which finds the place among the eight elements that differ.
+    #[target_feature(enable = "neon")]
+    pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
+        let blocks = a.len().min(b.len());
+        let (a, b) = (&a[..blocks], &b[..blocks]);
+        let pairs = a.as_chunks::<AT_ONCE>().0.iter().zip(b.as_chunks::<AT_ONCE>().0);
+        let at = pairs.take_while(|(left, right)| are_equal(left, right)).count() * AT_ONCE;
+        at + super::common_prefix_scalar(&a[at..], &b[at..])
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn are_equal(left: &[u64; AT_ONCE], right: &[u64; AT_ONCE]) -> bool {
+        let mut differ = vdupq_n_u64(0);
+        for (left, right) in left.as_chunks::<PAIR>().0.iter().zip(right.as_chunks::<PAIR>().0) {
+            differ = vorrq_u64(differ, veorq_u64(load(left), load(right)));
+        }
+        vmaxvq_u32(vreinterpretq_u32_u64(differ)) == 0
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn load(pair: &[u64; PAIR]) -> uint64x2_t {
+        // SAFETY: a register is two elements.
+        unsafe { vld1q_u64(pair.as_ptr()) }
+    }
+}
+
 /// Holder bits of a word.
 pub(super) const WORD_HOLDERS: usize = 64;
 
@@ -197,7 +242,12 @@ pub(super) fn prefetch(line: *const u8) {
         // SAFETY: a prefetch is a hint; the instruction makes no access that the program could notice, at any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: as on x86-64: the instruction is a hint that never faults. It changes neither the stack nor the flags.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     let _ = line;
 }
 
@@ -214,7 +264,7 @@ mod tests {
 
     /// The scalar reference and every vector function that this machine can run.
     fn functions() -> Vec<CommonPrefix> {
-        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "no vectors here"))]
+        #[cfg_attr(any(not(target_arch = "x86_64"), miri), expect(unused_mut, reason = "no further vectors here"))]
         let mut functions: Vec<CommonPrefix> = vec![common_prefix, common_prefix_scalar];
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {

@@ -3,7 +3,10 @@
 //! A stored tag is a bit ([`AWAY`] or not), then known bits of the hash, a one, and zeros. A searched tag has all its
 //! bits and is shifted left by one: it has no bit for [`AWAY`], and its lowest bit is not used.
 
-#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "vector loads take raw pointers"))]
+#![cfg_attr(
+    any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri))),
+    expect(unsafe_code, reason = "vector loads take raw pointers")
+)]
 
 use super::Tag;
 
@@ -150,7 +153,10 @@ const AWAY: u16 = 1 << 15;
 pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     return alike_sse2(tags, wanted);
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: each processor of the target has NEON.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    return unsafe { neon::alike(tags, wanted) };
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     alike_scalar(tags, wanted)
 }
 
@@ -159,11 +165,14 @@ pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
 pub(super) fn vacant(tags: &[u16; ENTRIES]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     return vacant_sse2(tags);
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: each processor of the target has NEON.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    return unsafe { neon::vacant(tags) };
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     vacant_scalar(tags)
 }
 
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg(any(test, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn alike_scalar(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     which(tags, |stored| {
         let tag = stored << 1;
@@ -173,12 +182,12 @@ fn alike_scalar(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
     })
 }
 
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg(any(test, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn vacant_scalar(tags: &[u16; ENTRIES]) -> u32 {
     which(tags, |stored| stored == NO_TAG)
 }
 
-#[cfg(any(test, miri, not(target_arch = "x86_64")))]
+#[cfg(any(test, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 fn which(tags: &[u16; ENTRIES], is_it: impl Fn(u16) -> bool) -> u32 {
     tags.iter().enumerate().fold(0, |found, (at, stored)| found | u32::from(is_it(*stored)) << at)
 }
@@ -187,7 +196,7 @@ fn which(tags: &[u16; ENTRIES], is_it: impl Fn(u16) -> bool) -> u32 {
 use std::arch::x86_64 as sse2;
 
 /// Tags of a register. A second load covers the last 8, of which the first load has seen 6.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 const WIDE: usize = 8;
 
 /// As the scalar reference.
@@ -235,6 +244,54 @@ fn gather(low: sse2::__m128i, high: sse2::__m128i) -> u32 {
     // SAFETY: as above.
     let found = unsafe { sse2::_mm_movemask_epi8(sse2::_mm_packs_epi16(low, high)) }.cast_unsigned();
     found & 0xff | found >> WIDE << (ENTRIES - WIDE)
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod neon {
+    use super::{ENTRIES, NO_TAG, WIDE};
+    use std::arch::aarch64::{
+        uint16x8_t, vaddvq_u16, vandq_u16, vceqq_u16, vdupq_n_u16, veorq_u16, vld1q_u16, vorrq_u16, vqsubq_u16,
+        vshlq_n_u16,
+    };
+
+    /// As the scalar reference.
+    #[target_feature(enable = "neon")]
+    pub(super) fn alike(tags: &[u16; ENTRIES], wanted: u16) -> u32 {
+        gather(load(tags).map(|stored| one_alike(stored, wanted)))
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn one_alike(stored: uint16x8_t, wanted: u16) -> uint16x8_t {
+        let tag = vshlq_n_u16::<1>(stored);
+        let unknown = veorq_u16(tag, vqsubq_u16(tag, vdupq_n_u16(1)));
+        vceqq_u16(vorrq_u16(tag, unknown), vorrq_u16(vdupq_n_u16(wanted), unknown))
+    }
+
+    /// As the scalar reference.
+    #[target_feature(enable = "neon")]
+    pub(super) fn vacant(tags: &[u16; ENTRIES]) -> u32 {
+        gather(load(tags).map(|stored| vceqq_u16(stored, vdupq_n_u16(NO_TAG))))
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn load(tags: &[u16; ENTRIES]) -> [uint16x8_t; 2] {
+        let start = tags.as_ptr();
+        // SAFETY: both loads are of 8 of the 10 tags.
+        unsafe { [vld1q_u16(start), vld1q_u16(start.add(ENTRIES - WIDE))] }
+    }
+
+    /// One bit for each tag, from all or none of its bits.
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn gather([low, high]: [uint16x8_t; 2]) -> u32 {
+        const PLACES: [u16; WIDE] = [1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7];
+        // SAFETY: the array is a register's size.
+        let places = unsafe { vld1q_u16(PLACES.as_ptr()) };
+        let found = |all: uint16x8_t| u32::from(vaddvq_u16(vandq_u16(all, places)));
+        found(low) | found(high) << (ENTRIES - WIDE)
+    }
 }
 
 #[cfg(test)]
@@ -294,8 +351,7 @@ mod tests {
                 let tags = std::array::from_fn(|at| if at % 3 == 0 { stored } else { stored.rotate_left(at as u32) });
                 let alike = which(&tags, |stored| is_alike(stored, wanted));
                 assert_eq!(alike_scalar(&tags, wanted), alike, "{wanted:x} among {tags:x?}");
-                #[cfg(all(target_arch = "x86_64", not(miri)))]
-                assert_eq!(alike_sse2(&tags, wanted), alike, "{wanted:x} among {tags:x?}");
+                assert_eq!(super::alike(&tags, wanted), alike, "{wanted:x} among {tags:x?}");
             }
         }
     }
@@ -307,8 +363,7 @@ mod tests {
                 let tags = std::array::from_fn(|at| if pattern >> at & 1 == 1 { stored } else { other });
                 let rest = if other == NO_TAG { !pattern & ((1 << ENTRIES) - 1) } else { 0 };
                 assert_eq!((alike_scalar(&tags, wanted), vacant_scalar(&tags)), (pattern, rest));
-                #[cfg(all(target_arch = "x86_64", not(miri)))]
-                assert_eq!((alike_sse2(&tags, wanted), vacant_sse2(&tags)), (pattern, rest));
+                assert_eq!((alike(&tags, wanted), vacant(&tags)), (pattern, rest));
             }
         }
     }

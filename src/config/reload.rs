@@ -98,6 +98,7 @@ mod tests {
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
+                "endpoint" => "http://other:1/v1/traces",
                 "peers_dns" => "other:1",
                 "nats_prefix" => "other",
                 "listen" if preset.is_empty() => "tcp://*:1",

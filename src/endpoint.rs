@@ -260,6 +260,29 @@ pub fn server_url(text: &str) -> Parsed<String> {
     Ok(format!("http://{address}"))
 }
 
+/// Parses the URL to which a collector takes traces by OTLP/HTTP, `http://host:port` with a path. Without a path it is
+/// `/v1/traces`.
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn collector_url(text: &str) -> Parsed<String> {
+    refuse_control(text)?;
+    let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+    if scheme != "http" {
+        let message = format!("`{}` is not supported, only http is: run a collector beside the daemon", shown(scheme));
+        return Err(EndpointError { message, nearest: Some(format!("http://{}", shown(rest))) });
+    }
+    let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+    check_tcp(text, address)?;
+    if !path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte)) {
+        let message =
+            format!("the path `/{}` has other characters than letters, digits, -, ., _, ~ and /", shown(path));
+        return Err(EndpointError::new(message));
+    }
+    let path = if path.is_empty() { "v1/traces" } else { path };
+    Ok(format!("http://{address}/{path}"))
+}
+
 /// Checks the prefix of a subscription.
 ///
 /// # Errors

@@ -110,6 +110,8 @@ pub mod serve;
 pub mod shadow;
 #[cfg(feature = "daemon")]
 pub mod shares;
+#[cfg(feature = "daemon")]
+pub mod traces;
 
 // The process, and those who talk to it.
 #[cfg(feature = "daemon")]

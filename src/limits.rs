@@ -12,6 +12,7 @@ mod restart;
 mod routers;
 mod serving;
 mod takeover;
+mod traces;
 
 pub use engine_snapshots::*;
 pub use events::*;
@@ -24,6 +25,7 @@ pub use restart::*;
 pub use routers::*;
 pub use serving::*;
 pub use takeover::*;
+pub use traces::*;
 
 /// Bytes of the frame header.
 pub const FRAME_HEADER_BYTES: usize = 16;

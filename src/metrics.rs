@@ -204,6 +204,7 @@ counters! {
         BookingsFreed = "bookings_freed", "Bookings freed by their gateway.";
         PrefillsReported = "prefills_reported", "Bookings whose first token a gateway reported.";
         BookingsUnknown = "bookings_unknown", "Reports about bookings that do not exist.";
+        TraceContextsInvalid = "trace_contexts_invalid", "Trace contexts of requests ignored because one of their ids is 0.";
         PredictionsDropped = "predictions_dropped", "Bookings without predictions because too many waited for the predictor.";
         JournalLost = "journal_lost", "Decisions left out of the journal, and not judged by the shadow policy, because too many waited.";
         AffinityNew = "affinity_new", "Bookings that bound an unbound session to a worker.";
@@ -262,6 +263,21 @@ counters! {
         Gaps = "journal_gaps", "Places in the journal where decisions are missing because too many waited to be written.";
         WritesFailed = "journal_writes_failed", "Writes to the journal that the file system refused.";
         Unwritten = "journal_unwritten", "Decisions left out of the journal because it could not be written.";
+    }
+}
+
+counters! {
+    /// Once per daemon: traced requests and their spans.
+    TraceCounter {
+        Requests = "traced_requests", "Requests traced: their decisions were handed to the thread that exports spans.";
+        RecordsLost = "trace_records_lost", "Traced decisions and ends of traced bookings that got no span because too many waited.";
+        BookingsUntracked = "trace_bookings_untracked", "Bookings of traced requests that got no span because too many were open.";
+        SpansSent = "trace_spans_sent", "Spans that the collector took.";
+        SpansDropped = "trace_spans_dropped", "Spans dropped because too many waited for the collector.";
+        SpansGivenUp = "trace_spans_given_up", "Spans dropped because the collector did not take them after several attempts, or before the daemon ended.";
+        SpansRefused = "trace_spans_refused", "Spans that the collector refused.";
+        Exports = "trace_exports", "Batches of spans that the collector took.";
+        ExportsFailed = "trace_exports_failed", "Attempts to send a batch of spans that failed.";
     }
 }
 
@@ -635,6 +651,9 @@ impl<L: CounterName> CounterTable<L> {
 /// Upper bounds of [`Latency`]'s buckets: 2^8 ns (256 ns) doubling to 2^26 ns (67 ms), then the rest.
 const LATENCY_BUCKET_BITS: std::ops::RangeInclusive<u32> = 8..=26;
 
+/// Buckets of [`Latency`].
+pub(crate) const LATENCY_BUCKETS: usize = (*LATENCY_BUCKET_BITS.end() - *LATENCY_BUCKET_BITS.start() + 2) as usize;
+
 /// In a status page, the number of decisions in a bucket of [`Latency`]: its upper bound in nanoseconds follows.
 pub const LATENCY_COUNTER_PREFIX: &str = "decision_ns_max_";
 
@@ -642,17 +661,23 @@ pub const LATENCY_COUNTER_PREFIX: &str = "decision_ns_max_";
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Latency {
-    buckets: [AtomicU64; (*LATENCY_BUCKET_BITS.end() - *LATENCY_BUCKET_BITS.start() + 2) as usize],
+    buckets: [AtomicU64; LATENCY_BUCKETS],
     sum_ns: AtomicU64,
 }
 
 impl Latency {
-    /// Counts one duration, in nanoseconds.
-    pub fn record(&self, ns: u64) {
+    /// The place of a duration's bucket.
+    #[inline]
+    pub(crate) fn bucket_of(ns: u64) -> usize {
         let bits = 64 - ns.saturating_sub(1).leading_zeros();
         let bucket = bits.clamp(*LATENCY_BUCKET_BITS.start(), *LATENCY_BUCKET_BITS.end() + 1);
+        (bucket - LATENCY_BUCKET_BITS.start()) as usize
+    }
+
+    /// Counts one duration, in nanoseconds.
+    pub fn record(&self, ns: u64) {
         // Relaxed: a count orders nothing.
-        self.buckets[(bucket - LATENCY_BUCKET_BITS.start()) as usize].fetch_add(1, Ordering::Relaxed);
+        self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
@@ -697,6 +722,7 @@ mod tests {
         check::<HttpCounter>();
         check::<PageCounter>();
         check::<RouterCounter>();
+        check::<TraceCounter>();
     }
 
     #[test]

@@ -322,6 +322,15 @@ static inline void kvr__encode_overrides(kvr_buffer *out, kvr__table *table, con
         kvr__write_u8(out, &inner, KVR__OVERRIDES_TRACK_PREFILL_TOKENS, overrides->track_prefill_tokens != 0);
 }
 
+static inline void kvr__encode_trace(kvr_buffer *out, kvr__table *table, const kvr_trace *trace) {
+    size_t at = kvr__place(out, table, KVR__ROUTE_TRACE, KVR__TRACE_CONTEXT_BYTES, 8);
+    if (out->short_of_memory) return;
+    kvr__put(out->bytes + at + KVR__TRACE_CONTEXT_TRACE_HI_AT, trace->trace_hi, 8);
+    kvr__put(out->bytes + at + KVR__TRACE_CONTEXT_TRACE_LO_AT, trace->trace_lo, 8);
+    kvr__put(out->bytes + at + KVR__TRACE_CONTEXT_SPAN_AT, trace->span, 8);
+    kvr__put(out->bytes + at + KVR__TRACE_CONTEXT_FLAGS_AT, trace->flags, 4);
+}
+
 static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_request *request, uint64_t id) {
     const kvr__prompt_fields prompt = {KVR__ROUTE_TOKENS, KVR__ROUTE_LOCAL_HASHES, KVR__ROUTE_SCHEME,
         KVR__ROUTE_TOKEN_COUNT, KVR__ROUTE_LORA, KVR__ROUTE_SALT, KVR__ROUTE_MEDIA};
@@ -347,6 +356,7 @@ static inline kvr_status kvr__encode_route(kvr_client *client, const kvr_route_r
     if (deadline_us != 0) kvr__write_u32(out, &table, KVR__ROUTE_DEADLINE_US, (uint32_t)deadline_us);
     if (request->disaggregate) kvr__write_u8(out, &table, KVR__ROUTE_DISAGGREGATE, 1);
     kvr__encode_constraints(out, &table, request);
+    if (request->trace != NULL) kvr__encode_trace(out, &table, request->trace);
     if (request->overrides != NULL) kvr__encode_overrides(out, &table, request->overrides);
     kvr__encode_prompt(out, &table, &prompt, request);
     kvr__write_text(out, &table, KVR__ROUTE_REQUEST_ID, request->request_id);

@@ -129,6 +129,14 @@ enum {
     KVR__BOOKING_HANDLE_GENERATION_AT = 8,
     KVR__BOOKING_HANDLE_BYTES = 16
 };
+/* struct TraceContext */
+enum {
+    KVR__TRACE_CONTEXT_TRACE_HI_AT = 0,
+    KVR__TRACE_CONTEXT_TRACE_LO_AT = 8,
+    KVR__TRACE_CONTEXT_SPAN_AT = 16,
+    KVR__TRACE_CONTEXT_FLAGS_AT = 24,
+    KVR__TRACE_CONTEXT_BYTES = 32
+};
 /* struct MediaHash */
 enum {
     KVR__MEDIA_HASH_BLOCK_AT = 0,
@@ -239,7 +247,8 @@ enum {
     KVR__ROUTE_PRIORITY_JUMP = 23,
     KVR__ROUTE_DEADLINE_US = 24,
     KVR__ROUTE_DISAGGREGATE = 25,
-    KVR__ROUTE_FIELD_COUNT = 26
+    KVR__ROUTE_TRACE = 26,
+    KVR__ROUTE_FIELD_COUNT = 27
 };
 /* table CostTerms */
 enum {

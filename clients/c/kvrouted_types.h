@@ -85,6 +85,13 @@ typedef struct kvr_block_range {
     uint32_t start, end;
 } kvr_block_range;
 
+/* A W3C trace context: the ids of the header `traceparent` as numbers. One with an id of 0 counts as none. */
+typedef struct kvr_trace {
+    uint64_t trace_hi, trace_lo; /* the first 16 hexadecimal digits of the trace id, and the other 16 */
+    uint64_t span;               /* the caller's span */
+    uint32_t flags;              /* bit 0 = the caller records the trace */
+} kvr_trace;
+
 /* What a request changes of its space's policy. A number that is NaN, and a switch that is negative, change nothing. */
 typedef struct kvr_overrides {
     uint8_t mode; /* 0 = the policy's; otherwise the Mode of schemas/routing.fbs */
@@ -130,6 +137,7 @@ typedef struct kvr_route_request {
     int32_t priority;     /* in the queue, the highest first */
     double priority_jump; /* seconds or a weight, by the queue's policy */
     const kvr_overrides *overrides; /* NULL = none */
+    const kvr_trace *trace;         /* the caller's trace, for the spans that the daemon exports; NULL = none */
     uint64_t must_understand;       /* feature bits: a daemon without them must refuse this request */
     /* For kvrouted_steady.h: the key of a decision without the daemon, in place of the session. It is never sent. */
     const char *fallback_key;
@@ -148,7 +156,7 @@ typedef struct kvr_route_request {
 
 #define KVR_ROUTE_REQUEST_INIT                                                                                        \
     {0, NULL, 0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 8, 0, 0, NULL, 0, 0, KVR_ANY_POOL, NULL, 0, NULL, NULL, 0, NULL, \
-        0, NULL, 0, NULL, 0, 0, 0, NULL, 0, NULL}
+        0, NULL, 0, NULL, 0, 0, 0, NULL, NULL, 0, NULL}
 
 /* How far an overlap may be believed. */
 typedef struct kvr_trust {

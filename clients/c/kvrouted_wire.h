@@ -37,7 +37,7 @@ enum {
     KVR__PROTOCOL_VERSION = 1
 };
 /* Bytes for the fields of a root table, and of a table within it. */
-enum { KVR__TABLE_BYTES = 160, KVR__INNER_TABLE_BYTES = 64 };
+enum { KVR__TABLE_BYTES = 192, KVR__INNER_TABLE_BYTES = 64 };
 #define KVR__BODY_BYTES_CEILING (64u << 20)
 /* The most entries of a reply's lists: far more than any daemon sends. Entries of a list may share their bytes, so
  * its length is bounded by these and not by the bytes of the reply. */

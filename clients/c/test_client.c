@@ -204,6 +204,7 @@ static void a_request_is_bound_by_its_constraints(void) {
 }
 
 static void a_request_overrides_its_policy(void) {
+    const kvr_trace trace = {(uint64_t)1 << 63, 2, 3, 1};
     kvr_route_request request = asking(NULL);
     kvr_overrides overrides = KVR_OVERRIDES_INIT;
     const kvr_block_range shared = {0, 4};
@@ -230,6 +231,7 @@ static void a_request_overrides_its_policy(void) {
     request.media_count = 1;
     request.priority = -1;
     request.priority_jump = 0.5;
+    request.trace = &trace;
     CHECK(chosen(&request) != 0 && reply.candidates[0].device_blocks <= 1);
     request.must_understand = (uint64_t)1 << 63;
     CHECK(kvr_route(&client, &request, &reply) == KVR_REFUSED && client.error_code == 4);

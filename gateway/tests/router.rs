@@ -66,6 +66,7 @@ fn ask<'a>(model: &'a ServedModel, prompt: &'a PromptTokens) -> Ask<'a> {
         priority: 0,
         session: None,
         tenant: None,
+        trace: None,
         allow: None,
         exclude: &[],
         deadline: Instant::now() + PATIENCE,

@@ -14,7 +14,7 @@ use crate::limits::{
     METRICS_PAGES_BYTES_MAX, METRICS_PAGES_BYTES_MIN, PREDICTED_MEMORY_BYTES_MIN, PROCESS_BYTES, QUEUE_BYTES_MAX,
     QUEUE_BYTES_MIN, REMOTE_CONNECTION_BYTES, ROUTER_BYTES, SHARD_HELD_BYTES_MAX, SHARD_HELD_BYTES_MIN,
     SHARD_MESSAGES_BYTES_MAX, SHARD_MESSAGES_BYTES_MIN, SHARD_REPLAYS_BYTES_MAX, SHARD_REPLAYS_BYTES_MIN,
-    SNAPSHOTS_BYTES, THREAD_BYTES, THREADS_BESIDE, WORKER_TABLE_BYTES,
+    SNAPSHOTS_BYTES, THREAD_BYTES, THREADS_BESIDE, TRACE_RECORD_BYTES, WORKER_TABLE_BYTES,
 };
 
 /// The numbers of everything that takes memory, as the configuration has them.
@@ -48,6 +48,8 @@ pub struct Demands {
     pub routers_max: u64,
     /// Ended bookings that may wait for the journal.
     pub ended_bookings_max: u64,
+    /// Traced decisions that may wait for their spans.
+    pub traced_max: u64,
     /// The largest body of the HTTP port, bytes; `None` = there is no such port.
     pub http_body_bytes_max: Option<u64>,
     /// Connections from other hosts, open and half open.
@@ -81,7 +83,8 @@ impl Row {
 }
 
 /// Fields that lower what is of fixed size.
-const PROCESS_FIELDS: &str = "serve.cores, ingest.shards, policy.affinity_sessions_max, journal.ring_records_max";
+const PROCESS_FIELDS: &str =
+    "serve.cores, ingest.shards, policy.affinity_sessions_max, journal.ring_records_max, traces.queue_max";
 
 /// Bytes of a lane with the largest rings.
 const fn lane_bytes(ring_bytes_max: u64) -> u64 {
@@ -102,7 +105,8 @@ fn serving(demands: &Demands) -> [Row; 5] {
         + demands.workers * WORKER_TABLE_BYTES
         + demands.affinity_sessions_max * AFFINITY_SESSION_BYTES
         + demands.routers_max * ROUTER_BYTES
-        + demands.ended_bookings_max * ENDED_BOOKING_BYTES;
+        + demands.ended_bookings_max * ENDED_BOOKING_BYTES
+        + demands.traced_max * TRACE_RECORD_BYTES;
     let (least, most) = (CONNECTIONS_MIN as u64 * CONNECTION_BYTES, connections_max * CONNECTION_BYTES);
     let cores_of = "serve.cores";
     let frames_of = "serve.cores, serve.frame_body_bytes_max";
@@ -309,6 +313,7 @@ mod tests {
         affinity_sessions_max: 1 << 16,
         routers_max: 0,
         ended_bookings_max: 0,
+        traced_max: 0,
         http_body_bytes_max: None,
         remote_connections_max: 0,
         snapshots: false,
@@ -416,6 +421,7 @@ mod tests {
                 affinity_sessions_max,
                 routers_max,
                 ended_bookings_max,
+                traced_max: ended_bookings_max / 4,
                 remote_connections_max,
                 http_body_bytes_max,
                 snapshots,

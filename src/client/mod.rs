@@ -75,7 +75,7 @@ pub use crate::finding::{Finding, Harm};
 pub use crate::protocol::{
     BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, DeviceClass, EngineLoad, MatchStatus, Mode,
     Names, OtherLoad, Overrides, PoolRole, PotentialLoad, PotentialLoads, Preferences, Prompt, ReplyNotes,
-    RouteRequest, SessionToken, WorkerState,
+    RouteRequest, SessionToken, TraceContext, WorkerState,
 };
 #[doc(inline)]
 pub use crate::trust::{Trust, TrustLevel, TrustReason, TrustReasons};

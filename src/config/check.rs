@@ -55,6 +55,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Vec<Problem>) -> Config {
         snapshot: draft.snapshot.value.clone(),
         journal: draft.journal.value.clone(),
         shadow: shadow(draft, problems),
+        traces: draft.traces.value.clone(),
         policy: policy(draft, problems),
         spaces: draft.spaces.iter().map(|entry| entry.value.clone()).collect(),
         discovery: draft.discovery.value.clone(),

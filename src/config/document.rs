@@ -11,7 +11,7 @@ use super::problem::{Location, Problem, nearest};
 use super::{
     AdminConfig, BookingConfig, DiscoveryConfig, HttpConfig, IngestConfig, JournalConfig, LogConfig, MetricsConfig,
     PolicyConfig, ProcessConfig, RelayConfig, RemoteConfig, RoutersConfig, SandboxConfig, ServeConfig, ShadowConfig,
-    SnapshotConfig, SpaceConfig,
+    SnapshotConfig, SpaceConfig, TracesConfig,
 };
 use crate::limits::{PROBLEMS_MAX, WORKERS_MAX};
 
@@ -129,6 +129,7 @@ pub(super) struct Draft {
     pub(super) process: TableDraft<ProcessConfig>,
     pub(super) snapshot: TableDraft<SnapshotConfig>,
     pub(super) journal: TableDraft<JournalConfig>,
+    pub(super) traces: TableDraft<TracesConfig>,
     pub(super) shadow: TableDraft<ShadowConfig>,
     pub(super) policy: TableDraft<PolicyConfig>,
     pub(super) discovery: TableDraft<DiscoveryConfig>,
@@ -175,6 +176,7 @@ impl Draft {
             process: preset(&fields::PROCESS),
             snapshot: preset(&fields::SNAPSHOT),
             journal: preset(&fields::JOURNAL),
+            traces: preset(&fields::TRACES),
             shadow: preset(&fields::SHADOW),
             policy: preset(&fields::POLICY),
             discovery: preset(&fields::DISCOVERY),
@@ -202,6 +204,7 @@ impl Draft {
         each.table(&fields::SNAPSHOT, &mut self.snapshot);
         each.table(&fields::JOURNAL, &mut self.journal);
         each.table(&fields::SHADOW, &mut self.shadow);
+        each.table(&fields::TRACES, &mut self.traces);
         each.table(&fields::POLICY, &mut self.policy);
         each.table(&fields::DISCOVERY, &mut self.discovery);
         each.table(&fields::ROUTERS, &mut self.routers);
@@ -349,6 +352,7 @@ impl Reader<'_> {
             "booking" => reader.single(&fields::BOOKING, item, location, &mut draft.booking),
             "snapshot" => reader.single(&fields::SNAPSHOT, item, location, &mut draft.snapshot),
             "journal" => reader.single(&fields::JOURNAL, item, location, &mut draft.journal),
+            "traces" => reader.single(&fields::TRACES, item, location, &mut draft.traces),
             "shadow" => reader.single(&fields::SHADOW, item, location, &mut draft.shadow),
             "policy" => reader.single(&fields::POLICY, item, location, &mut draft.policy),
             "routers" => reader.single(&fields::ROUTERS, item, location, &mut draft.routers),

@@ -79,7 +79,7 @@ mod simulated_fleet;
 
 use super::field::{Field, Kind, Preset, Reload, Section};
 
-pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT};
+pub(super) use daemon::{BOOKING, DISCOVERY, INGEST, JOURNAL, LOG, PROCESS, RELAY, SANDBOX, SHADOW, SNAPSHOT, TRACES};
 pub(super) use fleet::{SPACE, WORKER, WorkerDraft, snapshot_name};
 pub(super) use policy::POLICY;
 pub(super) use remote::REMOTE;
@@ -109,6 +109,7 @@ pub(super) fn each_section(each: &mut impl EachSection) {
     each.section(&SNAPSHOT);
     each.section(&JOURNAL);
     each.section(&SHADOW);
+    each.section(&TRACES);
     each.section(&POLICY);
     each.section(&DISCOVERY);
     each.section(&ROUTERS);

@@ -89,6 +89,8 @@ pub struct Config {
     pub snapshot: SnapshotConfig,
     /// `[journal]`.
     pub journal: JournalConfig,
+    /// `[traces]`.
+    pub traces: TracesConfig,
     /// `[shadow]`.
     pub shadow: ShadowConfig,
     /// `[policy]`.
@@ -569,6 +571,31 @@ impl JournalConfig {
     #[must_use]
     pub fn ended_waiting_max(&self) -> usize {
         self.dir.as_ref().map_or(0, |_| self.ring_records_max.saturating_mul(crate::limits::JOURNAL_ENDS_PER_RECORD))
+    }
+}
+
+/// `[traces]`: spans for an OpenTelemetry collector.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TracesConfig {
+    /// The collector's URL for traces; `None` = no traces.
+    pub endpoint: Option<String>,
+    /// The share of requests without a context that are traced, 0 to 1.
+    pub sample_ratio: f64,
+    /// The name of the service in all spans.
+    pub service_name: String,
+    /// The name of this daemon among those of the service; `None` = its number.
+    pub instance: Option<String>,
+    /// The longest time for a request to the collector.
+    pub timeout_ms: u64,
+    /// Most traced decisions that wait.
+    pub queue_max: usize,
+}
+
+impl TracesConfig {
+    /// Most traced decisions, and ends of traced bookings, that wait; 0 without traces.
+    #[must_use]
+    pub fn waiting_max(&self) -> usize {
+        self.endpoint.as_ref().map_or(0, |_| self.queue_max)
     }
 }
 

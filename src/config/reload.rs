@@ -32,6 +32,7 @@ impl Config {
         paths.extend(waiting(&fields::BOOKING, &self.booking, &next.booking));
         paths.extend(waiting(&fields::SNAPSHOT, &self.snapshot, &next.snapshot));
         paths.extend(waiting(&fields::JOURNAL, &self.journal, &next.journal));
+        paths.extend(waiting(&fields::TRACES, &self.traces, &next.traces));
         paths.extend(waiting(&fields::POLICY, &self.policy, &next.policy));
         paths.extend(waiting(&fields::DISCOVERY, &self.discovery, &next.discovery));
         paths.extend(waiting(&fields::ROUTERS, &self.routers, &next.routers));
@@ -63,6 +64,7 @@ mod tests {
             ("[serve]\nallow_uids = [\"7\"]\n[admin]\nallow_gids = [\"7\"]", &[]),
             ("[http]\nlisten = \"::1\"", &[]),
             ("[http]\nport = 1\nbody_bytes_max = 5000", &["http.port", "http.body_bytes_max"]),
+            ("[traces]\nsample_ratio = 0.5\nqueue_max = 16", &["traces.sample_ratio", "traces.queue_max"]),
             ("[journal]\nsample = 0.5\nfiles_max = 2", &["journal.sample", "journal.files_max"]),
             ("[routers]\nbatch_ms = 4", &["routers.batch_ms"]),
             ("[shadow]\nshare = 0.5", &[]),
@@ -96,6 +98,7 @@ mod tests {
             Kind::Parsed { .. } => match field.name {
                 "socket" | "admin_socket" => "/tmp/other",
                 "socket_mode" => "0640",
+                "endpoint" => "http://other:1/v1/traces",
                 "peers_dns" => "other:1",
                 "nats_prefix" => "other",
                 "listen" if preset.is_empty() => "tcp://*:1",
@@ -158,6 +161,7 @@ mod tests {
         assert_named(&fields::SNAPSHOT);
         assert_named(&fields::JOURNAL);
         assert_named(&fields::SHADOW);
+        assert_named(&fields::TRACES);
         assert_named(&fields::POLICY);
         assert_named(&fields::DISCOVERY);
         assert_named(&fields::ROUTERS);

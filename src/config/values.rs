@@ -42,6 +42,10 @@ pub(super) fn url(text: &str) -> Result<String, ValueError> {
     Ok(endpoint::server_url(text)?)
 }
 
+pub(super) fn collector_url(text: &str) -> Result<String, ValueError> {
+    Ok(endpoint::collector_url(text)?)
+}
+
 pub(super) fn check_topic(text: &str) -> Result<(), ValueError> {
     Ok(endpoint::check_topic(text)?)
 }

@@ -130,7 +130,7 @@ fn start_metrics(port: MetricsPort, caller: &Arc<Caller>) -> Result<MetricsThrea
     let sources = Sources { caller: Arc::clone(caller), pages: Arc::default() };
     // No watchdog looks at the thread, and nothing divides its memory.
     let counted = (Arc::clone(&sources.pages), Arc::new(ThreadMark::new("metrics", false)));
-    MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), move |text| sources.render(text))
+    MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), move |_, text| sources.render(text))
 }
 
 /// Accepts local clients until a signal ends the process. Connections that are open then are cut.

@@ -19,13 +19,22 @@ use crate::ids::Worker;
 use crate::ingest::exposition::{self, WorkerFamilies, worker_labels, worker_labels_and};
 use crate::load::{Load, PrefillClass};
 use crate::metrics::{CoreCounter, CounterName, Latency, RouteCounter};
+use crate::serve::PageForm;
 use crate::shadow::ShadowTally;
 
 /// Writes the Prometheus text of `statistics` and of the doctor's latest findings. The control thread never calls it.
-pub(super) fn render(statistics: &Arc<Statistics>, doctor: &Arc<Doctor>, text: &mut String) -> fmt::Result {
+pub(super) fn render(
+    (statistics, doctor): (&Arc<Statistics>, &Arc<Doctor>),
+    form: PageForm,
+    text: &mut String,
+) -> fmt::Result {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Gatherer { statistics: Arc::clone(statistics), doctor: Arc::clone(doctor) }));
-    prometheus_client::encoding::text::encode(text, &registry)
+    prometheus_client::encoding::text::encode(text, &registry)?;
+    if form == PageForm::WithExemplars {
+        statistics.traces.exemplars.add_to(text);
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -194,6 +203,7 @@ impl Gatherer {
         exposition::counters_of(encoder, &self.statistics.routers.counters)?;
         exposition::counters_of(encoder, &self.statistics.predictions.counters)?;
         exposition::counters_of(encoder, &self.statistics.recording.counters)?;
+        exposition::counters_of(encoder, &self.statistics.traces.counters)?;
         exposition::counters_of(encoder, &self.statistics.http)?;
         exposition::counters_of(encoder, &self.statistics.pages)?;
         let gauges = [
@@ -368,6 +378,7 @@ mod tests {
     use crate::metrics::{ConnectCounter, RelayCounter};
     use crate::requests::{DecisionRecording, PredictionAccess, RequestQueue};
     use crate::serve::Lanes;
+    use crate::traces::Traces;
     use crate::watchdog::Watchlist;
 
     #[test]
@@ -379,6 +390,7 @@ mod tests {
             views: Arc::default(),
             predictions: PredictionAccess::default(),
             recording: DecisionRecording::default(),
+            traces: Traces::default(),
             cores: vec![Arc::default()],
             daemon: Arc::default(),
             snapshots: Arc::default(),
@@ -407,7 +419,7 @@ mod tests {
         };
         let statistics = Arc::new(statistics);
         let mut page = String::new();
-        render(&statistics, &Arc::new(Doctor::new(&statistics)), &mut page).unwrap();
+        render((&statistics, &Arc::new(Doctor::new(&statistics))), PageForm::Plain, &mut page).unwrap();
         // Families without samples are listed too.
         let of_daemon =
             page.lines().filter_map(|line| Some(line.strip_prefix("# TYPE ")?.split(' ').next()?.to_owned()));

@@ -34,6 +34,7 @@ mod statistics;
 mod status;
 mod takeover;
 mod threads;
+mod trace_export;
 mod watchdog_thread;
 mod worker_files;
 mod worker_records;
@@ -57,7 +58,6 @@ use crate::fleet::Fleet;
 use crate::index;
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{self, EventMemory, LoadListener};
-use crate::journal::WriterThread;
 use crate::limits::{
     BOOKINGS_EXPIRED_PER_LOCK_MAX, BOOKINGS_EXPIRY_EVERY_MS, CONNECTION_BYTES, LAWS_PUBLISH_EVERY_MS,
     LAWS_PUBLISHED_PER_LOCK_MAX, QUEUE_RECHECK_MS,
@@ -72,7 +72,7 @@ use crate::serve::{
 };
 use crate::shares::UserQuotas;
 use crate::trust::{Trust, TrustLevel, TrustReason};
-use crate::watchdog::{Activity, ThreadMark, phase, watched};
+use crate::watchdog::{Activity, ThreadMark, Watchlist, phase, watched};
 use desired_fleet::DesiredFleet;
 use doctor::Doctor;
 use endable_thread::EndableThread;
@@ -90,7 +90,7 @@ use startup::Startup;
 use statistics::Statistics;
 use status::Administration;
 use takeover::Takeovers;
-use threads::OtherThreads;
+use threads::{OtherThreads, Writers};
 pub use worker_files::unusable_files;
 use worker_records::WorkerRecords;
 use worker_sources::WorkerSources;
@@ -181,7 +181,7 @@ impl Daemon {
         let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, of_bookings);
         let (bookings, writer) = kept.resume(config, &tables, &snapshots.stats, (watchlist, &resources.turns))?;
         let lanes = Arc::new(lanes(config, resources.descriptors, &tables.users));
-        let journal = start_journal(config, &tables, watchlist.add("journal", false), now_unix_ms)?;
+        let writers = start_writers(config, &tables, watchlist, now_unix_ms)?;
         let ingest_threads = Arc::new(start_ingest((config, resources), plans, &fleet, &snapshots, &counters)?);
         let keeper = snapshots.keep(config, &tables, &ingest_threads, (watchlist, &resources.turns))?;
         let (listener, load_reports) = start_listener(resources, &tables)?;
@@ -206,7 +206,7 @@ impl Daemon {
         let ports = http.thread.take().into_iter().chain(remote_thread).collect();
         let takeovers = Takeovers::start(config, (next, sockets), old, (&stats, &tables), (&ingest_threads, &writer))?;
         let others =
-            OtherThreads { predictor, keeper, bookings, journal, listener, routers, ports, metrics, memory, watchdog };
+            OtherThreads { predictor, keeper, bookings, writers, listener, routers, ports, metrics, memory, watchdog };
         let admin = admin_server(config, admin, service, &admissions, &counters)?;
         let acceptor = acceptor(routing, &handles, (&admissions, &tables), resources, &counters)?.receiving(opened);
         sandbox::enter(ThreadKind::Control);
@@ -302,16 +302,13 @@ fn now_unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Starts the thread that writes the journal.
-fn start_journal(
-    config: &Config,
-    tables: &RequestTables,
-    mark: Arc<ThreadMark>,
-    now_unix_ms: u64,
-) -> Result<WriterThread> {
+/// Starts the thread that writes the journal, and the one that exports traces if there is a collector.
+fn start_writers(config: &Config, tables: &RequestTables, watchlist: &Watchlist, now_unix_ms: u64) -> Result<Writers> {
     // A journal is one run's. The daemon's instance may be that of several runs.
     let origin = (rand::rng().random_range(1..=u64::MAX), now_unix_ms);
-    tables.recording.start(config, origin, (&tables.fleet.load().spaces, &tables.loads), mark)
+    let of_bookings = (&*tables.fleet.load().spaces, &tables.loads);
+    let journal = tables.recording.start(config, origin, of_bookings, watchlist.add("journal", false))?;
+    Ok(Writers { journal, traces: trace_export::start(config, tables, watchlist)? })
 }
 
 /// Starts the thread that receives the loads that engines publish, and gives its counters.
@@ -413,7 +410,9 @@ fn start_metrics(
     let of_pages = (accounts.division().bound(MemoryPart::MetricsPages), accounts.gauge(MemoryPart::MetricsPages));
     let counted = (Arc::clone(&statistics.pages), statistics.watchlist.add("metrics", false));
     let (statistics, doctor) = (Arc::clone(statistics), Arc::clone(doctor));
-    MetricsThread::start(port, counted, of_pages, move |text| exposition::render(&statistics, &doctor, text))
+    MetricsThread::start(port, counted, of_pages, move |form, text| {
+        exposition::render((&statistics, &doctor), form, text)
+    })
 }
 
 fn ended_by_itself(what: &str) -> Error {
@@ -593,7 +592,7 @@ fn end(
     (snapshots, is_ours): (&Snapshots, bool),
     drain_ms_max: u64,
 ) {
-    let OtherThreads { predictor, keeper, bookings, journal, listener, routers, .. } = others;
+    let OtherThreads { predictor, keeper, bookings, writers, listener, routers, .. } = others;
     let OtherThreads { ports, metrics, memory, watchdog, .. } = others;
     // Another daemon decides: what this one would keep is no longer the newest.
     let keeper = keeper.filter(|_| is_ours);
@@ -620,7 +619,8 @@ fn end(
     ended.extend(routers.map(EndableThread::stop));
     ended.extend(Arc::into_inner(listener).map(LoadListener::stop));
     // After the serving threads, so that it writes their last notes.
-    ended.push(journal.stop());
+    ended.push(writers.journal.stop());
+    ended.extend(writers.traces.map(trace_export::finish));
     ended.push(watchdog.stop());
     for error in ended.into_iter().filter_map(Result::err) {
         tracing::error!(%error, "a thread ended with an error");
@@ -660,7 +660,7 @@ mod tests {
         let of_loads = (Arc::default(), resources.watchlist.add("engine-loads", false));
         let listener = Arc::new(LoadListener::start(loads, of_loads, tables.clock()).unwrap());
         let counted = (Arc::default(), resources.watchlist.add("metrics", false));
-        let metrics = MetricsThread::start(None, counted, (u64::MAX, Gauge::default()), |_| Ok(())).unwrap();
+        let metrics = MetricsThread::start(None, counted, (u64::MAX, Gauge::default()), |_, _| Ok(())).unwrap();
         let counters = Arc::default();
         let (of_process, counted) =
             ((&resources, vec![core.handle()]), (&Arc::default(), Arc::default(), Arc::default()));
@@ -671,7 +671,7 @@ mod tests {
             predictor: None,
             keeper: None,
             bookings: None,
-            journal,
+            writers: Writers { journal, traces: None },
             listener,
             routers: None,
             ports: vec![],

@@ -154,6 +154,7 @@ fn demands(config: &Config, cores: usize, descriptors: Descriptors) -> Demands {
         affinity_sessions_max: config.policy.affinity_sessions_max as u64,
         routers_max: config.routers.origins_max() as u64,
         ended_bookings_max: config.journal.ended_waiting_max() as u64,
+        traced_max: config.traces.waiting_max() as u64,
         remote_connections_max: config.remote.connections() as u64,
         http_body_bytes_max: (config.http.port != 0).then_some(config.http.body_bytes_max),
         snapshots: config.snapshot.dir.is_some(),

@@ -57,6 +57,7 @@ pub(super) fn prepare(
         bookings_max,
         active_words_max,
         ended_waiting_max: config.journal.ended_waiting_max(),
+        traced_waiting_max: config.traces.waiting_max(),
     };
     let loads = Arc::new(Loads::new(config.workers.len(), loads));
     let records = WorkerRecords::new(&config.spaces, config.ingest.shards, &loads);

@@ -22,6 +22,7 @@ use crate::route::PolicyTable;
 use crate::routers::RoutersView;
 use crate::serve::{CoreHandle, Lanes, RemoteStats};
 use crate::snapshot::SnapshotStats;
+use crate::traces::Traces;
 use crate::watchdog::Watchlist;
 
 /// Everything that is shown of the daemon.
@@ -33,6 +34,7 @@ pub(super) struct Statistics {
     pub(super) views: Arc<WorkerViews>,
     pub(super) predictions: PredictionAccess,
     pub(super) recording: DecisionRecording,
+    pub(super) traces: Traces,
     /// By thread that decides.
     pub(super) cores: Vec<Arc<CoreMetrics>>,
     pub(super) daemon: Arc<CounterSet<DaemonCounter>>,
@@ -127,6 +129,7 @@ impl Statistics {
             views,
             predictions: tables.predictions.clone(),
             recording: tables.recording.clone(),
+            traces: tables.traces.clone(),
             cores,
             daemon: Arc::clone(daemon),
             snapshots: Arc::clone(snapshots),

@@ -287,6 +287,7 @@ impl Administration {
             .chain(named(lanes.counters()))
             .chain(named(&statistics.predictions.counters))
             .chain(named(&statistics.recording.counters))
+            .chain(named(&statistics.traces.counters))
             .chain(shadow)
             .chain(named(&snapshots.counters))
             .chain(refused)

@@ -24,12 +24,19 @@ use crate::sandbox::RefusalLog;
 use crate::serve::{CoreHandle, MetricsThread, PortThread};
 use crate::snapshot::Keeper;
 
+/// The threads that write down what was decided.
+pub(super) struct Writers {
+    pub(super) journal: WriterThread,
+    /// `None` = nothing is traced.
+    pub(super) traces: Option<EndableThread>,
+}
+
 /// The threads beside the serving threads and the ingest threads.
 pub(super) struct OtherThreads {
     pub(super) predictor: Option<EndableThread>,
     pub(super) keeper: Option<Keeper>,
     pub(super) bookings: Option<EndableThread>,
-    pub(super) journal: WriterThread,
+    pub(super) writers: Writers,
     /// The fleet reconciler tells it which workers publish loads.
     pub(super) listener: Arc<LoadListener>,
     pub(super) routers: Option<EndableThread>,
@@ -43,7 +50,7 @@ pub(super) struct OtherThreads {
 impl OtherThreads {
     /// The name of a thread that has ended although nothing asked it to.
     fn ended(&self) -> Option<&'static str> {
-        let optional = [self.predictor.as_ref(), self.bookings.as_ref(), self.routers.as_ref()];
+        let optional = [&self.predictor, &self.bookings, &self.routers, &self.writers.traces].map(Option::as_ref);
         let endable = optional.into_iter().chain([Some(&self.memory), Some(&self.watchdog)]);
         if let Some(ended) = endable.flatten().find(|thread| !thread.is_running()) {
             return Some(ended.subject());
@@ -60,7 +67,7 @@ impl OtherThreads {
         if !self.metrics.is_running() {
             return Some("the metrics page");
         }
-        (!self.journal.is_running()).then_some("the journal's writer")
+        (!self.writers.journal.is_running()).then_some("the journal's writer")
     }
 }
 

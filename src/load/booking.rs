@@ -44,6 +44,8 @@ pub struct Demand<'a> {
     pub expected_output_tokens: u32,
     /// Whether the journal records what becomes of the booking.
     pub is_recorded: bool,
+    /// Whether its request is traced, so that the booking gets a span.
+    pub is_traced: bool,
 }
 
 /// The output of a request so far.
@@ -105,6 +107,8 @@ pub(super) struct Booking {
     pub(super) first_token_at_ns: u64,
     /// Whether the journal records what becomes of it; the two fields below are for that.
     pub(super) is_recorded: bool,
+    /// Whether its request is traced.
+    pub(super) is_traced: bool,
     /// Whether its worker had no other prefill, of any router, when it was booked. Known with the first token.
     pub(super) began_alone: bool,
     /// The worker's count of predicted prefill time at the first token, microseconds, modulo 2³².

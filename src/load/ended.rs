@@ -1,9 +1,12 @@
-//! What became of bookings, for the journal.
+//! What became of bookings, for the journal and for traces.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
+use super::booking::Booking;
+use super::ledger::Ledger;
+use super::loads::Loads;
 use crate::columns::{Column, columns, numbered};
 use crate::ids::WorkerIndex;
 use crate::limits::ENDED_BOOKING_BYTES;
@@ -82,7 +85,7 @@ impl EndedBooking {
     };
 }
 
-/// Ended bookings on their way to the journal's writer. A thread that ends a booking never waits: without room, the
+/// Ended bookings on their way to the journal's writer, or to who makes spans. A thread that ends a booking never waits: without room, the
 /// record is lost and counted.
 #[derive(Debug)]
 pub(super) struct EndedQueue {
@@ -110,5 +113,59 @@ impl EndedQueue {
     /// Takes the number of bookings that were lost since the last call.
     pub(super) fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Loads {
+    /// The recorded booking that ended first of those that [`Loads::take_ended`] has not returned. For one thread.
+    #[must_use]
+    pub fn take_ended(&self) -> Option<EndedBooking> {
+        self.ended.as_ref()?.pop()
+    }
+
+    /// Takes the number of recorded bookings whose end was lost since the last call, because too many waited.
+    #[must_use]
+    pub fn take_ended_lost(&self) -> u64 {
+        self.ended.as_ref().map_or(0, EndedQueue::take_lost)
+    }
+
+    /// The booking of a traced request that ended first of those that this has not returned. For one thread.
+    #[must_use]
+    pub fn take_traced_end(&self) -> Option<EndedBooking> {
+        self.traced.as_ref()?.pop()
+    }
+
+    /// Takes the number of bookings of traced requests whose end was lost since the last call, because too many waited.
+    #[must_use]
+    pub fn take_traced_ends_lost(&self) -> u64 {
+        self.traced.as_ref().map_or(0, EndedQueue::take_lost)
+    }
+
+    /// Tells the journal, and who makes spans, what became of a booking that is about to end.
+    pub(super) fn record_end(&self, ledger: &Ledger, booking: &Booking, reason: EndReason, now_ns: u64) {
+        let journal = self.ended.as_ref().filter(|_| booking.is_recorded);
+        let traces = self.traced.as_ref().filter(|_| booking.is_traced);
+        if journal.is_none() && traces.is_none() {
+            return;
+        }
+        let (worker, since_ns) = (booking.worker, booking.booked_at_ns);
+        let load = self.cells.read(worker);
+        let [prefill_tokens, cached_tokens] = booking.tokens();
+        let ended = EndedBooking {
+            booking: booking.generation,
+            reason,
+            worker,
+            class: ledger.prefills.laws.class_of(worker),
+            prefill_tokens,
+            cached_tokens,
+            first_token_ns: (!booking.prefilling).then(|| booking.first_token_at_ns.saturating_sub(since_ns)),
+            end_ns: now_ns.saturating_sub(since_ns),
+            output_tokens: booking.output.tokens,
+            began_alone: booking.began_alone,
+            requests: load.requests,
+            decode_blocks: load.decode_blocks,
+            prefilled_us: ledger.prefills.done_us(worker).wrapping_sub(booking.prefilled_us),
+        };
+        [journal, traces].into_iter().flatten().for_each(|queue| queue.push(ended));
     }
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
 use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
-use super::ended::{EndReason, EndedBooking, EndedQueue};
+use super::ended::{EndReason, EndedQueue};
 use super::ledger::{Ledger, ns};
 use super::load_cells::{Load, LoadCells, LoadStability};
 use super::loads_config::LoadsConfig;
@@ -91,7 +91,9 @@ pub struct Loads {
     ledger_bytes: AtomicU64,
     pub(super) config: LoadsConfig,
     /// Recorded bookings that have ended; `None` = there is no journal.
-    ended: Option<EndedQueue>,
+    pub(super) ended: Option<EndedQueue>,
+    /// Bookings of traced requests that have ended; `None` = nothing is traced.
+    pub(super) traced: Option<EndedQueue>,
 }
 
 impl Loads {
@@ -99,9 +101,10 @@ impl Loads {
     #[must_use]
     pub fn new(workers: usize, config: LoadsConfig) -> Self {
         let (cells, tree) = (LoadCells::new(workers), ActiveTree::new(config.secret, config.active_words_max));
-        let ended = (config.ended_waiting_max > 0).then(|| EndedQueue::new(config.ended_waiting_max));
+        let queue = |waiting_max| (waiting_max > 0).then(|| EndedQueue::new(waiting_max));
+        let (ended, traced) = (queue(config.ended_waiting_max), queue(config.traced_waiting_max));
         let (ledger, ledger_bytes) = (Mutex::new(Ledger::new(&config)), AtomicU64::new(0));
-        Self { cells, tree, ledger, ledger_bytes, config, ended }
+        Self { cells, tree, ledger, ledger_bytes, config, ended, traced }
     }
 
     /// A worker's load as booked, without a lock: every prefill in progress counts in full.
@@ -329,8 +332,7 @@ impl Loads {
                 "name each request, or ask without booking",
             ));
         }
-        let name = Name::new(self.config.secret, session, request_id);
-        let mut ledger = self.ledger.lock();
+        let (name, mut ledger) = (Name::new(self.config.secret, session, request_id), self.ledger.lock());
         if !self.cells.is_of(worker) {
             return Err(Error::new(Kind::Overloaded, "the chosen worker has just left", "ask again"));
         }
@@ -365,6 +367,7 @@ impl Loads {
             output: Output::new(demand.block_size, demand.expected_output_tokens),
             prefilling: true,
             is_recorded: demand.is_recorded,
+            is_traced: demand.is_traced,
             began_alone: false,
             prefilled_us: 0,
             first_token_at_ns: 0,
@@ -440,41 +443,6 @@ impl Loads {
                 None => alone(locals.len() as u64, true),
             },
         }
-    }
-
-    /// The recorded booking that ended first of those that [`Loads::take_ended`] has not returned. For one thread.
-    #[must_use]
-    pub fn take_ended(&self) -> Option<EndedBooking> {
-        self.ended.as_ref()?.pop()
-    }
-
-    /// Takes the number of recorded bookings whose end was lost since the last call, because too many waited.
-    #[must_use]
-    pub fn take_ended_lost(&self) -> u64 {
-        self.ended.as_ref().map_or(0, EndedQueue::take_lost)
-    }
-
-    /// Tells the journal what became of a booking that is about to end.
-    fn record_end(&self, ledger: &Ledger, booking: &Booking, reason: EndReason, now_ns: u64) {
-        let Some(queue) = self.ended.as_ref().filter(|_| booking.is_recorded) else { return };
-        let (worker, since_ns) = (booking.worker, booking.booked_at_ns);
-        let load = self.cells.read(worker);
-        let [prefill_tokens, cached_tokens] = booking.tokens();
-        queue.push(EndedBooking {
-            booking: booking.generation,
-            reason,
-            worker,
-            class: ledger.prefills.laws.class_of(worker),
-            prefill_tokens,
-            cached_tokens,
-            first_token_ns: (!booking.prefilling).then(|| booking.first_token_at_ns.saturating_sub(since_ns)),
-            end_ns: now_ns.saturating_sub(since_ns),
-            output_tokens: booking.output.tokens,
-            began_alone: booking.began_alone,
-            requests: load.requests,
-            decode_blocks: load.decode_blocks,
-            prefilled_us: ledger.prefills.done_us(worker).wrapping_sub(booking.prefilled_us),
-        });
     }
 
     /// Ends the booking in `slot` and subtracts its load. If its gateway freed it, learns how long it decoded.

@@ -29,6 +29,8 @@ pub struct LoadsConfig {
     pub active_words_max: usize,
     /// Ended bookings that may wait for the journal; 0 = there is no journal.
     pub ended_waiting_max: usize,
+    /// Ended bookings of traced requests that may wait for their span; 0 = nothing is traced.
+    pub traced_waiting_max: usize,
 }
 
 impl Default for LoadsConfig {
@@ -46,6 +48,7 @@ impl Default for LoadsConfig {
             bookings_max: BOOKINGS_MAX,
             active_words_max: ACTIVE_WORDS_MAX,
             ended_waiting_max: 0,
+            traced_waiting_max: 0,
         }
     }
 }

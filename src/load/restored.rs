@@ -320,6 +320,7 @@ impl Loads {
             first_token_at_ns: at.time_of(booking.since_first_token_ns),
             // The journal of this run does not have its decision.
             is_recorded: false,
+            is_traced: false,
             began_alone: false,
             prefilled_us: 0,
             is_prefill_half: booking.is_prefill_half,

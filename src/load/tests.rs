@@ -24,6 +24,7 @@ const NOTHING: Demand<'static> = Demand {
     block_size: 16,
     expected_output_tokens: 0,
     is_recorded: false,
+    is_traced: false,
 };
 const DEMAND: Demand<'static> =
     Demand { prefill_tokens: 100, cached_tokens: 0, blocks: PromptBlocks::Alone(10), ..NOTHING };

@@ -4,6 +4,7 @@
 mod mode;
 mod reply;
 mod route_request;
+mod trace_context;
 mod worker;
 
 pub use mode::Mode;
@@ -11,6 +12,7 @@ pub(crate) use reply::cost_terms;
 pub use reply::{CostTerms, MatchStatus, OtherLoad, PotentialLoad, PotentialLoads, ReplyNotes};
 pub(crate) use route_request::plain_request_fields;
 pub use route_request::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
+pub use trace_context::TraceContext;
 pub use worker::{
     BookingHandle, BookingOutcome, BookingRef, DeviceClass, EngineLoad, PoolRole, SessionToken, WorkerState,
 };

@@ -1,6 +1,7 @@
 //! A gateway's route request, borrowed from its frame.
 
 use super::mode::Mode;
+use super::trace_context::TraceContext;
 use crate::hash;
 use crate::ids::{Scheme, SpaceId, Worker};
 
@@ -109,6 +110,8 @@ macro_rules! define_request {
             pub overrides: Overrides,
             /// The session whose requests should go to one worker; `None` or empty = none.
             pub affinity_session: Option<&'a str>,
+            /// The caller's trace context; `None` or one that is not valid = the daemon may begin a trace.
+            pub trace: Option<TraceContext>,
             $($(#[$doc])* pub $field: $type,)*
         }
 
@@ -132,6 +135,7 @@ macro_rules! define_request {
                     shared_hits: &[],
                     overrides: Overrides::NONE,
                     affinity_session: None,
+                    trace: None,
                     $($field: $default,)*
                 }
             }

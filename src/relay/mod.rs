@@ -387,7 +387,7 @@ fn start_metrics(port: MetricsPort, relay: &Relay) -> Result<MetricsThread> {
     let sources = relay.sources.clone();
     // No watchdog looks at a relay, and nothing divides its memory.
     let counted = (Arc::clone(&sources.pages), Arc::new(ThreadMark::new("metrics", false)));
-    MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), move |text| sources.render(text))
+    MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), move |_, text| sources.render(text))
 }
 
 fn ended(what: &str) -> Error {

@@ -328,7 +328,7 @@ impl<S: Service> RequestHandler<S> {
             return Err(Error::new(Kind::AllBusy, "every worker is busy, and requests do not wait here", "ask again"));
         };
         let Requester { connection, session, uid, id } = *from;
-        let kept = keep();
+        let (kept, traced) = (keep(), self.service.traced());
         let bytes = kept.bytes() + size_of::<QueuedRequest>() + size_of_val(wait.workers.as_slice());
         let queued = QueuedRequest {
             core: own.core,
@@ -339,10 +339,17 @@ impl<S: Service> RequestHandler<S> {
             reservations: None,
             space: request.space,
             prompt_tokens: request.prompt.token_count() as u64,
+            traced,
             explain: request.explain,
             request: kept,
         };
-        let ticket = own.queue.enqueue(&Claim { bytes, user: uid, ..wait.claim }, &wait.workers, queued)?;
+        let claim = Claim { bytes, user: uid, ..wait.claim };
+        let ticket = own.queue.enqueue(&claim, &wait.workers, queued).inspect_err(|error| {
+            if let Some(traced) = traced {
+                let prompt = (request.space, request.prompt.token_count() as u64);
+                own.queue.trace_refusal(traced, prompt, own.queue.now_ns(), error.kind());
+            }
+        })?;
         own.tickets.entry(connection).or_default().insert(ticket);
         self.recheck_loads(ticket, wait.workers.clone());
         Ok(())

@@ -81,6 +81,7 @@ mod tests {
             reservations: None,
             space: SpaceId(0),
             prompt_tokens: 10,
+            traced: None,
             explain: false,
             request: Box::new(Undecided),
         }

@@ -29,6 +29,7 @@ use crate::metrics::{CounterSet, Latency, QueueCounter};
 use crate::queue::{Claim, Dequeued, Queue, QueueFull, QueueLimits, Requeued, Ticket};
 use crate::route::Decision;
 use crate::shares::{SharedResource, UserQuotas, UserReservation};
+use crate::traces::{TracedDecision, TracedRequest, Traces};
 
 /// The decision of a queued request, or why there is none.
 pub(crate) type Outcome = Result<Box<Decision>>;
@@ -55,6 +56,8 @@ pub(super) struct QueuedRequest {
     pub(super) reservations: Option<[UserReservation; 2]>,
     pub(super) space: SpaceId,
     pub(super) prompt_tokens: u64,
+    /// `Some` = it is traced.
+    pub(super) traced: Option<TracedRequest>,
     /// Whether the reply lists cost terms and removed workers.
     pub(super) explain: bool,
     /// The request itself.
@@ -138,6 +141,7 @@ pub struct RequestQueue {
     started: Instant,
     limits: QueueLimits,
     users: Arc<UserQuotas>,
+    traces: Traces,
     queue: Mutex<Queue<QueuedRequest>>,
     /// Shows the memory of the requests.
     held: Gauge,
@@ -167,6 +171,7 @@ impl RequestQueue {
             started,
             limits,
             users: Arc::default(),
+            traces: Traces::default(),
             queue: Mutex::new(Queue::new(limits)),
             held: Gauge::default(),
             waiting: WaitFlag::default(),
@@ -183,6 +188,24 @@ impl RequestQueue {
     pub(crate) fn shared_by(self, users: Arc<UserQuotas>) -> Self {
         let limits = QueueLimits { user_sets_max: users.share_of(self.limits.sets_max), ..self.limits };
         Self { users, limits, queue: Mutex::new(Queue::new(limits)), ..self }
+    }
+
+    /// The same queue, whose refusals of traced requests are traced.
+    #[must_use]
+    pub(crate) fn traced_by(self, traces: Traces) -> Self {
+        Self { traces, ..self }
+    }
+
+    /// Records that a traced request of a space, with a prompt of this many tokens, was refused after it had waited since
+    /// `since_ns`.
+    pub(super) fn trace_refusal(
+        &self,
+        TracedRequest { context }: TracedRequest,
+        prompt: (SpaceId, u64),
+        since_ns: u64,
+        kind: Kind,
+    ) {
+        self.traces.record(TracedDecision::refused(context, prompt, (since_ns, self.now_ns()), kind));
     }
 
     pub(crate) const fn counters(&self) -> &CounterSet<QueueCounter> {
@@ -218,7 +241,7 @@ impl RequestQueue {
     }
 
     /// Nanoseconds of the queue's clock.
-    fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
 
@@ -430,6 +453,10 @@ impl RequestQueue {
         while let Some(taken) = self.with(|queue| queue.next_expired(now_ns)) {
             self.counters.bump(QueueCounter::Expired);
             let waited_ms = now_ns.saturating_sub(taken.since_ns) / 1_000_000;
+            if let Some(traced) = taken.what.traced {
+                let prompt = (taken.what.space, taken.what.prompt_tokens);
+                self.trace_refusal(traced, prompt, taken.since_ns, Kind::DeadlinePassed);
+            }
             let error = Error::new(
                 Kind::DeadlinePassed,
                 format!("every worker was busy for {waited_ms} ms"),

@@ -25,6 +25,7 @@ use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, MatchStatus, Mode, Policy, PotentialLoads, RouteRequest, Scratch,
     Wait, advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
 };
+use crate::traces::{TracedDecision, TracedOutcome, TracedRequest, TracedWorker, Tracer};
 use crate::trust::TrustLevel;
 
 /// A request is decided at most this often again because the chosen worker has just left; then its gateway gets the
@@ -38,6 +39,10 @@ pub(crate) struct RoutingService {
     pub(super) scratch: Scratch,
     hit_audit: HitAudit,
     recorder: DecisionRecorder,
+    /// `None` = traces are off.
+    tracer: Option<Tracer>,
+    /// The present request, if it is traced.
+    traced: Option<TracedRequest>,
     /// The policy of the last decision, if the journal or a shadow policy wants decisions.
     judged_by: Option<Policy>,
     /// The booking name of a request's prefill half; kept to reuse its memory.
@@ -61,7 +66,7 @@ impl RoutingService {
     /// The service of serving thread number `core`, whose random choices begin at `seed`.
     pub(crate) fn new(tables: RequestTables, metrics: Arc<CoreMetrics>, core: usize, seed: u64) -> Self {
         let hit_audit = HitAudit::new(Arc::clone(&metrics.workers));
-        let recorder = tables.recording.recorder(core);
+        let (recorder, tracer) = (tables.recording.recorder(core), tables.traces.tracer());
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (scratch, prefill_name, failures_logged) = (Scratch::default(), String::new(), LogQuota::default());
         Self {
@@ -70,6 +75,8 @@ impl RoutingService {
             scratch,
             hit_audit,
             recorder,
+            tracer,
+            traced: None,
             judged_by: None,
             prefill_name,
             rng,
@@ -177,10 +184,11 @@ impl RoutingService {
         self.advance_round_robin(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
         let block_size = self.scratch.request_facts().block_size;
-        // Of a pair, the journal records the decode half.
-        let is_recorded = self.sample.is_recorded && !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
+        // Of a pair, the journal and the trace have the decode half.
+        let is_whole = !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
+        let (is_recorded, is_traced) = (self.sample.is_recorded && is_whole, self.traced.is_some() && is_whole);
         let locals = self.scratch.shared_locals(decision);
-        let demand = Demand { is_recorded, ..demand(request, decision, chosen, block_size, locals) };
+        let demand = Demand { is_recorded, is_traced, ..demand(request, decision, chosen, block_size, locals) };
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
@@ -260,6 +268,44 @@ impl RoutingService {
     }
 }
 
+impl RoutingService {
+    /// Hands the facts of a traced request's decision to the thread that makes spans.
+    #[inline]
+    fn trace(&self, request: &RouteRequest<'_>, decision: &Decision, ended_ns: u64) {
+        let (Some(tracer), Some(TracedRequest { context })) = (&self.tracer, self.traced) else { return };
+        let outcome = match (decision.no_worker, decision.booking) {
+            (Some(kind), _) => TracedOutcome::NoWorker(kind),
+            (None, Some(_)) => TracedOutcome::Booked,
+            (None, None) => TracedOutcome::Chosen,
+        };
+        let prefill = decision.prefill.as_ref().and_then(|prefill| prefill.candidates.first());
+        tracer.traces.record(TracedDecision {
+            context,
+            space: request.space,
+            began_ns: self.now_ns,
+            waited_ns: self.waited_ns,
+            ended_ns,
+            outcome,
+            mode: decision.mode,
+            prompt_tokens: request.prompt.token_count() as u64,
+            prompt_blocks: decision.request_blocks,
+            eligible: decision.eligible,
+            chosen: decision.candidates.first().map(TracedWorker::of),
+            prefill: prefill.map(TracedWorker::of),
+            booking: decision.booking.map(|handle| handle.generation),
+        });
+    }
+
+    /// The same of a request that gets an error.
+    #[cold]
+    fn trace_refusal(&self, request: &RouteRequest<'_>, kind: Kind) {
+        let (Some(tracer), Some(TracedRequest { context })) = (&self.tracer, self.traced) else { return };
+        let prompt = (request.space, request.prompt.token_count() as u64);
+        let times = (self.now_ns.saturating_sub(self.waited_ns), self.tables.now_ns());
+        tracer.traces.record(TracedDecision::refused(context, prompt, times, kind));
+    }
+}
+
 impl Service for RoutingService {
     fn hello(&self) -> HelloInfo<'_> {
         self.tables.hello()
@@ -281,10 +327,15 @@ impl Service for RoutingService {
         self.now_ns = self.tables.now_ns();
         self.sample = self.recorder.sample(request);
         self.waited_ns = self.waited_since_ns.take().map_or(0, |since_ns| self.now_ns.saturating_sub(since_ns));
+        self.traced = self.tracer.as_mut().and_then(|tracer| tracer.sample(request.trace));
+        if request.trace.is_some_and(|context| !context.is_valid()) {
+            self.metrics.counters.bump(CoreCounter::TraceContextsInvalid);
+        }
         let routed = match request.disaggregate {
-            false => self.decide_and_book(session, request, decision)?,
-            true => self.route_pair(session, request, decision)?,
+            false => self.decide_and_book(session, request, decision),
+            true => self.route_pair(session, request, decision),
         };
+        let routed = routed.inspect_err(|error| self.trace_refusal(request, error.kind()))?;
         if let busy @ Routed::Busy(_) = routed {
             return Ok(busy);
         }
@@ -293,8 +344,14 @@ impl Service for RoutingService {
             self.list_others(decision);
         }
         self.record(request, decision);
-        self.metrics.decisions.record(self.tables.now_ns() - self.now_ns);
+        let ended_ns = self.tables.now_ns();
+        self.metrics.decisions.record(ended_ns - self.now_ns);
+        self.trace(request, decision, ended_ns);
         Ok(Routed::Decided)
+    }
+
+    fn traced(&self) -> Option<TracedRequest> {
+        self.traced
     }
 
     fn waited_since(&mut self, since_ns: u64) {

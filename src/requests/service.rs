@@ -11,6 +11,7 @@ use crate::fleet::FleetTable;
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::load::{BookingOutcome, BookingRef, EngineLoad, SessionId, SessionToken};
 use crate::route::{Decision, PotentialLoads, RouteRequest, Wait};
+use crate::traces::TracedRequest;
 
 /// The parts of a hello reply that only the daemon knows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,6 +66,11 @@ pub trait Service {
 
     /// The request that is routed next came at `since_ns`, nanoseconds of the bookings' clock, and waited in the queue.
     fn waited_since(&mut self, _since_ns: u64) {}
+
+    /// The request that was routed last, if it is traced.
+    fn traced(&self) -> Option<TracedRequest> {
+        None
+    }
 
     /// Takes the work done since the previous call, in blocks of prompts that were hashed and looked up. It limits a
     /// connection's quantum. 0 = the service does not count work.

@@ -21,6 +21,7 @@ use crate::limits::{BOOKINGS_PER_SESSION_MAX, CORES_MAX};
 use crate::load::Loads;
 use crate::route::{AffinityTable, PolicyTable, View};
 use crate::shares::UserQuotas;
+use crate::traces::Traces;
 
 /// One of each for the whole daemon. Each serving thread has a clone.
 #[derive(Clone)]
@@ -36,6 +37,7 @@ pub(crate) struct RequestTables {
     /// Round-robin counters, by `SpaceId`.
     pub(super) round_robin_counters: Arc<[AtomicU64]>,
     pub(crate) recording: DecisionRecording,
+    pub(crate) traces: Traces,
     /// The requests that found every worker busy.
     pub(crate) queue: Arc<RequestQueue>,
     /// The share of each user of the queue, the lanes and the connections.
@@ -60,6 +62,10 @@ impl RequestTables {
         let users = Arc::new(UserQuotas::new(config.serve.user_share_percent));
         let queue_bytes_max = division.of_each(MemoryPart::Queue, 1);
         let queue = RequestQueue::new(CORES_MAX + 1, (config.policy.queue_requests_max, queue_bytes_max), clock_began);
+        let traces = match config.traces.waiting_max() {
+            0 => Traces::default(),
+            waiting_max => Traces::new(waiting_max, config.traces.sample_ratio),
+        };
         let affinities = AffinityTable::new(config.policy.affinity_sessions_max, identity.affinity_secret);
         Self {
             identity: *identity,
@@ -72,7 +78,8 @@ impl RequestTables {
             round_robin_counters: config.spaces.iter().map(|_| AtomicU64::new(0)).collect(),
             recording: DecisionRecording::new(config, cores, division),
             affinities: Arc::new(affinities.shared_by(config.serve.user_share_percent)),
-            queue: Arc::new(queue.shared_by(Arc::clone(&users))),
+            queue: Arc::new(queue.shared_by(Arc::clone(&users)).traced_by(traces.clone())),
+            traces,
             users,
             clock_began,
             started: Instant::now(),

@@ -209,6 +209,7 @@ pub fn demand<'a>(
         block_size,
         expected_output_tokens: request.expected_output_tokens,
         is_recorded: false,
+        is_traced: false,
     }
 }
 

@@ -292,6 +292,8 @@ pub enum ThreadKind {
     SnapshotLoads,
     /// Writes the journal.
     Journal,
+    /// Sends spans to a collector.
+    Traces,
     /// Predicts the caches of workers without events.
     Predictor,
     /// Touches memory before an ingest thread needs it.
@@ -333,6 +335,7 @@ impl ThreadKind {
         T::Snapshots,
         T::SnapshotLoads,
         T::Journal,
+        T::Traces,
         T::Predictor,
         T::IndexPages,
         T::Memory,
@@ -364,6 +367,7 @@ impl ThreadKind {
             T::Snapshots => "snapshots",
             T::SnapshotLoads => "snapshot_loads",
             T::Journal => "journal",
+            T::Traces => "traces",
             T::Predictor => "predictor",
             T::IndexPages => "index_pages",
             T::Memory => "memory",
@@ -395,6 +399,8 @@ impl ThreadKind {
             T::MetricsPage => &[EVENTS, STREAMS, LISTENERS, THREADS],
             T::Snapshots | T::Journal => &[READING, WRITING],
             T::SnapshotLoads => &[READING],
+            // Names are looked up on a thread of its own, so that the lookup has a time limit too.
+            T::Traces => &[STREAMS, CONNECTIONS, READING, RESOLVER, THREADS],
             T::Memory => &[MEASURING],
             T::Predictor | T::IndexPages | T::Watchdog => &[],
             T::RelayControl => &[EVENTS, STREAMS, THREADS, WRITING, READING],
@@ -421,7 +427,7 @@ impl ThreadKind {
     const fn places(self) -> &'static [Place] {
         match self {
             T::Control | T::Gateway => &Place::ALL,
-            T::Names | T::Asking => &[Place::Resolver],
+            T::Names | T::Asking | T::Traces => &[Place::Resolver],
             T::Files => {
                 &[Place::Config, Place::Keys, Place::Accounts, Place::Workers, Place::Process, Place::Snapshots]
             }
@@ -444,6 +450,7 @@ impl ThreadKind {
                 | T::Takeover
                 | T::Names
                 | T::Asking
+                | T::Traces
                 | T::RelayForward
                 | T::Connect
                 | T::Gateway
@@ -514,6 +521,7 @@ impl Program {
                 T::Snapshots,
                 T::SnapshotLoads,
                 T::Journal,
+                T::Traces,
                 T::Predictor,
                 T::IndexPages,
                 T::Memory,

@@ -1805,6 +1805,197 @@ impl<'a> BookingHandle {
 
 }
 
+// struct TraceContext, aligned to 8
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq)]
+pub struct TraceContext(pub [u8; 32]);
+impl Default for TraceContext { 
+  fn default() -> Self { 
+    Self([0; 32])
+  }
+}
+impl ::core::fmt::Debug for TraceContext {
+  fn fmt(&self, f: &mut ::core::fmt::Formatter) -> ::core::fmt::Result {
+    f.debug_struct("TraceContext")
+      .field("trace_hi", &self.trace_hi())
+      .field("trace_lo", &self.trace_lo())
+      .field("span", &self.span())
+      .field("flags", &self.flags())
+      .finish()
+  }
+}
+
+impl ::flatbuffers::SimpleToVerifyInSlice for TraceContext {}
+impl<'a> ::flatbuffers::Follow<'a> for TraceContext {
+  type Inner = &'a TraceContext;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    unsafe { <&'a TraceContext>::follow(buf, loc) }
+  }
+}
+impl<'a> ::flatbuffers::Follow<'a> for &'a TraceContext {
+  type Inner = &'a TraceContext;
+  #[inline]
+  unsafe fn follow(buf: &'a [u8], loc: usize) -> Self::Inner {
+    unsafe { ::flatbuffers::follow_cast_ref::<TraceContext>(buf, loc) }
+  }
+}
+impl<'b> ::flatbuffers::Push for TraceContext {
+    type Output = TraceContext;
+    #[inline]
+    unsafe fn push(&self, dst: &mut [u8], _written_len: usize) {
+        let src = unsafe { ::core::slice::from_raw_parts(self as *const TraceContext as *const u8, <Self as ::flatbuffers::Push>::size()) };
+        dst.copy_from_slice(src);
+    }
+    #[inline]
+    fn alignment() -> ::flatbuffers::PushAlignment {
+        ::flatbuffers::PushAlignment::new(8)
+    }
+}
+
+impl<'a> ::flatbuffers::Verifiable for TraceContext {
+  #[inline]
+  fn run_verifier(
+    v: &mut ::flatbuffers::Verifier, pos: usize
+  ) -> Result<(), ::flatbuffers::InvalidFlatbuffer> {
+    v.in_buffer::<Self>(pos)
+  }
+}
+
+impl<'a> TraceContext {
+  #[allow(clippy::too_many_arguments)]
+  pub fn new(
+    trace_hi: u64,
+    trace_lo: u64,
+    span: u64,
+    flags: u32,
+  ) -> Self {
+    let mut s = Self([0; 32]);
+    s.set_trace_hi(trace_hi);
+    s.set_trace_lo(trace_lo);
+    s.set_span(span);
+    s.set_flags(flags);
+    s
+  }
+
+  pub fn trace_hi(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[0..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_trace_hi(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[0..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn trace_lo(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[8..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_trace_lo(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[8..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn span(&self) -> u64 {
+    let mut mem = ::core::mem::MaybeUninit::<<u64 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[16..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_span(&mut self, x: u64) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[16..].as_mut_ptr(),
+        ::core::mem::size_of::<<u64 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+  pub fn flags(&self) -> u32 {
+    let mut mem = ::core::mem::MaybeUninit::<<u32 as ::flatbuffers::EndianScalar>::Scalar>::uninit();
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    ::flatbuffers::EndianScalar::from_little_endian(unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        self.0[24..].as_ptr(),
+        mem.as_mut_ptr() as *mut u8,
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+      mem.assume_init()
+    })
+  }
+
+  pub fn set_flags(&mut self, x: u32) {
+    let x_le = ::flatbuffers::EndianScalar::to_little_endian(x);
+    // Safety:
+    // Created from a valid Table for this object
+    // Which contains a valid value in this slot
+    unsafe {
+      ::core::ptr::copy_nonoverlapping(
+        &x_le as *const _ as *const u8,
+        self.0[24..].as_mut_ptr(),
+        ::core::mem::size_of::<<u32 as ::flatbuffers::EndianScalar>::Scalar>(),
+      );
+    }
+  }
+
+}
+
 // struct MediaHash, aligned to 8
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq)]
@@ -3904,6 +4095,7 @@ impl<'a> Route<'a> {
   pub const VT_PRIORITY_JUMP: ::flatbuffers::VOffsetT = 50;
   pub const VT_DEADLINE_US: ::flatbuffers::VOffsetT = 52;
   pub const VT_DISAGGREGATE: ::flatbuffers::VOffsetT = 54;
+  pub const VT_TRACE: ::flatbuffers::VOffsetT = 56;
 
   #[inline]
   pub unsafe fn init_from_table(table: ::flatbuffers::Table<'a>) -> Self {
@@ -3917,6 +4109,7 @@ impl<'a> Route<'a> {
     let mut builder = RouteBuilder::new(_fbb);
     builder.add_priority_jump(args.priority_jump);
     builder.add_must_understand(args.must_understand);
+    if let Some(x) = args.trace { builder.add_trace(x); }
     builder.add_deadline_us(args.deadline_us);
     builder.add_priority(args.priority);
     if let Some(x) = args.affinity_session { builder.add_affinity_session(x); }
@@ -4127,6 +4320,13 @@ impl<'a> Route<'a> {
     // which contains a valid value in this slot
     unsafe { self._tab.get::<bool>(Route::VT_DISAGGREGATE, Some(false)).unwrap()}
   }
+  #[inline]
+  pub fn trace(&self) -> Option<&'a TraceContext> {
+    // Safety:
+    // Created from valid Table for this object
+    // which contains a valid value in this slot
+    unsafe { self._tab.get::<TraceContext>(Route::VT_TRACE, None)}
+  }
 }
 
 impl ::flatbuffers::Verifiable for Route<'_> {
@@ -4161,6 +4361,7 @@ impl ::flatbuffers::Verifiable for Route<'_> {
      .visit_field::<f64>("priority_jump", Self::VT_PRIORITY_JUMP, false)?
      .visit_field::<u32>("deadline_us", Self::VT_DEADLINE_US, false)?
      .visit_field::<bool>("disaggregate", Self::VT_DISAGGREGATE, false)?
+     .visit_field::<TraceContext>("trace", Self::VT_TRACE, false)?
      .finish();
     Ok(())
   }
@@ -4192,6 +4393,7 @@ pub struct RouteArgs<'a> {
     pub priority_jump: f64,
     pub deadline_us: u32,
     pub disaggregate: bool,
+    pub trace: Option<&'a TraceContext>,
 }
 impl<'a> Default for RouteArgs<'a> {
   #[inline]
@@ -4223,6 +4425,7 @@ impl<'a> Default for RouteArgs<'a> {
       priority_jump: 0.0,
       deadline_us: 0,
       disaggregate: false,
+      trace: None,
     }
   }
 }
@@ -4337,6 +4540,10 @@ impl<'a: 'b, 'b, A: ::flatbuffers::Allocator + 'a> RouteBuilder<'a, 'b, A> {
     self.fbb_.push_slot::<bool>(Route::VT_DISAGGREGATE, disaggregate, false);
   }
   #[inline]
+  pub fn add_trace(&mut self, trace: &TraceContext) {
+    self.fbb_.push_slot_always::<&TraceContext>(Route::VT_TRACE, trace);
+  }
+  #[inline]
   pub fn new(_fbb: &'b mut ::flatbuffers::FlatBufferBuilder<'a, A>) -> RouteBuilder<'a, 'b, A> {
     let start = _fbb.start_table();
     RouteBuilder {
@@ -4380,6 +4587,7 @@ impl ::core::fmt::Debug for Route<'_> {
       ds.field("priority_jump", &self.priority_jump());
       ds.field("deadline_us", &self.deadline_us());
       ds.field("disaggregate", &self.disaggregate());
+      ds.field("trace", &self.trace());
       ds.finish()
   }
 }

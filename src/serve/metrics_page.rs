@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -47,6 +47,26 @@ use crate::watchdog::{Activity, ThreadMark};
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The retry time for a scrape without a page, seconds.
 const RETRY_AFTER_S: &str = "1";
+
+/// What a page has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageForm {
+    /// Values alone, as every scraper reads them.
+    Plain,
+    /// Exemplars, too, as OpenMetrics has them.
+    WithExemplars,
+}
+
+impl PageForm {
+    /// What a scraper with these headers reads: exemplars only if it accepts OpenMetrics.
+    pub(super) fn accepted(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(header::ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
+        match accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text")) {
+            true => Self::WithExemplars,
+            false => Self::Plain,
+        }
+    }
+}
 
 /// The port's name in errors.
 const PORT: &str = "metrics port";
@@ -80,7 +100,7 @@ pub struct MetricsThread {
 }
 
 impl MetricsThread {
-    /// Starts it. `render` appends a page to the text. All pages together take at most `bytes_max`, unless one alone takes
+    /// Starts it. `render` appends a page of a form to the text. All pages together take at most `bytes_max`, unless one alone takes
     /// more; `held` shows what they take.
     ///
     /// # Errors
@@ -89,11 +109,11 @@ impl MetricsThread {
         port: Option<MetricsPort>,
         (counters, mark): (Arc<CounterSet<PageCounter>>, Arc<ThreadMark>),
         (bytes_max, held): (u64, Gauge),
-        render: impl Fn(&mut String) -> fmt::Result + Send + 'static,
+        render: impl Fn(PageForm, &mut String) -> fmt::Result + Send + 'static,
     ) -> Result<Self> {
         let (ask, asked) = mpsc::channel(METRICS_SCRAPES_WAITING_MAX);
         let pages = MetricsPages { ask, counters: Arc::clone(&counters) };
-        let maker = PageMaker { render, newest: None, alive: Arc::default(), bytes_max, held, counters };
+        let maker = PageMaker { render, newest: [None, None], alive: Arc::default(), bytes_max, held, counters };
         let scraped = pages.clone();
         let of_tasks = Arc::clone(&mark);
         let named = ("kvrouted-metrics", ThreadKind::MetricsPage);
@@ -132,10 +152,10 @@ impl MetricsThread {
 /// The port in its runtime, and its names.
 type Listening = (tokio::net::TcpListener, Vec<String>);
 
-async fn run<R: Fn(&mut String) -> fmt::Result>(
+async fn run<R: Fn(PageForm, &mut String) -> fmt::Result>(
     (port, mark): (Option<Listening>, Arc<ThreadMark>),
     mut maker: PageMaker<R>,
-    mut asked: mpsc::Receiver<oneshot::Sender<Page>>,
+    mut asked: mpsc::Receiver<Scrape>,
     pages: MetricsPages,
     mut ending: watch::Receiver<bool>,
 ) {
@@ -163,7 +183,12 @@ async fn run<R: Fn(&mut String) -> fmt::Result>(
 fn router(pages: MetricsPages, hosts: Vec<String>) -> Router {
     let guarded = Arc::new((pages.clone(), hosts));
     Router::new()
-        .route("/metrics", get(|State(pages): State<MetricsPages>| async move { pages.response().await }))
+        .route(
+            "/metrics",
+            get(|State(pages): State<MetricsPages>, headers: HeaderMap| async move {
+                pages.response(PageForm::accepted(&headers)).await
+            }),
+        )
         .layer(from_fn_with_state(guarded, refuse))
         .with_state(pages)
 }
@@ -180,6 +205,9 @@ async fn refuse(State(port): State<Arc<(MetricsPages, Vec<String>)>>, request: R
     }
 }
 
+/// A scrape that waits for a page of a form.
+type Scrape = (PageForm, oneshot::Sender<Page>);
+
 /// The answer to a scrape.
 #[derive(Clone, Debug)]
 enum Page {
@@ -193,16 +221,16 @@ enum Page {
 /// The source of metrics pages, for any thread.
 #[derive(Clone, Debug)]
 pub struct MetricsPages {
-    ask: mpsc::Sender<oneshot::Sender<Page>>,
+    ask: mpsc::Sender<Scrape>,
     counters: Arc<CounterSet<PageCounter>>,
 }
 
 impl MetricsPages {
     /// The response to a scrape, once there is a page. The calling thread makes none.
-    pub(super) async fn response(&self) -> Response {
+    pub(super) async fn response(&self, form: PageForm) -> Response {
         self.counters.bump(PageCounter::Scrapes);
         let (send, page) = oneshot::channel();
-        let page = match self.ask.try_send(send) {
+        let page = match self.ask.try_send((form, send)) {
             Ok(()) => page.await.unwrap_or(Page::Failed),
             Err(mpsc::error::TrySendError::Full(_)) => Page::TooManyReaders,
             Err(mpsc::error::TrySendError::Closed(_)) => Page::Failed,
@@ -242,22 +270,22 @@ impl Drop for Counted {
 /// Makes pages.
 struct PageMaker<R> {
     render: R,
-    /// The last page, and the time until which it is served without making another.
-    newest: Option<(Bytes, Instant)>,
+    /// By form: the last page, and the time until which it is served without making another.
+    newest: [Option<(Bytes, Instant)>; 2],
     alive: Arc<AtomicUsize>,
     bytes_max: u64,
     held: Gauge,
     counters: Arc<CounterSet<PageCounter>>,
 }
 
-impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
+impl<R: Fn(PageForm, &mut String) -> fmt::Result> PageMaker<R> {
     /// Answers every scrape, for ever.
-    async fn serve(&mut self, asked: &mut mpsc::Receiver<oneshot::Sender<Page>>) {
+    async fn serve(&mut self, asked: &mut mpsc::Receiver<Scrape>) {
         loop {
             let kept = Duration::from_millis(METRICS_PAGE_KEPT_MS);
-            let next = match &self.newest {
-                Some(_) => tokio::time::timeout(kept, asked.recv()).await,
-                None => Ok(asked.recv().await),
+            let next = match self.newest.iter().any(Option::is_some) {
+                true => tokio::time::timeout(kept, asked.recv()).await,
+                false => Ok(asked.recv().await),
             };
             match next {
                 Ok(Some(first)) => {
@@ -265,25 +293,29 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
                     while let Ok(other) = asked.try_recv() {
                         waiting.push(other);
                     }
-                    let page = self.page();
-                    for scrape in waiting {
-                        // The scrape may have gone.
-                        let _ = scrape.send(page.clone());
+                    for form in [PageForm::Plain, PageForm::WithExemplars] {
+                        let mut of_form = waiting.extract_if(.., |(wanted, _)| *wanted == form).peekable();
+                        if of_form.peek().is_some() {
+                            let page = self.page(form);
+                            // A scrape may have gone.
+                            of_form.for_each(|(_, scrape)| drop(scrape.send(page.clone())));
+                        }
                     }
                 }
                 // The senders go with their ports.
                 Ok(None) => return,
-                Err(_) => self.newest = None,
+                Err(_) => self.newest = [None, None],
             }
             // The port's connections are served in between, whatever the number of scrapes.
             tokio::task::yield_now().await;
         }
     }
 
-    /// The page for all scrapes that wait now.
-    fn page(&mut self) -> Page {
+    /// The page for all scrapes that wait now for one of this form.
+    fn page(&mut self, form: PageForm) -> Page {
         let began = Instant::now();
-        if let Some((text, until)) = &self.newest
+        let newest = &mut self.newest[form as usize];
+        if let Some((text, until)) = newest
             && began < *until
         {
             return Page::Text(text.clone());
@@ -291,12 +323,12 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
         // Relaxed: see `Counted`. Only this thread adds.
         let alive = self.alive.load(Ordering::Relaxed);
         // The next page is about as long as the last.
-        let last_bytes = self.newest.as_ref().map_or(0, |(text, _)| text.len() as u64);
+        let last_bytes = newest.as_ref().map_or(0, |(text, _)| text.len() as u64);
         if alive >= METRICS_PAGES_MAX || (alive > 0 && self.held.get() + last_bytes > self.bytes_max) {
-            match self.newest.take() {
+            match newest.take() {
                 // It is being read, like all older pages. It stays the last one until one of them ends.
                 Some((text, until)) if !text.is_unique() => {
-                    self.newest = Some((text.clone(), until));
+                    *newest = Some((text.clone(), until));
                     self.counters.bump(PageCounter::PagesStale);
                     return Page::Text(text);
                 }
@@ -306,7 +338,7 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
         }
         // Growing means copying.
         let mut text = String::with_capacity((last_bytes + last_bytes / 8) as usize);
-        if (self.render)(&mut text).is_err() {
+        if (self.render)(form, &mut text).is_err() {
             return Page::Failed;
         }
         self.counters.bump(PageCounter::Pages);
@@ -315,7 +347,7 @@ impl<R: Fn(&mut String) -> fmt::Result> PageMaker<R> {
         self.held.add(text.capacity() as u64);
         let text = Bytes::from_owner(Counted { text, alive: Arc::clone(&self.alive), held: self.held.clone() });
         let served = (began.elapsed() * METRICS_PAGE_REUSE_FACTOR).max(Duration::from_millis(METRICS_PAGE_MS_MIN));
-        self.newest = Some((text.clone(), Instant::now() + served));
+        *newest = Some((text.clone(), Instant::now() + served));
         Page::Text(text)
     }
 }
@@ -331,8 +363,10 @@ mod tests {
 
     use super::*;
 
-    fn maker(render: impl Fn(&mut String) -> fmt::Result) -> PageMaker<impl Fn(&mut String) -> fmt::Result> {
-        let (newest, alive, held, counters) = (None, Arc::default(), Gauge::default(), Arc::default());
+    fn maker(
+        render: impl Fn(PageForm, &mut String) -> fmt::Result,
+    ) -> PageMaker<impl Fn(PageForm, &mut String) -> fmt::Result> {
+        let (newest, alive, held, counters) = ([None, None], Arc::default(), Gauge::default(), Arc::default());
         PageMaker { render, newest, alive, bytes_max: u64::MAX, held, counters }
     }
 
@@ -345,51 +379,79 @@ mod tests {
 
     #[test]
     fn pages_in_memory_are_bounded_and_the_newest_is_served_meanwhile() {
-        let mut maker = maker(|text| {
+        let mut maker = maker(|_, text| {
             text.push('x');
             Ok(())
         });
         let mut held = Vec::new();
         for at in 0..2 * METRICS_PAGES_MAX {
-            if let Some((_, until)) = &mut maker.newest {
+            if let Some((_, until)) = &mut maker.newest[0] {
                 *until = Instant::now();
             }
-            held.push(text(maker.page()));
+            held.push(text(maker.page(PageForm::Plain)));
             assert_eq!(maker.alive.load(Ordering::Relaxed), METRICS_PAGES_MAX.min(at + 1));
         }
         let counted = [PageCounter::Pages, PageCounter::PagesStale].map(|counter| maker.counters.get(counter));
         assert_eq!(counted, [METRICS_PAGES_MAX as u64; 2]);
-        maker.newest = None;
-        assert!(matches!(maker.page(), Page::TooManyReaders));
+        maker.newest = [None, None];
+        assert!(matches!(maker.page(PageForm::Plain), Page::TooManyReaders));
         held.clear();
-        assert_eq!(text(maker.page()), "x");
+        assert_eq!(text(maker.page(PageForm::Plain)), "x");
         assert_eq!(maker.alive.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn pages_that_are_read_take_bounded_memory_and_one_alone_is_always_made() {
-        let mut maker = maker(|text| {
+        let mut maker = maker(|_, text| {
             text.push_str(&"x".repeat(100));
             Ok(())
         });
         maker.bytes_max = 250;
         let mut held = Vec::new();
         for _ in 0..4 {
-            if let Some((_, until)) = &mut maker.newest {
+            if let Some((_, until)) = &mut maker.newest[0] {
                 *until = Instant::now();
             }
-            held.push(text(maker.page()));
+            held.push(text(maker.page(PageForm::Plain)));
         }
         assert_eq!((maker.held.get(), maker.counters.get(PageCounter::PagesStale)), (200, 2));
         held.clear();
-        (maker.newest, maker.bytes_max) = (None, 10);
-        assert_eq!((text(maker.page()).len(), maker.held.get()), (100, 100));
+        (maker.newest, maker.bytes_max) = ([None, None], 10);
+        assert_eq!((text(maker.page(PageForm::Plain)).len(), maker.held.get()), (100, 100));
+    }
+
+    #[test]
+    fn only_who_accepts_openmetrics_gets_exemplars() {
+        let form = |accept: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for accept in accept {
+                headers.append(header::ACCEPT, accept.parse().unwrap());
+            }
+            PageForm::accepted(&headers)
+        };
+        let of_prometheus =
+            "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        assert_eq!(form(&[of_prometheus]), PageForm::WithExemplars);
+        assert_eq!(form(&["text/plain", "application/openmetrics-text"]), PageForm::WithExemplars);
+        for accept in [&[][..], &["text/plain;version=0.0.4"], &["*/*"]] {
+            assert_eq!(form(accept), PageForm::Plain);
+        }
+        let mut maker = maker(|form, text| {
+            text.push_str(if form == PageForm::Plain { "plain" } else { "exemplars" });
+            Ok(())
+        });
+        for (form, page) in
+            [(PageForm::Plain, "plain"), (PageForm::WithExemplars, "exemplars"), (PageForm::Plain, "plain")]
+        {
+            assert_eq!(text(maker.page(form)), page);
+        }
+        assert_eq!(maker.counters.get(PageCounter::Pages), 2, "each form is kept");
     }
 
     #[test]
     fn a_failed_render_is_no_page() {
-        let mut maker = maker(|_| Err(fmt::Error));
-        assert!(matches!(maker.page(), Page::Failed));
+        let mut maker = maker(|_, _| Err(fmt::Error));
+        assert!(matches!(maker.page(PageForm::Plain), Page::Failed));
         assert_eq!(maker.alive.load(Ordering::Relaxed), 0);
     }
 
@@ -412,7 +474,7 @@ mod tests {
         // This thread decides when the first page is done.
         let (release, released) = std_mpsc::channel::<()>();
         let (making, made) = std_mpsc::channel();
-        let render = move |text: &mut String| {
+        let render = move |_: PageForm, text: &mut String| {
             making.send(thread::current().id()).unwrap();
             // Closed from the second page on.
             let _ = released.recv();
@@ -425,7 +487,7 @@ mod tests {
         let thread = MetricsThread::start(Some(port), (Arc::clone(&counters), mark), of_pages, render).unwrap();
         // All but one scrape come as from the HTTP port, whose thread is this one.
         let pages = thread.pages().clone();
-        let asking = |pages: MetricsPages| async move { pages.response().await.status() };
+        let asking = |pages: MetricsPages| async move { pages.response(PageForm::Plain).await.status() };
         let asked: Vec<_> = (1..SCRAPES).map(|_| tokio::spawn(asking(pages.clone()))).collect();
         let scraped = tokio::spawn(scrape(address));
         let mut rounds = 0;
@@ -459,7 +521,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         assert!(address.ip().is_loopback());
         let port = MetricsPort { listener, turns: Turns::default(), hosts: Vec::new() };
-        let render = |text: &mut String| fmt::Write::write_str(text, "# EOF\n");
+        let render = |_: PageForm, text: &mut String| fmt::Write::write_str(text, "# EOF\n");
         let counted = (Arc::default(), Arc::new(ThreadMark::new("t", false)));
         let thread = MetricsThread::start(Some(port), counted, (u64::MAX, Gauge::default()), render).unwrap();
         let mut silent = Vec::new();

@@ -69,7 +69,7 @@ pub(crate) use http::{HttpBackend, HttpMemory, HttpMetrics, HttpPort, PortThread
 pub use io_backend::{IoBackend, choose_io_backend, probe_uring};
 pub use lane::Lanes;
 pub use listening::{ListeningSockets, NamedSocket, kept_socket};
-pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread};
+pub use metrics_page::{MetricsPages, MetricsPort, MetricsThread, PageForm};
 pub(crate) use remote::{RemoteAccess, RemoteConnection, RemotePort, RemoteStats, RunningRemotePort};
 pub use responder::RoutingResponder;
 pub use socket_file::{BoundSocket, admin_path, next_path};

@@ -391,6 +391,7 @@ impl Router {
             block_size: index.scheme.block_size,
             expected_output_tokens: 0,
             is_recorded: false,
+            is_traced: false,
         };
         let (name, place) = (format!("{:x}", id.0), index.fleet.workers[worker].index);
         let Ok(booked) = self.loads.book(self.session(id), &name, 0, place, demand, now_ns) else { return false };

@@ -80,6 +80,8 @@ reasons! {
     Predicting = "predicting";
     /// Decisions are written to the journal, or judged by the shadow policy.
     WritingJournal = "writing the journal";
+    /// Spans are made for the collector.
+    MakingSpans = "making spans";
     /// A worker's snapshot is written.
     WritingSnapshot = "writing a snapshot";
     /// Load reports of engines are read.

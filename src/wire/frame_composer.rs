@@ -69,21 +69,27 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
 
     /// A table without values.
     pub(super) const fn blank(&self) -> Table<'_, TABLE, VTABLE> {
-        Table { layout: self, bytes: [0; TABLE], vtable: self.vtable }
+        Table { layout: self, bytes: [0; TABLE], written: TABLE, vtable: self.vtable }
     }
 }
 
+/// Fields of more bytes have the last places of a packed table, so that a table without them ends before them.
+const LARGE_FIELD_BYTES: usize = 16;
+
 /// The places of fields with these sizes after a table's first four bytes, and the table's bytes. The next place goes to the
-/// largest field that is aligned there.
+/// largest field that is aligned there, and the last places to large fields.
 pub(super) const fn places<const FIELDS: usize>(fields: &[(VOffsetT, usize); FIELDS]) -> ([usize; FIELDS], usize) {
     let (mut places, mut at, mut placed) = ([0; FIELDS], size_of::<i32>(), 0);
     while placed < FIELDS {
         let (mut best, mut next) = (FIELDS, 0);
         while next < FIELDS {
             let bytes = fields[next].1;
+            let is_large = bytes > LARGE_FIELD_BYTES;
             let align = if bytes < FRAME_ALIGN_BYTES { bytes } else { FRAME_ALIGN_BYTES };
             let is_free = places[next] == 0 && at.is_multiple_of(align);
-            if is_free && (best == FIELDS || bytes > fields[best].1) {
+            let is_better =
+                best == FIELDS || fields[best].1 > LARGE_FIELD_BYTES || (!is_large && bytes > fields[best].1);
+            if is_free && is_better {
                 best = next;
             }
             next += 1;
@@ -138,6 +144,8 @@ impl Plain for bool {
 pub(super) struct Table<'l, const TABLE: usize, const VTABLE: usize> {
     layout: &'l Layout<TABLE, VTABLE>,
     bytes: [u8; TABLE],
+    /// The table ends after this many bytes.
+    written: usize,
     vtable: [u8; VTABLE],
 }
 
@@ -161,6 +169,16 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
             Some(value) => self.set(field, value),
             None => self.leave_out(field, true),
         }
+    }
+
+    /// Sets the field with the last place, or ends the table before it.
+    #[inline]
+    pub(super) fn set_last_if<const BYTES: usize>(&mut self, field: VOffsetT, value: Option<[u8; BYTES]>) {
+        if value.is_none() {
+            self.written = self.layout.at(field);
+            [self.vtable[2], self.vtable[3]] = (self.written as u16).to_le_bytes();
+        }
+        self.set_if(field, value);
     }
 
     /// Leaves a field out if `is_absent`.
@@ -240,7 +258,7 @@ impl<'o> FrameWriter<'o> {
         self.align(FRAME_ALIGN_BYTES, 0);
         let place = self.place();
         table.bytes[..REFERENCE].copy_from_slice(&((place - vtable) as i32).to_le_bytes());
-        self.out.extend_from_slice(&table.bytes);
+        self.out.extend_from_slice(&table.bytes[..table.written]);
         place
     }
 

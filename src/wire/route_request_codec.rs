@@ -9,7 +9,8 @@ use super::frame_composer::{
 };
 use super::header::FrameKind;
 use super::schema_conversions::{
-    mode_from_wire, mode_to_wire, scheme_of_fields, unknown_value, window_to_wire, worker_from_wire, worker_to_wire,
+    mode_from_wire, mode_to_wire, scheme_of_fields, trace_from_wire, trace_to_wire, unknown_value, window_to_wire,
+    worker_from_wire, worker_to_wire,
 };
 use super::table::{Elements, Field, HotTable, TableReader, hot_tables};
 use crate::error::{Error, Result, counted};
@@ -47,11 +48,12 @@ macro_rules! route_table {
                 pin: Option<fb::WorkerRef> = VT_PIN,
                 shared_hits: Elements<'a, fb::BlockRange> = VT_SHARED_HITS,
                 affinity_session: Option<&'a str> = VT_AFFINITY_SESSION,
+                trace: Option<fb::TraceContext> = VT_TRACE,
                 $($field: $type = $slot,)*
             }
         }
 
-        const FIELDS: usize = 19 + [$(stringify!($field)),*].len();
+        const FIELDS: usize = 20 + [$(stringify!($field)),*].len();
         const ROUTE_FIELDS: [(VOffsetT, usize); FIELDS] = [
             (fb::Route::VT_SPACE_ID, 4),
             (fb::Route::VT_REQUEST_ID, REFERENCE),
@@ -71,6 +73,7 @@ macro_rules! route_table {
             (fb::Route::VT_SHARED_HITS, REFERENCE),
             (fb::Route::VT_AFFINITY_SESSION, REFERENCE),
             (fb::Route::VT_PIN, 16),
+            (fb::Route::VT_TRACE, 32),
             (fb::Route::VT_BOOK, 1),
             $((fb::Route::$slot, size_of::<$type>()),)*
         ];
@@ -90,6 +93,9 @@ macro_rules! route_table {
 plain_request_fields!(route_table);
 
 const ROUTE_BYTES: usize = places(&ROUTE_FIELDS).1;
+// Every request takes the bytes before it.
+const _: () = assert!(ROUTE.at(fb::Route::VT_TRACE) + 32 == ROUTE_BYTES, "the trace context has the last place");
+
 const ROUTE_VTABLE_BYTES: usize = vtable_bytes(&ROUTE_FIELDS);
 const ROUTE: Layout<ROUTE_BYTES, ROUTE_VTABLE_BYTES> = Layout::packed(&ROUTE_FIELDS);
 type RouteTable = Table<'static, ROUTE_BYTES, ROUTE_VTABLE_BYTES>;
@@ -166,6 +172,7 @@ pub(super) fn decode<'a>(route: &Route<'a>, scratch: &'a mut RequestScratch) -> 
         shared_hits,
         overrides: read_overrides(route.rare.and_then(|table| table.overrides()))?,
         affinity_session: name("affinity_session", route.affinity_session)?,
+        trace: route.trace.as_ref().map(trace_from_wire),
         priority_jump: priority_jump(route.priority_jump)?,
         ..RouteRequest::new(SpaceId(route.space_id), prompt(&question)?)
     };
@@ -374,6 +381,7 @@ fn route_table(request: &RouteRequest<'_>) -> RouteTable {
     table.leave_out(fb::Route::VT_OVERRIDES, request.overrides == Overrides::NONE);
     table.leave_out(fb::Route::VT_SHARED_HITS, request.shared_hits.is_empty());
     table.set_if(fb::Route::VT_PIN, request.pin.map(|worker| worker_to_wire(worker).0));
+    table.set_last_if(fb::Route::VT_TRACE, request.trace.map(|trace| trace_to_wire(trace).0));
     request.book.is_some().put(&mut table, fb::Route::VT_BOOK);
     put_plain_fields(request, &mut table);
     for (field, text) in texts(request) {

@@ -8,7 +8,8 @@ use crate::error::{Error, Kind, Result, Side};
 use crate::ids::{EventSeq, Scheme, TierBlocks, Window, Worker};
 use crate::limits::FRAME_ALIGN_BYTES;
 use crate::protocol::{
-    BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, OtherLoad, PoolRole, WorkerState, cost_terms,
+    BookingOutcome, CostTerms, DeviceClass, MatchStatus, Mode, OtherLoad, PoolRole, TraceContext, WorkerState,
+    cost_terms,
 };
 use crate::schema_generated::routing as fb;
 use crate::trust::{Trust, TrustLevel, TrustReasons};
@@ -75,6 +76,17 @@ pub(super) fn worker_to_wire(worker: Worker) -> fb::WorkerRef {
 
 pub(super) fn worker_from_wire(worker: &fb::WorkerRef) -> Worker {
     Worker::new(worker.worker_id(), worker.dp_rank())
+}
+
+pub(super) fn trace_to_wire(trace: TraceContext) -> fb::TraceContext {
+    let TraceContext { trace_id, span_id, flags } = trace;
+    fb::TraceContext::new((trace_id >> 64) as u64, trace_id as u64, span_id, u32::from(flags))
+}
+
+/// The flags beyond the eight that are defined are dropped.
+pub(super) fn trace_from_wire(trace: &fb::TraceContext) -> TraceContext {
+    let trace_id = u128::from(trace.trace_hi()) << 64 | u128::from(trace.trace_lo());
+    TraceContext { trace_id, span_id: trace.span(), flags: trace.flags() as u8 }
 }
 
 pub(super) fn other_to_wire(load: &OtherLoad) -> fb::OtherLoad {

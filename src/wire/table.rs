@@ -227,7 +227,7 @@ macro_rules! structs {
     )*};
 }
 
-structs!(WorkerRef BookingHandle MediaHash BlockRange TierBlocks Trust);
+structs!(WorkerRef BookingHandle MediaHash BlockRange TierBlocks Trust TraceContext);
 
 impl<'a> Field<'a> for Option<&'a str> {
     type Accessed = Self;

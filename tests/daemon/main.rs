@@ -32,6 +32,7 @@ mod soak;
 mod stalls;
 mod takeover;
 mod top;
+mod traces;
 #[allow(dead_code, reason = "the engines of these tests need a part of it")]
 #[path = "../../src/ingest/tests/vllm.rs"]
 mod vllm;

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
+pub(crate) mod collector;
 mod daemon;
 pub(crate) mod endless;
 pub(crate) mod engine;

@@ -14,6 +14,7 @@ use kvrouted::trust::TrustLevel;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use tempfile::TempDir;
 
+use crate::kit::collector::{Collector, Manner};
 use crate::kit::engine::{BLOCK_SIZE, Publisher, SCHEME, engine_hashes, stored};
 use crate::kit::http::{scrape, server};
 use crate::kit::ports::free_port;
@@ -59,6 +60,7 @@ struct Site {
     folder: Arc<TempDir>,
     http: u16,
     metrics: u16,
+    collector: Collector,
 }
 
 impl Site {
@@ -66,7 +68,7 @@ impl Site {
         let folder = kit::folder();
         fs::create_dir(folder.path().join("workers")).expect("made");
         fs::write(folder.path().join("secret"), [b'x'; 32]).expect("written");
-        Self { folder, http: free_port(), metrics: free_port() }
+        Self { folder, http: free_port(), metrics: free_port(), collector: Collector::start(Manner::Takes) }
     }
 
     fn path(&self, name: &str) -> String {
@@ -78,7 +80,7 @@ impl Site {
             "[sandbox]\nmode = \"required\"\n[http]\nport = {}\nadminister = true\n[metrics]\nport = {}\n[snapshot]\ndir = {:?}\n\
              every_s = 1\n[journal]\ndir = {:?}\nfile_bytes_max = 4096\nfiles_max = 2\n[shadow]\nshare = 1.0\n\
              policy = [\"device_credit=0.5\"]\n[routers]\nlisten = \"ipc://{}\"\npeers = [\"ipc://{}\", \"tcp://localhost:1\"]\n\
-             secret_file = {:?}\n[discovery]\npath = {:?}\nrescan_ms = 100\n\
+             secret_file = {:?}\n[discovery]\npath = {:?}\nrescan_ms = 100\n[traces]\nendpoint = {:?}\nsample_ratio = 1.0\n\
              [[space]]\nmodel = \"guessed\"\napproximate = true\nblock_size = 16\n[[worker]]\nid = 90\nmodel = \"guessed\"\n\
              [[worker]]\nid = 1\nmodel = \"m\"\n{}{more}",
             self.http,
@@ -89,6 +91,8 @@ impl Site {
             self.path("routers"),
             self.path("secret"),
             self.path("workers"),
+            // A name, which has to be looked up.
+            self.collector.url().replace("127.0.0.1", "localhost"),
             engine.fields(),
         );
         kit::configure_serve(self.folder.path(), "allow_uids = [\"root\", \"0\", \"65534\"]", &tables);
@@ -210,6 +214,7 @@ fn a_daemon_does_all_its_work_inside() {
     assert!(page.contains("kvrouted_sandbox{part=\"filters\"} 1"), "{page}");
     assert!(scrape(site.http).1.contains("kvrouted_routes_total"));
     until("files of the journal have been closed and removed", || daemon.counter("journal_files_removed") > 0);
+    until("the collector has spans", || daemon.counter("trace_spans_sent") > 0);
     until("there is a snapshot", || daemon.counter("snapshots_written") > 0);
     assert!(run(&["doctor", "--socket", text(&daemon.socket())]).status.code().is_some());
     assert!(daemon.counter("router_heartbeats") > 0 && daemon.counter("router_messages_received") > 0);

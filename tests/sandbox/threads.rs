@@ -165,6 +165,7 @@ fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut im
             | T::Routers
             | T::Names
             | T::Asking
+            | T::Traces
             | T::Connect
             | T::Gateway
             | T::RelayForward
@@ -174,7 +175,7 @@ fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut im
     let connected = std::os::unix::net::UnixStream::connect(&listeners.unix);
     let may = connects || kind == T::Takeover;
     expect(connected.is_ok() == may, format!("a connection to a Unix socket: {connected:?}"));
-    let datagrams = matches!(kind, T::Control | T::Names | T::Asking | T::Connect | T::Gateway);
+    let datagrams = matches!(kind, T::Control | T::Names | T::Asking | T::Traces | T::Connect | T::Gateway);
     let datagram = UdpSocket::bind("127.0.0.1:0");
     expect(datagram.is_ok() == datagrams, format!("a UDP socket: {datagram:?}"));
     let bound = TcpListener::bind("127.0.0.1:0");
@@ -206,7 +207,7 @@ fn needs(kind: ThreadKind, folder: &Path, listeners: &Listeners, expect: &mut im
         let read = fs::read(folder.join(name).join("file"));
         expect(read.is_ok() == may, format!("reading a file in {name}: {read:?}"));
     }
-    if matches!(kind, T::Control | T::Names | T::Asking | T::Connect | T::Gateway) {
+    if matches!(kind, T::Control | T::Names | T::Asking | T::Traces | T::Connect | T::Gateway) {
         let found = std::net::ToSocketAddrs::to_socket_addrs(&("localhost", 1));
         expect(found.is_ok(), format!("localhost: {found:?}"));
     }

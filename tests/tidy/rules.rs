@@ -49,7 +49,7 @@ const LAYERS: &[&[&str]] = &[
     &["fleet", "load", "index", "event", "queue", "lane"],
     &["predict"],
     &["route"],
-    &["wire", "config", "shadow", "journal"],
+    &["wire", "config", "shadow", "journal", "traces"],
     &["requests"],
     &["routers"],
     &["serve", "ingest", "client", "discovery"],

@@ -112,6 +112,7 @@ fn the_c_clients_numbers_are_those_of_the_schema_compiler() {
         ("SESSION_TOKEN_BYTES", size_of::<routing::SessionToken>()),
         ("BOOKING_HANDLE_BYTES", size_of::<routing::BookingHandle>()),
         ("MEDIA_HASH_BYTES", size_of::<routing::MediaHash>()),
+        ("TRACE_CONTEXT_BYTES", size_of::<routing::TraceContext>()),
         ("BLOCK_RANGE_BYTES", size_of::<routing::BlockRange>()),
         ("TIER_BLOCKS_BYTES", size_of::<routing::TierBlocks>()),
         ("TRUST_BYTES", size_of::<routing::Trust>()),

@@ -245,6 +245,13 @@ def encode_route(correlation_id: int, space_id: int, request: RouteRequest) -> b
     _add(builder, "Route", [*fields, *numbers])
     if request.pin is not None:
         fb.RouteAddPin(builder, fb.CreateWorkerRef(builder, *request.pin))
+    if request.trace is not None:
+        trace_id, span_id, flags = request.trace
+        try:
+            trace = fb.CreateTraceContext(builder, trace_id >> 64, trace_id & (1 << 64) - 1, span_id, flags)
+        except (TypeError, struct.error) as error:
+            raise InvalidRequest(f"trace cannot be {request.trace!r}: {error}") from error
+        fb.RouteAddTrace(builder, trace)
     return builder.frame(fb.Kind.Route, correlation_id, fb.RouteEnd(builder))
 
 

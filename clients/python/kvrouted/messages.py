@@ -6,6 +6,7 @@ version does not know is read as the most cautious one that it does know.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -222,6 +223,25 @@ class Overrides:
     track_prefill_tokens: bool | None = None
 
 
+class TraceContext(NamedTuple):
+    """A W3C trace context, as the header `traceparent` carries it. One with an id of 0 counts as none."""
+
+    trace_id: int
+    #: The caller's span.
+    span_id: int
+    #: Bit 0 = the caller records the trace.
+    flags: int
+
+    @classmethod
+    def parse(cls, traceparent: str) -> TraceContext | None:
+        """Reads a `traceparent`. None = it is invalid."""
+        match = re.fullmatch(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", traceparent, re.ASCII)
+        if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
+            return None
+        context = cls(int(match[2], 16), int(match[3], 16), int(match[4], 16))
+        return context if context.trace_id and context.span_id else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """A prompt of a model: its tokens, or the local hashes of its whole blocks with scheme and token count."""
@@ -271,6 +291,8 @@ class RouteRequest(Prompt):
     shared_hits: Sequence[tuple[int, int]] = ()
     #: A conversation whose requests should go to one worker, also without the daemon.
     affinity_session: str | None = None
+    #: The caller's trace, for the spans that the daemon exports.
+    trace: TraceContext | None = None
     #: Choose a worker of the model's prefill pool too; name the decode pool in `role`.
     disaggregate: bool = False
     priority: int = 0

@@ -26,6 +26,7 @@ from kvrouted import (
     RouteRequest,
     Scheme,
     Session,
+    TraceContext,
     TrustLevel,
     UnknownSpace,
     Unreachable,
@@ -207,6 +208,7 @@ class Requests(WithDaemon):
             {"shared_hits": [(0, 2)]},
             {"affinity_session": "talk"},
             {"priority": 1},
+            {"trace": TraceContext(1 << 127, 2, 1)},
             {"overrides": Overrides(temperature=0.0, assume_kv_reuse=False)},
         ]
         for field in fields:

@@ -16,6 +16,7 @@ from kvrouted import (
     RouteRequest,
     Scheme,
     Space,
+    TraceContext,
     Unreachable,
     frames,
 )
@@ -209,3 +210,14 @@ class Backoff(unittest.TestCase):
         core.feed(free_reply(1))
         core.next_reply()
         core.check_backoff(now)
+
+
+class TraceContexts(unittest.TestCase):
+    def test_a_traceparent_is_read_and_one_that_is_not_valid_is_none(self):
+        good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        expected = TraceContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7, 1)
+        self.assertEqual(TraceContext.parse(good), expected)
+        self.assertEqual(TraceContext.parse("cc" + good[2:] + "-more"), expected)
+        no_trace, no_span = good.replace(good[3:35], "0" * 32), good.replace(good[36:52], "0" * 16)
+        for wrong in ("", "00", good.upper(), good + "-", good[:-1], "ff" + good[2:], no_trace, no_span, good + "\n"):
+            self.assertIsNone(TraceContext.parse(wrong), wrong)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use kvrouted::client::TraceContext;
 use kvrouted::ids::Worker;
 
 use crate::api::{ApiError, ApiPath, RequestFacts, Usage};
@@ -33,6 +34,8 @@ pub struct Asked<'a> {
     pub session: Option<&'a str>,
     /// The tenant, for fairness.
     pub tenant: Option<&'a str>,
+    /// The trace that the request belongs to.
+    pub trace: Option<TraceContext>,
     /// Engines that failed for this request.
     pub exclude: &'a [u64],
     /// When the caller stops waiting.

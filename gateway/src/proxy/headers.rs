@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{StatusCode, Uri};
+use kvrouted::client::TraceContext;
 
 use crate::api::ApiError;
 use crate::engines::DATA_PARALLEL_RANK;
@@ -19,6 +20,8 @@ pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-kvrouted-sessi
 pub(crate) const FAIRNESS_ID: HeaderName = HeaderName::from_static("x-gateway-inference-fairness-id");
 /// The Gateway API's name of an objective, which the configuration gives a priority.
 pub(crate) const OBJECTIVE: HeaderName = HeaderName::from_static("x-gateway-inference-objective");
+/// W3C's trace context of a request.
+pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// In replies: the worker that served, as `ID/RANK`.
 pub(crate) const WORKER: HeaderName = HeaderName::from_static("x-kvrouted-worker");
 /// In replies: the worker that computed the prompt, if another one generated the output.
@@ -135,11 +138,13 @@ pub(crate) struct Hints {
     pub(crate) priority: i32,
     pub(crate) session: Option<String>,
     pub(crate) tenant: Option<String>,
+    /// The trace that the request belongs to; `None` = it names none, or not as W3C's recommendation has it.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl Hints {
     /// The headers that are read.
-    pub(crate) const HEADERS: [HeaderName; 4] = [PRIORITY, SESSION, FAIRNESS_ID, OBJECTIVE];
+    pub(crate) const HEADERS: [HeaderName; 5] = [PRIORITY, SESSION, FAIRNESS_ID, OBJECTIVE, TRACEPARENT];
 
     /// Reads the headers.
     pub(crate) fn read(headers: &HeaderMap, objectives: &BTreeMap<String, i32>) -> Result<Self, ApiError> {
@@ -151,8 +156,16 @@ impl Hints {
             })?,
             None => objective.and_then(|name| objectives.get(&name).copied()).unwrap_or(0),
         };
-        Ok(Self { priority, session: name(headers, &SESSION)?, tenant: name(headers, &FAIRNESS_ID)? })
+        let (session, tenant) = (name(headers, &SESSION)?, name(headers, &FAIRNESS_ID)?);
+        Ok(Self { priority, session, tenant, trace: trace(headers) })
     }
+}
+
+/// The trace context. A header that is not valid, or that comes twice, is ignored: it is no reason to refuse a request.
+fn trace(headers: &HeaderMap) -> Option<TraceContext> {
+    let mut values = headers.get_all(TRACEPARENT).into_iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    TraceContext::parse(value.to_str().ok()?)
 }
 
 fn name(headers: &HeaderMap, header: &HeaderName) -> Result<Option<String>, ApiError> {
@@ -227,11 +240,29 @@ mod tests {
         let objectives = BTreeMap::from([("fast".to_owned(), 5)]);
         let read = |list: &[(&'static str, &'static str)]| Hints::read(&headers(list), &objectives);
         let both = [("x-gateway-inference-objective", "fast"), ("x-gateway-inference-fairness-id", "t")];
-        let expected = Hints { priority: 5, session: None, tenant: Some("t".into()) };
+        let expected = Hints { priority: 5, tenant: Some("t".into()), ..Hints::default() };
         assert_eq!(read(&both), Ok(expected));
         let own =
             [("x-gateway-inference-objective", "fast"), ("x-kvrouted-priority", "-2"), ("x-kvrouted-session", "s")];
-        assert_eq!(read(&own), Ok(Hints { priority: -2, session: Some("s".into()), tenant: None }));
+        assert_eq!(read(&own), Ok(Hints { priority: -2, session: Some("s".into()), ..Hints::default() }));
         assert!(read(&[("x-kvrouted-priority", "high")]).is_err());
+    }
+
+    #[test]
+    fn a_trace_context_is_taken_and_one_that_is_not_valid_is_ignored() {
+        const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(TRACEPARENT, HeaderValue::from_static(value));
+            }
+            Hints::read(&headers, &BTreeMap::new()).unwrap().trace
+        };
+        assert_eq!(trace(&[GOOD]).unwrap().to_string(), GOOD);
+        assert_eq!(trace(&[]), None);
+        assert_eq!(trace(&[GOOD, GOOD]), None, "twice");
+        for wrong in ["", "00-1-2-01", "00-00000000000000000000000000000000-00f067aa0ba902b7-01"] {
+            assert_eq!(trace(&[wrong]), None, "{wrong}");
+        }
     }
 }

@@ -37,6 +37,7 @@ impl Prepared {
             priority: hints.priority,
             session: hints.session.as_deref(),
             tenant: hints.tenant.as_deref(),
+            trace: hints.trace,
             exclude,
             deadline,
             disaggregate: false,

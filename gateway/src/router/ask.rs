@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kvrouted::client::TraceContext;
 use kvrouted::ids::Worker;
 
 use super::BookingGuard;
@@ -26,6 +27,8 @@ pub struct Ask<'a> {
     pub session: Option<&'a str>,
     /// The tenant of the request. It begins the booking's name in the daemon; nothing else depends on it.
     pub tenant: Option<&'a str>,
+    /// The trace that the request belongs to. The daemon's spans join it.
+    pub trace: Option<TraceContext>,
     /// The only workers that may run the request; rank `u32::MAX` = every rank. `None` = all.
     pub allow: Option<&'a [Worker]>,
     /// Engines that failed for this request and must not be chosen again.

@@ -210,6 +210,7 @@ mod tests {
             priority: 0,
             session: None,
             tenant: None,
+            trace: None,
             allow,
             exclude,
             deadline: Instant::now(),

@@ -138,6 +138,7 @@ impl Router {
             candidates_max: self.options.candidates_max,
             allow: allow.as_deref(),
             affinity_session: ask.session,
+            trace: ask.trace,
             disaggregate: ask.disaggregate,
             expected_output_tokens: ask.output_tokens.unwrap_or(0),
             priority: ask.priority,

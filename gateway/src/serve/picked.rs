@@ -115,6 +115,7 @@ impl CoreChooser {
                 priority: hints.priority,
                 session: hints.session.as_deref(),
                 tenant: hints.tenant.as_deref(),
+                trace: hints.trace,
                 allow: allow.as_deref(),
                 exclude: &[],
                 deadline: question.deadline,

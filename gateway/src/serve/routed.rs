@@ -48,6 +48,7 @@ impl Routed {
             priority: asked.priority,
             session: asked.session,
             tenant: asked.tenant,
+            trace: asked.trace,
             allow: None,
             exclude: asked.exclude,
             deadline,

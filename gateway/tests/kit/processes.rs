@@ -205,14 +205,17 @@ impl Gateway {
         Self { process, url, admin: format!("http://{port}"), _folder: folder }
     }
 
-    /// Starts it as an endpoint picker for these engines, with a daemon of its own.
+    /// Starts it as an endpoint picker for these engines, with a daemon of its own unless the flags name a socket.
     #[must_use]
     pub(crate) fn start_picker(kvrouted: &Path, engines: &[String], flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("picker.toml");
         std::fs::write(&config, "forward.worker_headers = true\n").expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrouted-gateway"));
-        command.arg("epp").arg("--kvrouted").arg(kvrouted);
+        command.arg("epp");
+        if !flags.contains(&"--socket") {
+            command.arg("--kvrouted").arg(kvrouted);
+        }
         if !flags.contains(&"--config") {
             command.arg("--config").arg(&config);
         }

@@ -1,5 +1,5 @@
 //! The tables about running the daemon and a relay: log, sandbox, events, bookings, snapshots, journal, shadow policy,
-//! files of workers.
+//! traces, files of workers.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::config::field::{Kind, Preset, Section};
 use crate::config::values;
 use crate::config::{
     BookingConfig, DiscoveryConfig, IngestConfig, JournalConfig, LogConfig, LogFormat, PrefillModelName, ProcessConfig,
-    RelayConfig, SandboxConfig, ShadowConfig, SnapshotConfig,
+    RelayConfig, SandboxConfig, ShadowConfig, SnapshotConfig, TracesConfig,
 };
 use crate::limits;
 use crate::sandbox::Mode;
@@ -345,6 +345,65 @@ pub(in crate::config) static SHADOW: Section<ShadowConfig> = Section {
             Absent("device_credit=0.5+mode=kv"),
             List { items_max: limits::POLICY_SETTINGS_MAX, bytes_max: 128, set: |c, v| c.policy = v },
             "How the shadow policy differs from each space's policy, each `field=value`. Absent: it is the same policy and always agrees.",
+        ),
+    ],
+};
+
+pub(in crate::config) static TRACES: Section<TracesConfig> = Section {
+    name: "traces",
+    repeated: false,
+    doc: "Spans of requests for an OpenTelemetry collector: the decision, the wait in the queue, and the booking. No prompts, no\n\
+          tokens, no names that gateways give.",
+    fields: &[
+        restart!(
+            traces.endpoint,
+            "",
+            Absent("http://127.0.0.1:4318/v1/traces"),
+            Parsed {
+                what: "a string: http://host:port, with a path if it is not /v1/traces",
+                set: |c, text| {
+                    c.endpoint = Some(values::collector_url(text)?);
+                    Ok(())
+                },
+            },
+            "Where a collector takes traces by OTLP/HTTP, as protobuf. Absent: no traces.",
+        ),
+        restart!(
+            traces.sample_ratio,
+            "",
+            Value("0.01"),
+            Number { min: 0.0, max: 1.0, set: |c, v| c.sample_ratio = v },
+            "The share of requests without a trace context that are traced. A request with one is traced if its caller records the\n\
+             trace, whatever this is.",
+        ),
+        restart!(
+            traces.service_name,
+            "",
+            Value("kvrouted"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.service_name = v.to_owned() },
+            "The attribute service.name of all spans.",
+        ),
+        restart!(
+            traces.instance,
+            "",
+            Absent("router-1"),
+            Text { bytes_min: 1, bytes_max: limits::NAME_BYTES_MAX, set: |c, v| c.instance = Some(v.to_owned()) },
+            "The attribute service.instance.id. Absent: the number by which gateways know the daemon.",
+        ),
+        restart!(
+            traces.timeout_ms,
+            "milliseconds",
+            Value("2000"),
+            Integer { min: 10, max: limits::TRACE_TIMEOUT_MS_CEILING, set: |c, v| c.timeout_ms = v },
+            "The longest time for one request to the collector. No gateway waits for it.",
+        ),
+        restart!(
+            traces.queue_max,
+            "decisions",
+            Value("2048"),
+            Integer { min: 2, max: limits::TRACE_QUEUE_CEILING, set: |c, v| c.queue_max = v as usize },
+            "Traced decisions that may wait for their span, as many ends of bookings, and half as many as there may be spans that wait\n\
+             for the collector. Further ones are dropped and counted. Each takes 8 KiB of the memory budget.",
         ),
     ],
 };

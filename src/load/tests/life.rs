@@ -238,6 +238,7 @@ impl Model {
             block_size: 16,
             expected_output_tokens: if tokens.is_multiple_of(2) { 100 } else { 0 },
             is_recorded: false,
+            is_traced: false,
         };
         let (id, worker) = (format!("r{request}"), self.workers[usize::from(*place)]);
         let booked = self.loads.book(self.sessions[*session], &id, *attempt, worker, demand, self.now_ns());

@@ -48,6 +48,7 @@ fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) ->
         block_size: SCHEME.block_size,
         expected_output_tokens: 0,
         is_recorded: false,
+        is_traced: false,
     }
 }
 

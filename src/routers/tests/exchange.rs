@@ -175,6 +175,7 @@ impl Daemon {
             block_size: 16,
             expected_output_tokens: 0,
             is_recorded: false,
+            is_traced: false,
         };
         self.loads.book(self.session, request_id, 0, at(place), demand, self.now_ns).expect("booked");
     }

@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use axum::http::HeaderMap;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::reply::Refusal;
 use crate::ids::{Scheme, SpaceId, Window, Worker, WorkerId};
 use crate::limits::PROMPT_TOKENS_MAX;
+use crate::protocol::TraceContext;
 use crate::route::{BookingRequest, Names, Overrides, Preferences, Prompt, RouteRequest};
 
 /// The model of a request that names none.
@@ -22,6 +24,13 @@ pub(super) fn model_default() -> String {
 
 pub(super) fn group_default() -> String {
     GROUP_DEFAULT.to_owned()
+}
+
+/// The trace context of a request, by W3C's header. One that is not valid, or that comes twice, is none.
+pub(super) fn trace_of(headers: &HeaderMap) -> Option<TraceContext> {
+    let mut values = headers.get_all("traceparent").into_iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    TraceContext::parse(value.to_str().ok()?)
 }
 
 /// A 64-bit hash in JSON, signed or unsigned: only the bits count.
@@ -161,6 +170,9 @@ impl TryFrom<OverrideFields> for Override {
 /// `/overlap_scores`. Each ignores the fields that it does not need.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PromptFields {
+    /// From the request's header; no field of the body.
+    #[serde(skip)]
+    pub(super) trace: Option<TraceContext>,
     #[serde(default = "model_default")]
     pub(super) model_name: String,
     #[serde(default = "group_default")]
@@ -349,6 +361,7 @@ impl<'a> RequestBuilder<'a> {
             expected_output_tokens: fields.expected_output_tokens.unwrap_or(0),
             priority: i32::try_from(fields.strict_priority.unwrap_or(0)).unwrap_or(i32::MAX),
             priority_jump: fields.priority_jump.unwrap_or(0.0),
+            trace: fields.trace,
             ..self.question(space)
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
 
@@ -20,6 +20,7 @@ use crate::hash;
 use crate::ids::SpaceId;
 use crate::limits::{HTTP_REPLIES_RETRY_US, METRICS_CONNECTION_MS_MAX};
 use crate::route::{Prompt, RouteRequest};
+use crate::serve::PageForm;
 
 /// The load that a worker would have if it took a prompt.
 #[derive(Serialize)]
@@ -164,8 +165,8 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `/metrics`: every metric.
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut response = app.backend.metrics().response().await;
+pub(super) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let mut response = app.backend.metrics().response(PageForm::accepted(&headers)).await;
     // As on the metrics port: a slow reader would hold up newer pages.
     response.extensions_mut().insert(ReadWithin(Duration::from_millis(METRICS_CONNECTION_MS_MAX)));
     response

@@ -14,7 +14,7 @@ use super::App;
 use super::gateway::SelectionRequest;
 use super::gateway::unanswered;
 use super::memory::HttpMemory;
-use super::prompt::{OverlapSummary, PromptFields, RequestBuilder};
+use super::prompt::{OverlapSummary, PromptFields, RequestBuilder, trace_of};
 use super::registry::space_to_select;
 use super::reply::{Refusal, done, json};
 use crate::budget::Gauge;
@@ -94,10 +94,17 @@ impl Chosen {
     }
 }
 
+/// The fields of a request's body, with the trace context of its header.
+async fn traced_fields(app: &App, request: Request) -> Result<Arc<PromptFields>, Refusal> {
+    let trace = trace_of(request.headers());
+    let fields: PromptFields = app.bodies.read(request).await?;
+    Ok(Arc::new(PromptFields { trace, ..fields }))
+}
+
 /// `/select`: chooses a worker and books nothing.
 pub(super) async fn select(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     app.serving()?;
-    let fields: Arc<PromptFields> = Arc::new(app.bodies.read(request).await?);
+    let fields = traced_fields(&app, request).await?;
     if let Some(id) = &fields.selection_id {
         check_id(id)?;
     }
@@ -114,7 +121,7 @@ pub(super) async fn select(State(app): State<Arc<App>>, request: Request) -> Res
 /// `/select_and_reserve`: chooses a worker and books it.
 pub(super) async fn select_and_reserve(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     app.serving()?;
-    let fields: Arc<PromptFields> = Arc::new(app.bodies.read(request).await?);
+    let fields = traced_fields(&app, request).await?;
     let id = fields.selection_id.clone().unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
     check_id(&id)?;
     let chosen = app.choose(&fields, Some(&id), None).await?;
@@ -131,7 +138,7 @@ pub(super) async fn select_and_reserve(State(app): State<Arc<App>>, request: Req
 /// `/reservations`: books an earlier selection, or a named worker.
 pub(super) async fn reserve(State(app): State<Arc<App>>, request: Request) -> Result<Response, Refusal> {
     app.serving()?;
-    let fields: Arc<PromptFields> = Arc::new(app.bodies.read(request).await?);
+    let fields = traced_fields(&app, request).await?;
     let Some(id) = fields.selection_id.clone() else {
         let error = Error::new(Kind::Malformed, "missing field `selection_id`", "name the booking");
         return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error));

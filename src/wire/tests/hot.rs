@@ -47,6 +47,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
     let has = |at: u32| fields & 1 << at != 0;
     let (number_wide, handle) = (u64::from(number) << 7, fb::BookingHandle::new(u64::from(number), 1));
     let worker = fb::WorkerRef::new(number_wide, number);
+    let trace = fb::TraceContext::new(number_wide, 1, u64::from(number), number);
     let mut bodies = Vec::new();
     macro_rules! body {
         ($table:ident, $args:ident, |$b:ident, $a:ident| $fill:block) => {{
@@ -92,6 +93,7 @@ fn bodies(fields: u32, (number, text): (u32, &str), prompt: &[u32]) -> Vec<(Fram
         a.affinity_session = has(15).then(|| b.create_string(text));
         (a.priority, a.deadline_us) = (-i32::from(has(16)), u32::from(has(17)));
         (a.priority_jump, a.disaggregate) = (f64::from(u8::from(has(18))), has(19) != has(20));
+        a.trace = has(22).then_some(&trace);
         let taint = b.create_string(text);
         a.required_taints = has(21).then(|| b.create_vector(&[taint]));
     });

@@ -18,7 +18,7 @@ use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
 use crate::protocol::OtherLoad;
 use crate::protocol::{
     BookingHandle, BookingOutcome, BookingRef, BookingRequest, CostTerms, EngineLoad, MatchStatus, Mode, Names,
-    Overrides, PoolRole, Preferences, Prompt, ReplyNotes, RouteRequest, SessionToken, WorkerState,
+    Overrides, PoolRole, Preferences, Prompt, ReplyNotes, RouteRequest, SessionToken, TraceContext, WorkerState,
 };
 use crate::route::{Decision, Rule, Scored};
 use crate::schema_generated::routing as fb;
@@ -90,6 +90,47 @@ macro_rules! define_example {
 
 crate::protocol::plain_request_fields!(define_example);
 
+const TRACE: TraceContext = TraceContext { trace_id: 1 << 127 | 2, span_id: u64::MAX, flags: 1 };
+
+/// A frame without a trace context has no bytes for one.
+#[test]
+fn a_trace_context_takes_bytes_only_where_there_is_one() {
+    let (tokens, mut encoder) = (le_bytes(&[1, 2, 3]), RequestEncoder::default());
+    let mut bytes_of = |trace| {
+        let mut out = Vec::new();
+        encoder.route(ID, &RouteRequest { trace, ..question(Prompt::Tokens(&tokens)) }, &mut out).unwrap();
+        let (header, body) = split(&out);
+        let mut scratch = RequestScratch::default();
+        let decoded = decode_request(header.kind, body, &mut scratch).unwrap();
+        let Request::Route(decoded) = decoded else { panic!("{decoded:?}") };
+        assert_eq!(decoded.trace, trace);
+        out.len()
+    };
+    let (without, with) = (bytes_of(None), bytes_of(Some(TRACE)));
+    assert_eq!(with - without, 32);
+    // A caller's mistake is the tracer's to judge: the request itself is answered.
+    assert_eq!(bytes_of(Some(TraceContext::default())), with);
+}
+
+/// A daemon of the release before reads a frame with a context as one with a field that it does not know.
+#[test]
+fn a_field_beyond_the_known_ones_is_ignored() {
+    let beyond = fb::Route::VT_TRACE + 2;
+    let mut builder = FlatBufferBuilder::new();
+    let tokens = builder.create_vector(&[1_u32, 2]);
+    let table = builder.start_table();
+    builder.push_slot_always(beyond, fb::TraceContext::new(1, 2, 3, 1));
+    builder.push_slot_always(fb::Route::VT_TOKENS, tokens);
+    let root = builder.end_table(table);
+    builder.finish(flatbuffers::WIPOffset::<fb::Route<'_>>::new(root.value()), Some(FRAME_IDENTIFIER));
+    let body = builder.finished_data();
+    let mut scratch = RequestScratch::default();
+    let Request::Route(decoded) = decode_request(FrameKind::Route as u8, body, &mut scratch).unwrap() else {
+        panic!("no route")
+    };
+    assert_eq!((decoded.trace, decoded.prompt), (None, Prompt::Tokens(&le_bytes(&[1, 2]))));
+}
+
 #[test]
 fn requests_round_trip() {
     let (mut encoder, mut scratch) = (RequestEncoder::default(), RequestScratch::default());
@@ -116,6 +157,7 @@ fn requests_round_trip() {
             track_prefill_tokens: Some(true),
         },
         affinity_session: Some("conversation"),
+        trace: Some(TRACE),
         ..with_every_plain_field(question(Prompt::Tokens(&tokens)))
     };
     let hashes = [5_u64.to_le_bytes(), 6_u64.to_le_bytes()].concat();

@@ -265,6 +265,36 @@ def CreateBookingHandle(builder, slot, generation):
     return builder.Offset()
 
 
+class TraceContext(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def SizeOf(cls):
+        return 32
+
+    # TraceContext
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # TraceContext
+    def TraceHi(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(0))
+    # TraceContext
+    def TraceLo(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(8))
+    # TraceContext
+    def Span(self): return self._tab.Get(flatbuffers.number_types.Uint64Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(16))
+    # TraceContext
+    def Flags(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(24))
+
+def CreateTraceContext(builder, traceHi, traceLo, span, flags):
+    builder.Prep(8, 32)
+    builder.Pad(4)
+    builder.PrependUint32(flags)
+    builder.PrependUint64(span)
+    builder.PrependUint64(traceLo)
+    builder.PrependUint64(traceHi)
+    return builder.Offset()
+
+
 class MediaHash(object):
     __slots__ = ['_tab']
 
@@ -1207,8 +1237,18 @@ class Route(object):
             return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
         return False
 
+    # Route
+    def Trace(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            x = o + self._tab.Pos
+            obj = TraceContext()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
 def RouteStart(builder):
-    builder.StartObject(26)
+    builder.StartObject(27)
 
 def RouteAddSpaceId(builder, spaceId):
     builder.PrependUint32Slot(0, spaceId, 0)
@@ -1349,6 +1389,9 @@ def RouteAddDeadlineUs(builder, deadlineUs):
 
 def RouteAddDisaggregate(builder, disaggregate):
     builder.PrependBoolSlot(25, disaggregate, 0)
+
+def RouteAddTrace(builder, trace):
+    builder.PrependStructSlot(26, flatbuffers.number_types.UOffsetTFlags.py_type(trace), 0)
 
 def RouteEnd(builder):
     return builder.EndObject()

@@ -55,8 +55,8 @@ pub struct CandidateCost {
 /// One decision. Its buffers are reused.
 #[derive(Clone, Debug, Default)]
 pub struct Decision {
-    /// Set by the caller before it decides: nobody reads the terms of candidates behind the first, so only their costs
-    /// are listed.
+    /// Set by the caller before it decides: the terms of candidates behind the first are not read, so only their costs are
+    /// listed.
     pub only_costs: bool,
     /// The chosen worker first, the others by ascending cost; empty = no worker was eligible.
     pub candidates: Vec<Scored>,

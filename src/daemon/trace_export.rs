@@ -124,7 +124,7 @@ impl SpanExporter {
         }
         for ended in self.ends.drain(..) {
             // A booking without room has no span, which was counted.
-            spans.extend(self.spans.ended(&ended, (clock, &fleet)));
+            spans.extend(self.spans.ended(&ended, &fleet));
         }
         counters.add(TraceCounter::RecordsLost, self.loads.take_traced_ends_lost());
         let dropped = spans.into_iter().filter_map(|span| (!self.delivery.push(span, now)).then_some(())).count();

@@ -30,6 +30,8 @@ struct OpenBooking {
     trace_id: u128,
     parent: u64,
     booked_at_ns: u64,
+    /// The same by the Unix clock, as the span of its decision has it: the clock may be set before the booking ends.
+    booked_at_unix_ns: u64,
     worker: Worker,
 }
 
@@ -100,15 +102,21 @@ impl SpanMaker {
         if self.open.len() >= self.open_max {
             return false;
         }
-        let (parent, booked_at_ns, worker) = (route_id, decision.began_ns, chosen.worker);
-        self.open.insert(booking, OpenBooking { trace_id, parent, booked_at_ns, worker });
+        let open = OpenBooking {
+            trace_id,
+            parent: route_id,
+            booked_at_ns: decision.began_ns,
+            booked_at_unix_ns: clock.at(decision.began_ns),
+            worker: chosen.worker,
+        };
+        self.open.insert(booking, open);
         true
     }
 
     /// The span of a booking that ended; `None` = its decision was lost.
-    pub(crate) fn ended(&mut self, ended: &EndedBooking, (clock, fleet): (UnixClock, &FleetTable)) -> Option<Span> {
-        let OpenBooking { trace_id, parent, booked_at_ns, worker } = self.open.remove(&ended.booking)?;
-        let at = |after_ns: u64| clock.at(booked_at_ns.saturating_add(after_ns));
+    pub(crate) fn ended(&mut self, ended: &EndedBooking, fleet: &FleetTable) -> Option<Span> {
+        let OpenBooking { trace_id, parent, booked_at_unix_ns, worker, .. } = self.open.remove(&ended.booking)?;
+        let at = |after_ns: u64| booked_at_unix_ns.saturating_add(after_ns);
         // The gateway may have moved it.
         let worker = fleet.worker(ended.worker).map_or(worker, |record| record.worker);
         let is_failed = !matches!(ended.reason, EndReason::Freed | EndReason::Superseded);
@@ -257,12 +265,12 @@ mod tests {
         assert!(has(route, "kvrouted.worker", Value::Text("7/1".into())));
         assert!(has(route, "kvrouted.overlap_blocks", Value::Number(3)));
         let ended = EndedBooking { booking: 9, first_token_ns: Some(50), end_ns: 90, ..EndedBooking::default() };
-        let booking = maker.ended(&ended, (CLOCK, &FleetTable::default())).unwrap();
+        let booking = maker.ended(&ended, &FleetTable::default()).unwrap();
         assert_eq!((&booking.trace_id, &booking.parent_span_id), (&route.trace_id, &route.span_id));
         assert_eq!((booking.start_unix_ns, booking.end_unix_ns), (1_000_500, 1_000_590));
         assert_eq!(booking.events[0].at_unix_ns, 1_000_550);
         assert!(has(&booking, "kvrouted.end", Value::Text("freed".into())));
-        assert_eq!(maker.ended(&ended, (CLOCK, &FleetTable::default())), None, "only once");
+        assert_eq!(maker.ended(&ended, &FleetTable::default()), None, "only once");
     }
 
     #[test]
@@ -284,7 +292,7 @@ mod tests {
         assert!(has(&spans[0], "error.type", Value::Text("all_filtered".into())));
         made(&mut maker, &decision());
         let ended = EndedBooking { booking: 9, reason: EndReason::TooOld, ..EndedBooking::default() };
-        let booking = maker.ended(&ended, (CLOCK, &FleetTable::default())).unwrap();
+        let booking = maker.ended(&ended, &FleetTable::default()).unwrap();
         assert_eq!((booking.status, booking.events.len()), (Some(failed("too_old")), 0));
     }
 

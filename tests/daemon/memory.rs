@@ -51,7 +51,7 @@ fn the_worker_with_the_most_blocks_is_held_back_and_the_others_stay_exact() {
     let (mut large, mut small) = (Publisher::new(), Publisher::new());
     let folder = folder();
     let config = configure_serve(folder.path(), SERVE, &tables(&[&large, &small], "[ingest]\nshards = 1\n"));
-    // What is resident is told, because the pages of an unoptimised program are nearly as many as the budget.
+    // The test sets the resident memory: an unoptimised program alone nearly fills the budget.
     let told = Told::start(folder, &config);
     let daemon = &told.daemon;
     [&large, &small].into_iter().for_each(Publisher::await_subscription);

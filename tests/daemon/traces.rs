@@ -193,7 +193,7 @@ fn a_collector_that_refuses_hangs_or_never_ends_costs_spans_and_no_request() {
         Manner::Status(307, "Location: http://127.0.0.1:1/\r\n"),
     ];
     let collectors = manners.map(|manner| (format!("{manner:?}"), Collector::start(manner).url()));
-    let closed = ("nobody listens".to_owned(), format!("http://127.0.0.1:{closed}"));
+    let closed = ("a closed port".to_owned(), format!("http://127.0.0.1:{closed}"));
     for (what, url) in collectors.into_iter().chain([closed]) {
         let mut daemon = answers_all(&url, 50);
         until(&format!("{what}: failures are counted"), || daemon.counter("trace_exports_failed") > 0);

@@ -17,7 +17,7 @@ use crate::fleet::EventSource;
 use crate::ids::{EventSeq, Worker};
 #[cfg(feature = "nats")]
 use crate::nats::{Access, Feed, Replay};
-use crate::zmtp::{self, Bounds, LinkEvent, Next, Opening, Peer, Role};
+use crate::zmtp::{self, Bounds, LinkEvent, Next, Opening, Pace, Peer, PeerPlan, Role};
 
 /// What connections to NATS servers need beside an address.
 #[derive(Clone, Debug, Default)]
@@ -89,8 +89,9 @@ impl Connection {
         let topic = Bytes::copy_from_slice(source.topic.as_bytes());
         // An engine with snapshots of its own has frames that others lack.
         let bounds = Bounds { keeps_parts: source.snapshots.is_some(), ..BOUNDS };
-        let role = (Role::Subscriber, bounds, Opening::Subscribe(topic));
-        Ok(Self::Sockets(Box::new(Peer::open(&source.endpoint, role, (Arc::clone(registry), token), now_ms)?)))
+        let (role, opening) = (Role::Subscriber, Opening::Subscribe(topic));
+        let plan = PeerPlan { role, bounds, opening, pace: Pace::ENGINE };
+        Ok(Self::Sockets(Box::new(Peer::open(&source.endpoint, plan, (Arc::clone(registry), token), now_ms)?)))
     }
 
     /// Connects, and asks for all batches of a worker from a sequence number on.
@@ -111,8 +112,9 @@ impl Connection {
         let _ = of;
         // A REQ socket would send this empty frame first. Engines ignore a question without it.
         let question = zmtp::message(&[b""], &from.0.to_be_bytes());
-        let role = (Role::Dealer, BOUNDS, Opening::Send(question));
-        Ok(Self::Sockets(Box::new(Peer::open(endpoint, role, (Arc::clone(registry), token), now_ms)?)))
+        let (role, opening) = (Role::Dealer, Opening::Send(question));
+        let plan = PeerPlan { role, bounds: BOUNDS, opening, pace: Pace::ENGINE };
+        Ok(Self::Sockets(Box::new(Peer::open(endpoint, plan, (Arc::clone(registry), token), now_ms)?)))
     }
 
     /// Signals under another token from now on.

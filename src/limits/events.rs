@@ -88,9 +88,11 @@ pub const ZMQ_RECONNECT_MS_MIN: u64 = 100;
 /// Longest back-off before reconnecting, milliseconds. Also the wait after a message that exceeds a limit.
 pub const ZMQ_RECONNECT_MS_MAX: u64 = 2_000;
 /// A publisher that sends nothing for this long gets a PING, milliseconds.
-pub const ZMQ_HEARTBEAT_MS: u64 = 5_000;
+pub const ZMQ_HEARTBEAT_MS: u64 = 2_000;
 /// Timeout of the answer to a PING, after which the connection counts as lost, milliseconds.
-pub const ZMQ_HEARTBEAT_TIMEOUT_MS: u64 = 15_000;
+pub const ZMQ_HEARTBEAT_TIMEOUT_MS: u64 = 5_000;
+/// Time for any answer from an address that a connection is tried to, milliseconds. Without one, TCP asks again after 1 s.
+pub const ZMQ_CONNECT_MS_MAX: u64 = 3_000;
 /// Time for a publisher from the first connection attempt to the end of the handshake, milliseconds.
 pub const ZMQ_HANDSHAKE_MS_MAX: u64 = 10_000;
 /// Host names resolved at once, each on a thread of its own. Further ones wait.
@@ -140,6 +142,7 @@ pub const RELAY_STREAM_BYTES_MAX: usize = 64 << 20;
 pub const RELAY_ANSWER_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(ZMQ_RECONNECT_MS_MIN <= ZMQ_RECONNECT_MS_MAX);
+const _: () = assert!(ZMQ_CONNECT_MS_MAX <= ZMQ_HANDSHAKE_MS_MAX);
 const _: () = assert!(ZMQ_READ_BYTES <= ZMQ_MESSAGE_BYTES_FREE);
 const _: () = assert!(RELAY_PEERS_PER_ADDRESS_MAX < RELAY_PEERS_MAX, "one address never takes all connections");
 const _: () = assert!(REPLAY_RECEIVE_BYTES_MAX <= REPLAY_READ_AHEAD_BYTES_MAX);

@@ -14,6 +14,8 @@ pub const NATS_READ_BYTES: usize = 16 << 10;
 pub const NATS_QUANTUM_BYTES_MAX: usize = 16 * NATS_READ_BYTES;
 /// Time for a connection: TCP, TLS and the login, milliseconds.
 pub const NATS_OPEN_MS_MAX: u64 = 5_000;
+/// Of it, time for the server's greeting, milliseconds. Without an answer, TCP asks again after 1 s.
+pub const NATS_CONNECT_MS_MAX: u64 = 1_500;
 /// First pause after a failed connection, milliseconds. Doubles after each.
 pub const NATS_RECONNECT_MS_MIN: u64 = 25;
 /// Longest such pause, milliseconds. Load is known again soon after a server is back.

@@ -41,6 +41,18 @@ pub const LOAD_BATCH_MS_CEILING: u64 = 5;
 pub const LOAD_IDLE_MS: u64 = 1_000;
 /// Time between two heartbeats of a router, milliseconds.
 pub const LOAD_HEARTBEAT_MS: u64 = 1000;
+/// Shortest time between two heartbeats, one of which comes sooner because a router has connected, milliseconds.
+pub const LOAD_BEAT_PAUSE_MS: u64 = 100;
+/// Silence of a router after which its link gets a PING, milliseconds. Its heartbeat is late by then.
+pub const ROUTER_LINK_HEARTBEAT_MS: u64 = LOAD_HEARTBEAT_MS + 250;
+/// Time for the answer, milliseconds. Then the link is made anew: TCP would be silent after a cut for as long as the cut lasted.
+pub const ROUTER_LINK_TIMEOUT_MS: u64 = 750;
+/// Time for any answer from the address of a router, milliseconds. Without one, TCP asks again after 1 s.
+pub const ROUTER_CONNECT_MS_MAX: u64 = 1_500;
+/// Time for an attempt to reach a router, to the end of the handshake, milliseconds.
+pub const ROUTER_HANDSHAKE_MS_MAX: u64 = 2_500;
+/// Longest pause between two attempts to reach a router, milliseconds. Load is known again soon after a cut.
+pub const ROUTER_RECONNECT_MS_MAX: u64 = 500;
 /// Silence after which the load of an origin is dropped, milliseconds, unless configured.
 pub const LOAD_SILENT_MS_MAX_DEFAULT: u64 = 3_000;
 /// The shortest configurable time, milliseconds.
@@ -98,6 +110,10 @@ pub const GAUGE_NS_MAX: u64 = 1 << 49;
 pub const GAUGE_SHARE_MAX: f32 = 1024.0;
 
 const _: () = assert!(LOAD_SILENT_MS_MAX_DEFAULT > 2 * LOAD_HEARTBEAT_MS, "one lost heartbeat is no silence");
+const _: () = assert!(
+    ROUTER_LINK_HEARTBEAT_MS + ROUTER_LINK_TIMEOUT_MS + LOAD_TICK_MS < LOAD_SILENT_MS_MIN,
+    "a lost link is made anew before its router counts as silent"
+);
 const _: () = assert!(WORKERS_MAX <= LOAD_SNAPSHOT_PARTS_MAX as usize * LOAD_MESSAGE_GAUGES_MAX);
 const _: () = assert!(LOAD_MESSAGE_GAUGES_MAX * 68 + LOAD_MESSAGE_BINDINGS_MAX * 37 < LOAD_MESSAGE_BYTES_MAX / 2);
 const _: () = assert!(LOAD_SNAPSHOT_PARTS_MAX <= u128::BITS, "received parts are bits of a word");

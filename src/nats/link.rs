@@ -27,8 +27,8 @@ use super::login::Login;
 use super::wire::{Broken, Step, Wire};
 use crate::endpoint::NatsServer;
 use crate::limits::{
-    NAME_ADDRESSES_MAX, NAME_BYTES_MAX, NATS_HEARTBEAT_MS, NATS_HEARTBEAT_TIMEOUT_MS, NATS_OPEN_MS_MAX,
-    NATS_QUANTUM_BYTES_MAX, NATS_RECONNECT_MS_MAX, NATS_RECONNECT_MS_MIN, NATS_REFUSED_MS,
+    NAME_ADDRESSES_MAX, NAME_BYTES_MAX, NATS_CONNECT_MS_MAX, NATS_HEARTBEAT_MS, NATS_HEARTBEAT_TIMEOUT_MS,
+    NATS_OPEN_MS_MAX, NATS_QUANTUM_BYTES_MAX, NATS_RECONNECT_MS_MAX, NATS_RECONNECT_MS_MIN, NATS_REFUSED_MS,
 };
 use crate::zmtp::{Looked, Lookup};
 
@@ -217,7 +217,8 @@ impl Link {
             State::BackingOff { .. } => {}
             State::Resolving(_) => self.resolved(now_ms),
             State::Open(open) if open.phase != Phase::Up => {
-                if now_ms.saturating_sub(open.since_ms) >= NATS_OPEN_MS_MAX {
+                let ms_max = if open.phase == Phase::Greeted { NATS_CONNECT_MS_MAX } else { NATS_OPEN_MS_MAX };
+                if now_ms.saturating_sub(open.since_ms) >= ms_max {
                     self.broken(&Broken::Ended, now_ms);
                 }
             }

@@ -208,6 +208,7 @@ impl<C: Carrier> Exchange<C> {
                 // This router knows what it says itself.
                 if message.sender.fingerprint == own.fingerprint && message.sender.origin != own.origin {
                     self.carrier.admit(asker);
+                    self.publisher.note_listener(now_ms);
                     self.listeners.insert(asker.place, (asker, message.sender.origin));
                 }
             }

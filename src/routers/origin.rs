@@ -244,11 +244,16 @@ impl Origin {
             State::Live { .. } | State::Repairing { .. } if is_silent(self.alive_ms) => {
                 self.drop_gauges(step);
                 self.notice(Notice::Silent, step);
-                self.state = State::Silent;
+                self.fall_silent();
             }
-            State::Asking { .. } if is_silent(self.heard_ms) => self.state = State::Silent,
+            State::Asking { .. } if is_silent(self.heard_ms) => self.fall_silent(),
             _ => self.ask(step),
         }
+    }
+
+    /// Requests without an answer say nothing of the time after a silence: the next ones begin with a short pause.
+    fn fall_silent(&mut self) {
+        (self.state, self.asks) = (State::Silent, BackOff::default());
     }
 
     // ---- the stream ----

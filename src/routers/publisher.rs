@@ -10,8 +10,9 @@ use super::protocol::{Batch, Content, Heartbeat, MAJOR, SnapshotRequest, Snapsho
 use super::values::{Binding, Fingerprint, Gauge, Nonce, OriginId, Sender, SessionName, WorkerGauge};
 use crate::ids::Worker;
 use crate::limits::{
-    LOAD_ANSWER_PAUSE_MS, LOAD_BATCH_MS_DEFAULT, LOAD_BEGAN_LATER_MS, LOAD_BINDINGS_PENDING_MAX, LOAD_HEARTBEAT_MS,
-    LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX, LOAD_SNAPSHOT_BINDINGS_MAX, ORIGIN_WORKERS_MAX, ORIGINS_MAX,
+    LOAD_ANSWER_PAUSE_MS, LOAD_BATCH_MS_DEFAULT, LOAD_BEAT_PAUSE_MS, LOAD_BEGAN_LATER_MS, LOAD_BINDINGS_PENDING_MAX,
+    LOAD_HEARTBEAT_MS, LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX, LOAD_SNAPSHOT_BINDINGS_MAX,
+    ORIGIN_WORKERS_MAX, ORIGINS_MAX,
 };
 
 /// How often a router speaks.
@@ -93,6 +94,8 @@ pub struct Publisher {
     answered: BTreeMap<OriginId, LastAnswer>,
     next_batch_ms: u64,
     next_beat_ms: u64,
+    /// Before this time no listener causes a heartbeat.
+    may_beat_ms: u64,
 }
 
 impl Publisher {
@@ -112,6 +115,7 @@ impl Publisher {
             answered: BTreeMap::new(),
             next_batch_ms: now_ms,
             next_beat_ms: now_ms,
+            may_beat_ms: now_ms,
         }
     }
 
@@ -159,6 +163,12 @@ impl Publisher {
         self.bindings.insert(binding.session, (binding, now_ms));
     }
 
+    /// Notes that a router has connected, which then learns at once what it has missed: the next heartbeat comes soon.
+    /// Connections without end do not cause heartbeats without end.
+    pub fn note_listener(&mut self, now_ms: u64) {
+        self.next_beat_ms = self.next_beat_ms.min(now_ms.max(self.may_beat_ms));
+    }
+
     /// When [`Publisher::next_message`] may have a message, milliseconds.
     #[must_use]
     pub fn due_ms(&self) -> u64 {
@@ -179,6 +189,7 @@ impl Publisher {
             return None;
         }
         self.next_beat_ms = now_ms + self.settings.heartbeat_ms;
+        self.may_beat_ms = now_ms + LOAD_BEAT_PAUSE_MS;
         self.beat += 1;
         // What is left of workers without requests is recent work, which fades to nothing.
         self.changed.extend(self.sent.iter().filter(|(_, sent)| sent.gauge.requests == 0).map(|(worker, _)| *worker));

@@ -21,11 +21,13 @@ use super::values::OriginId;
 use crate::endpoint::{BoundEndpoint, Endpoint};
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
-    LOAD_MESSAGE_BYTES_MAX, LOAD_TICK_MS, ROUTER_NAME_EVERY_MS, ROUTER_PARTS_MAX, ROUTER_PEERS_MAX,
-    ROUTER_QUANTUM_MESSAGES_MAX, ROUTER_WAITING_BYTES_MAX, ROUTER_WAITING_MESSAGES_MAX, ZMQ_COMMAND_BYTES_MAX,
+    LOAD_MESSAGE_BYTES_MAX, LOAD_TICK_MS, ROUTER_CONNECT_MS_MAX, ROUTER_HANDSHAKE_MS_MAX, ROUTER_LINK_HEARTBEAT_MS,
+    ROUTER_LINK_TIMEOUT_MS, ROUTER_NAME_EVERY_MS, ROUTER_PARTS_MAX, ROUTER_PEERS_MAX, ROUTER_QUANTUM_MESSAGES_MAX,
+    ROUTER_RECONNECT_MS_MAX, ROUTER_WAITING_BYTES_MAX, ROUTER_WAITING_MESSAGES_MAX, ZMQ_COMMAND_BYTES_MAX,
 };
 use crate::zmtp::{
-    self, Bounds, LinkEvent, Looked, Lookup, Next, Opening, Peer, PeerId, Role, Sent, Server, ServerCounts, ServerPlan,
+    self, Bounds, LinkEvent, Looked, Lookup, Next, Opening, Pace, Peer, PeerId, PeerPlan, Role, Sent, Server,
+    ServerCounts, ServerPlan,
 };
 
 const BOUNDS: Bounds = Bounds {
@@ -41,6 +43,14 @@ const PLAN: ServerPlan = ServerPlan {
     peers_per_address_max: ROUTER_PEERS_MAX,
     waiting_bytes_max: ROUTER_WAITING_BYTES_MAX,
     waiting_messages_max: ROUTER_WAITING_MESSAGES_MAX,
+};
+/// A router that is silent for longer than its heartbeats take is not reached.
+const PACE: Pace = Pace {
+    connect_ms_max: ROUTER_CONNECT_MS_MAX,
+    handshake_ms_max: ROUTER_HANDSHAKE_MS_MAX,
+    reconnect_ms_max: ROUTER_RECONNECT_MS_MAX,
+    heartbeat_ms: ROUTER_LINK_HEARTBEAT_MS,
+    heartbeat_timeout_ms: ROUTER_LINK_TIMEOUT_MS,
 };
 const POLL_EVENTS: usize = 128;
 
@@ -190,7 +200,7 @@ impl ZeroMq {
                 self.peers.push(None);
                 self.peers.len() - 1
             });
-            let plan = (Role::Dealer, BOUNDS, self.opening.clone());
+            let plan = PeerPlan { role: Role::Dealer, bounds: BOUNDS, opening: self.opening.clone(), pace: PACE };
             match Peer::open(&endpoint, plan, (Arc::clone(&self.registry), Token(at)), now_ms) {
                 Ok(peer) => {
                     self.peers[at] = Some(ConnectedPeer { endpoint, peer, is_up: false, origin: None });

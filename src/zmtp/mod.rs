@@ -30,6 +30,6 @@ pub use codec::{
     Bounds, Decoder, GREETING_BYTES, Item, Message, Refusal, Role, SEQ_BYTES, greeting, head, message, ping, pong,
     ready,
 };
-pub use peer::{LinkEvent, Next, Opening, Peer};
+pub use peer::{LinkEvent, Next, Opening, Pace, Peer, PeerPlan};
 pub use server::{PeerId, Sent, Server, ServerCounts, ServerPlan};
 pub(crate) use wire::bound_messages;

@@ -29,8 +29,8 @@ use super::wire::{Broken, Step, Stream, Wire};
 use crate::endpoint::Endpoint;
 use crate::error::Result;
 use crate::limits::{
-    NAME_ADDRESSES_MAX, ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS, ZMQ_QUANTUM_BYTES_MAX,
-    ZMQ_RECONNECT_MS_MAX, ZMQ_RECONNECT_MS_MIN,
+    NAME_ADDRESSES_MAX, ZMQ_CONNECT_MS_MAX, ZMQ_HANDSHAKE_MS_MAX, ZMQ_HEARTBEAT_MS, ZMQ_HEARTBEAT_TIMEOUT_MS,
+    ZMQ_QUANTUM_BYTES_MAX, ZMQ_RECONNECT_MS_MAX, ZMQ_RECONNECT_MS_MIN,
 };
 
 /// An event of the connection.
@@ -55,6 +55,46 @@ pub enum Opening {
     Subscribe(Bytes),
     /// Send this message, as [`codec::message`] makes it.
     Send(Bytes),
+}
+
+/// How soon a connection counts as lost, and how often it is tried again. TCP itself waits ever longer between two tries: after
+/// an outage it needs about as long as the outage lasted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Time for any answer from an address, milliseconds.
+    pub connect_ms_max: u64,
+    /// Time for an attempt, to the end of the handshake, milliseconds.
+    pub handshake_ms_max: u64,
+    /// Longest pause between two attempts, milliseconds.
+    pub reconnect_ms_max: u64,
+    /// Silence after which the peer gets a PING, milliseconds.
+    pub heartbeat_ms: u64,
+    /// Time for its answer, milliseconds.
+    pub heartbeat_timeout_ms: u64,
+}
+
+impl Pace {
+    /// That of engines, which may be busy for seconds.
+    pub const ENGINE: Self = Self {
+        connect_ms_max: ZMQ_CONNECT_MS_MAX,
+        handshake_ms_max: ZMQ_HANDSHAKE_MS_MAX,
+        reconnect_ms_max: ZMQ_RECONNECT_MS_MAX,
+        heartbeat_ms: ZMQ_HEARTBEAT_MS,
+        heartbeat_timeout_ms: ZMQ_HEARTBEAT_TIMEOUT_MS,
+    };
+}
+
+/// What a connection is for.
+#[derive(Clone, Debug)]
+pub struct PeerPlan {
+    /// What this end is.
+    pub role: Role,
+    /// What the peer may send.
+    pub bounds: Bounds,
+    /// What is said first.
+    pub opening: Opening,
+    /// How soon a lost connection is noticed.
+    pub pace: Pace,
 }
 
 /// The result of [`Peer::next`].
@@ -94,9 +134,7 @@ enum State {
 /// A connecting socket.
 pub struct Peer {
     address: Address,
-    role: Role,
-    bounds: Bounds,
-    opening: Opening,
+    plan: PeerPlan,
     registry: Arc<Registry>,
     token: Token,
     state: State,
@@ -109,7 +147,7 @@ pub struct Peer {
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peer").field("address", &self.address).field("role", &self.role).finish_non_exhaustive()
+        f.debug_struct("Peer").field("address", &self.address).field("role", &self.plan.role).finish_non_exhaustive()
     }
 }
 
@@ -120,14 +158,14 @@ impl Peer {
     /// [`crate::error::Kind::Config`] if the endpoint is invalid.
     pub fn open(
         endpoint: &Endpoint,
-        (role, bounds, opening): (Role, Bounds, Opening),
+        plan: PeerPlan,
         (registry, token): (Arc<Registry>, Token),
         now_ms: u64,
     ) -> Result<Self> {
         let address = Address::parse(endpoint)?;
         let (state, events) = (State::BackingOff { until_ms: now_ms }, VecDeque::new());
         let back_off_ms = ZMQ_RECONNECT_MS_MIN;
-        let mut this = Self { address, role, bounds, opening, registry, token, state, events, back_off_ms };
+        let mut this = Self { address, plan, registry, token, state, events, back_off_ms };
         this.connect(now_ms);
         Ok(this)
     }
@@ -161,12 +199,19 @@ impl Peer {
     pub fn tick(&mut self, now_ms: u64) -> bool {
         match &mut self.state {
             State::BackingOff { until_ms } if now_ms >= *until_ms => self.connect(now_ms),
-            State::Handshaking { since_ms, .. } if now_ms.saturating_sub(*since_ms) >= ZMQ_HANDSHAKE_MS_MAX => {
-                self.broken(&Broken::Ended, now_ms);
-            }
             State::BackingOff { .. } => {}
+            State::Handshaking { wire, since_ms, .. } => {
+                let is_answered = wire.sent_bytes() > 0;
+                let Pace { connect_ms_max, handshake_ms_max, .. } = self.plan.pace;
+                let ms_max = if is_answered { handshake_ms_max } else { connect_ms_max };
+                if now_ms.saturating_sub(*since_ms) >= ms_max {
+                    self.broken(&Broken::Ended, now_ms);
+                } else {
+                    drop(self.next(now_ms));
+                }
+            }
             // No message results from it. A caller that takes no messages for a while stays connected nevertheless.
-            State::Resolving(_) | State::Handshaking { .. } => drop(self.next(now_ms)),
+            State::Resolving(_) => drop(self.next(now_ms)),
             State::Up { .. } => self.heartbeat(now_ms),
         }
         self.has_event()
@@ -236,9 +281,9 @@ impl Peer {
         loop {
             wire.flush()?;
             match wire.next(&mut budget_bytes)? {
-                Step::Item(Item::Greeted) => wire.queue(codec::ready(self.role)),
+                Step::Item(Item::Greeted) => wire.queue(codec::ready(self.plan.role)),
                 Step::Item(Item::Ready) => {
-                    let opening = match &self.opening {
+                    let opening = match &self.plan.opening {
                         Opening::Subscribe(prefix) => wire.decoder().subscription(prefix),
                         Opening::Send(message) => message.clone(),
                     };
@@ -264,11 +309,10 @@ impl Peer {
     /// Notices a peer whose host is gone. Unread bytes do not count as silence.
     fn heartbeat(&mut self, now_ms: u64) {
         let State::Up { wire, heard_ms, pinged_ms, drained, .. } = &mut self.state else { return };
+        let Pace { heartbeat_ms, heartbeat_timeout_ms, .. } = self.plan.pace;
         let result = match *pinged_ms {
-            Some(since_ms) if now_ms.saturating_sub(since_ms) >= ZMQ_HEARTBEAT_TIMEOUT_MS && *drained => {
-                Err(Broken::Ended)
-            }
-            None if now_ms.saturating_sub(*heard_ms) >= ZMQ_HEARTBEAT_MS => {
+            Some(since_ms) if now_ms.saturating_sub(since_ms) >= heartbeat_timeout_ms && *drained => Err(Broken::Ended),
+            None if now_ms.saturating_sub(*heard_ms) >= heartbeat_ms => {
                 *pinged_ms = Some(now_ms);
                 wire.queue(codec::ping());
                 wire.flush()
@@ -310,7 +354,7 @@ impl Peer {
 
     fn rest(&mut self, now_ms: u64) {
         self.state = State::BackingOff { until_ms: now_ms + self.back_off_ms };
-        self.back_off_ms = (self.back_off_ms * 2).min(ZMQ_RECONNECT_MS_MAX);
+        self.back_off_ms = (self.back_off_ms * 2).min(self.plan.pace.reconnect_ms_max);
     }
 
     /// Begins an attempt.
@@ -363,7 +407,7 @@ impl Peer {
             if let Stream::Tcp(stream) = &stream {
                 stream.set_nodelay(true)?;
             }
-            let mut wire = Wire::new(stream, Decoder::new(self.role, self.bounds));
+            let mut wire = Wire::new(stream, Decoder::new(self.plan.role, self.plan.bounds));
             wire.queue(codec::greeting());
             wire.register(&self.registry, self.token)?;
             Ok(wire)
@@ -383,6 +427,11 @@ impl Peer {
 
 #[cfg(test)]
 impl Peer {
+    /// Whether it waits before it tries again.
+    pub(crate) const fn is_backing_off(&self) -> bool {
+        matches!(self.state, State::BackingOff { .. })
+    }
+
     /// Ends the connection in any state.
     pub(crate) fn break_up(&mut self) {
         self.state = State::BackingOff { until_ms: u64::MAX };

@@ -201,9 +201,9 @@ impl Client {
     fn open(endpoint: &str, role: Role, opening: Opening) -> Self {
         let poll = Poll::new().expect("an event loop");
         let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
+        let plan = PeerPlan { role, bounds: BOUNDS, opening, pace: Pace::ENGINE };
         let peer =
-            Peer::open(&endpoint.parse().expect("an endpoint"), (role, BOUNDS, opening), (registry, Token(0)), 0)
-                .expect("well formed");
+            Peer::open(&endpoint.parse().expect("an endpoint"), plan, (registry, Token(0)), 0).expect("well formed");
         Self { poll, started: Instant::now(), peer }
     }
 
@@ -308,6 +308,93 @@ fn a_peer_that_does_not_speak_zmtp_or_ends_the_handshake_is_not_a_publisher() {
         assert_eq!(Client::subscribe(&endpoint).next(), Err(LinkEvent::HandshakeFailed));
         hostile.join().expect("ended");
     }
+}
+
+const QUICK: Pace = Pace {
+    connect_ms_max: 1_000,
+    handshake_ms_max: 2_000,
+    reconnect_ms_max: 200,
+    heartbeat_ms: 1_000,
+    heartbeat_timeout_ms: 500,
+};
+
+impl Client {
+    /// A subscriber whose clock the test moves.
+    fn quick(listener: &TcpListener) -> Self {
+        let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
+        let plan =
+            PeerPlan { role: Role::Subscriber, bounds: BOUNDS, opening: Opening::Subscribe(Bytes::new()), pace: QUICK };
+        let (poll, started) = (Poll::new().expect("an event loop"), Instant::now());
+        let registry = Arc::new(poll.registry().try_clone().expect("a descriptor"));
+        let peer =
+            Peer::open(&endpoint.parse().expect("an endpoint"), plan, (registry, Token(0)), 0).expect("well formed");
+        Self { poll, started, peer }
+    }
+
+    /// The next event while the clock stands at `now_ms`.
+    fn event_at(&mut self, now_ms: u64) -> LinkEvent {
+        let mut events = Events::with_capacity(8);
+        loop {
+            assert!(self.started.elapsed() < TIMEOUT, "nothing came");
+            self.peer.tick(now_ms);
+            assert!(!matches!(self.peer.next(now_ms), Next::Message(_)), "nothing is said");
+            if let Some(event) = self.peer.link_event() {
+                return event;
+            }
+            self.poll.poll(&mut events, Some(Duration::from_millis(5))).expect("an event loop");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_gets_a_ping_and_is_connected_to_anew() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let mut client = Client::quick(&listener);
+    let server = std::thread::spawn(move || {
+        let accept = || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            stream.write_all(&publisher()).expect("sent");
+            stream
+        };
+        let (mut silent, mut heard) = (accept(), Vec::new());
+        // Its kernel takes what comes: it ends only because the other end closes.
+        silent.read_to_end(&mut heard).expect("closed");
+        (heard, accept())
+    });
+    assert_eq!(client.event_at(100), LinkEvent::Handshake);
+    let pinged_ms = 100 + QUICK.heartbeat_ms;
+    for now_ms in [pinged_ms - 1, pinged_ms, pinged_ms + QUICK.heartbeat_timeout_ms - 1] {
+        assert!(!client.peer.tick(now_ms) && client.peer.next(now_ms) == Next::Drained, "{now_ms}");
+    }
+    let cut_ms = pinged_ms + QUICK.heartbeat_timeout_ms;
+    assert_eq!(client.event_at(cut_ms), LinkEvent::Disconnected);
+    assert_eq!(client.event_at(cut_ms + QUICK.reconnect_ms_max), LinkEvent::Handshake);
+    let (heard, _again) = server.join().expect("both are accepted");
+    assert!(heard.windows(4).any(|part| part == b"PING"));
+}
+
+#[test]
+fn an_address_that_does_not_answer_is_tried_again_soon() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    // One connection waits to be accepted; the kernel drops further ones, as a network does that is cut.
+    rustix::net::listen(&listener, 0).expect("listens");
+    let waiting = TcpStream::connect(listener.local_addr().expect("bound")).expect("the first one waits");
+    let mut client = Client::quick(&listener);
+    for now_ms in [0, QUICK.connect_ms_max - 1] {
+        assert!(!client.peer.tick(now_ms) && client.peer.next(now_ms) == Next::Drained, "{now_ms}");
+        assert!(!client.peer.is_backing_off(), "{now_ms}");
+    }
+    client.peer.tick(QUICK.connect_ms_max);
+    assert!(client.peer.is_backing_off());
+    drop((listener.accept().expect("the first one"), waiting));
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        stream.write_all(&publisher()).expect("sent");
+        stream
+    });
+    let tried_ms = QUICK.connect_ms_max + QUICK.reconnect_ms_max;
+    assert_eq!(client.event_at(tried_ms), LinkEvent::Handshake);
+    drop(server.join().expect("accepted"));
 }
 
 /// A bound end that is served by a thread until it is dropped.

@@ -14,7 +14,7 @@ use crate::ingest::dump::AbortReason;
 use crate::limits::{
     ENGINE_SNAPSHOT_BYTES_MAX, ENGINE_SNAPSHOT_MESSAGES_MAX, ENGINE_SNAPSHOT_PARTS_MAX, ZMQ_COMMAND_BYTES_MAX,
 };
-use crate::zmtp::{self, Bounds, LinkEvent, Next, Opening, Peer, Role};
+use crate::zmtp::{self, Bounds, LinkEvent, Next, Opening, Pace, Peer, PeerPlan, Role};
 
 /// Limits on one message of an answer.
 const BOUNDS: Bounds = Bounds {
@@ -37,9 +37,10 @@ pub(super) fn ask(source: &SnapshotSource, rank: DpRank, deadline: Instant) -> R
     let unopened = |_| AbortReason::Unanswered;
     let mut poll = Poll::new().map_err(unopened)?;
     let registry = Arc::new(poll.registry().try_clone().map_err(unopened)?);
-    let role = (Role::Dealer, BOUNDS, Opening::Send(zmtp::message(&[b""], question(source.proposal))));
+    let opening = Opening::Send(zmtp::message(&[b""], question(source.proposal)));
+    let plan = PeerPlan { role: Role::Dealer, bounds: BOUNDS, opening, pace: Pace::ENGINE };
     let mut peer =
-        Peer::open(&source.endpoint, role, (registry, Token(0)), now_ms()).map_err(|_| AbortReason::Unanswered)?;
+        Peer::open(&source.endpoint, plan, (registry, Token(0)), now_ms()).map_err(|_| AbortReason::Unanswered)?;
     let (mut answer, mut events) = (Answer::new(source, rank), Events::with_capacity(4));
     loop {
         while let Some(event) = peer.link_event() {

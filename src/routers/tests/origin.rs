@@ -223,6 +223,19 @@ fn a_silent_origin_that_speaks_again_is_taken_anew() {
 }
 
 #[test]
+fn requests_in_vain_before_a_silence_do_not_delay_those_after_it() {
+    let mut receiver = Receiver::live(&[row(1, 3)]);
+    receiver.batch(RUN, 6, &[row(1, 5)]);
+    assert_eq!(receiver.phase(), OriginPhase::Repairing);
+    let in_vain: usize = (0..SILENT_MS / 50).map(|_| asks(&receiver.wait(50))).sum();
+    assert!(in_vain > 3, "{in_vain}");
+    receiver.wait(50);
+    assert_eq!(receiver.phase(), OriginPhase::Silent);
+    assert_eq!(asks(&receiver.batch(RUN, 9, &[row(1, 5)])), 1);
+    assert_eq!(asks(&receiver.wait(LOAD_ASK_MS_MIN)), 1, "the first pause is a short one again");
+}
+
+#[test]
 fn another_digest_is_noticed_and_the_origin_taken_anew() {
     let mut receiver = Receiver::live(&[row(1, 3), row(2, 2)]);
     receiver.wait(LOAD_ASK_MS_MIN);

@@ -6,7 +6,8 @@ use super::super::protocol::MAJOR;
 use super::super::{AnswerRefusal, Publisher, PublisherSettings};
 use super::*;
 use crate::limits::{
-    LOAD_ANSWER_PAUSE_MS, LOAD_BINDINGS_PENDING_MAX, LOAD_MESSAGE_BINDINGS_MAX, LOAD_MESSAGE_GAUGES_MAX, ORIGINS_MAX,
+    LOAD_ANSWER_PAUSE_MS, LOAD_BEAT_PAUSE_MS, LOAD_BINDINGS_PENDING_MAX, LOAD_MESSAGE_BINDINGS_MAX,
+    LOAD_MESSAGE_GAUGES_MAX, ORIGINS_MAX,
 };
 
 const SETTINGS: PublisherSettings = PublisherSettings { batch_ms: 2, heartbeat_ms: 1000 };
@@ -44,6 +45,20 @@ fn changes_of_one_interval_are_one_batch_and_what_is_as_it_was_is_not_sent() {
     assert_eq!(due(&mut publisher, 20, &own), [Content::Batch(expected)]);
     let heartbeat = Heartbeat { beat: 2, sequence: 2, digest: Digest::default() };
     assert_eq!(due(&mut publisher, 1000, &own), [Content::Heartbeat(heartbeat)]);
+}
+
+#[test]
+fn a_router_that_connects_gets_a_heartbeat_soon_and_many_get_one() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let beats = |publisher: &mut Publisher, now_ms| due(publisher, now_ms, &BTreeMap::new()).len();
+    assert_eq!(beats(&mut publisher, 0), 1);
+    publisher.note_listener(400);
+    publisher.note_listener(400);
+    assert_eq!((publisher.due_ms(), beats(&mut publisher, 400)), (400, 1));
+    publisher.note_listener(410);
+    assert_eq!(beats(&mut publisher, 400 + LOAD_BEAT_PAUSE_MS - 1), 0, "not yet again");
+    assert_eq!(beats(&mut publisher, 400 + LOAD_BEAT_PAUSE_MS), 1);
+    assert_eq!(publisher.due_ms(), 400 + LOAD_BEAT_PAUSE_MS + SETTINGS.heartbeat_ms);
 }
 
 #[test]

@@ -169,6 +169,19 @@ impl Round {
     }
 }
 
+impl Round {
+    /// The last round: nothing but a cut between two routers, or between a router and all others if there is a broker between
+    /// them. TCP alone needs longest after such a fault, and there is no pause in which it could be over before it is measured.
+    pub(super) fn last(random: &mut impl Rng, places: Places) -> Self {
+        let router = random.random_range(0..places.routers);
+        let other = (router + random.random_range(1..places.routers)) % places.routers;
+        let is_direct = places.broker().is_none();
+        let cut = if is_direct { NetworkFault::CutRouters(router, other) } else { NetworkFault::Isolate(router) };
+        let lasts = Duration::from_millis(random.random_range(500..8000));
+        Self { network: Some(cut), process: None, lasts, pause: Duration::ZERO }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rand::SeedableRng;

@@ -71,8 +71,11 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<Report, Failure> {
     let mut number = 0;
     while began.elapsed().as_secs_f64() < args.minutes * 60.0 {
         number += 1;
-        run.round(number, began)?;
+        let round = Round::draw(&mut run.random, run.places);
+        run.round(&round, number, began)?;
     }
+    let last = Round::last(&mut run.random, run.places);
+    run.round(&last, number + 1, began)?;
     run.end_faults()?;
     let faults_s = began.elapsed().as_secs_f64();
     let during = run.checker.compared;
@@ -136,8 +139,8 @@ impl Run {
     }
 
     /// One round of faults, with the pause after it.
-    fn round(&mut self, number: u32, began: Instant) -> Result<(), Failure> {
-        let Round { network, process, lasts, pause } = Round::draw(&mut self.random, self.places);
+    fn round(&mut self, round: &Round, number: u32, began: Instant) -> Result<(), Failure> {
+        let Round { network, process, lasts, pause } = *round;
         tell(&format!(
             "{:.0} s, round {number}: {network:?}, {process:?} for {lasts:?}",
             began.elapsed().as_secs_f64()

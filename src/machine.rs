@@ -1,9 +1,12 @@
-//! How much memory the machine and the process's cgroup allow, how much the process has, and on how many NUMA nodes its
-//! processors are.
+//! How much memory the machine and the process's cgroup allow, how much the process has, how long its threads computed, and
+//! on how many NUMA nodes its processors are.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// What bounds the memory of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +107,13 @@ fn is_listed(list: &str, number: usize) -> bool {
         Some((first.parse().ok()?..=last.parse().ok()?).contains(&number))
     };
     list.split(',').any(|range| within(range).unwrap_or(false))
+}
+
+/// The processor time of the calling thread.
+#[must_use]
+pub fn processor_time() -> Duration {
+    // The clock cannot run backwards, and is never negative.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Reads the resident memory of this process. The file stays open, so that a thread that may open none can read it.

@@ -45,8 +45,8 @@ pub const BOOKINGS_IMAGE_MS_CEILING: u64 = 3_600_000;
 /// While the service manager keeps images, the folder of snapshots gets one this long after the last one at the earliest,
 /// milliseconds: nothing tells the daemon whether the service manager has stored what it was given.
 pub const BOOKINGS_FOLDER_IMAGE_MS: u64 = 10_000;
-/// The pause between two images is at least this many times the time that the last one took, so that images take a
-/// bounded share of a processor.
+/// The pause between two images is at least this many times the processor time of the last one, so that images take a
+/// bounded share of a processor. Waits for the disk do not count: a longer pause would cost more bookings in a crash.
 pub const BOOKINGS_IMAGE_PAUSE_TIMES: u32 = 20;
 
 const _: () = assert!(KEPT_SECTION_BYTES_MAX <= u32::MAX as usize);

@@ -165,8 +165,8 @@ pub const CLIENT_IN_FLIGHT_MAX_DEFAULT: usize = 1024;
 /// age.
 pub const CLIENT_REPORTS_STORED_MAX: usize = 1 << 16;
 /// How long a client remembers what it has freed, to free it once more at a daemon that crashed, milliseconds. It exceeds
-/// the default of `bookings_image_ms`.
-pub const CLIENT_FREES_KEPT_MS: u64 = 5_000;
+/// [`BOOKINGS_FOLDER_IMAGE_MS`](super::BOOKINGS_FOLDER_IMAGE_MS), and with it the default of `bookings_image_ms`.
+pub const CLIENT_FREES_KEPT_MS: u64 = 15_000;
 /// Freed bookings that a client remembers. Of more, the oldest are forgotten.
 pub const CLIENT_FREES_KEPT_MAX: usize = 1 << 14;
 /// Default timeout of a call, connecting included, milliseconds.

@@ -30,7 +30,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -43,6 +42,7 @@ use crate::config::RemoteConfig;
 use crate::error::Result;
 use crate::limits::{ACCEPT_PAUSE_MS, REMOTE_END_MS_MAX, REMOTE_OPEN_MS_MAX, REMOTE_WAITING_MAX};
 use crate::log_quota::LogQuota;
+use crate::machine::processor_time;
 use crate::metrics::{CounterSet, RemoteCounter};
 use crate::remote::principals::{Holder, Principal, Principals};
 use crate::remote::tls;
@@ -313,12 +313,6 @@ impl Port {
             std::future::pending::<()>().await;
         }
     }
-}
-
-/// The processor time of the calling thread.
-fn processor_time() -> Duration {
-    // The clock cannot run backwards, and is never negative.
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 fn log(quota: &Mutex<LogQuota>, line: impl FnOnce(u64)) {

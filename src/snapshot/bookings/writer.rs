@@ -16,6 +16,7 @@ use crate::limits::{
     KEPT_WORKERS_PER_LOCK_MAX, PROMPT_BLOCKS_MAX, SNAPSHOT_BUFFER_BYTES,
 };
 use crate::load::{KeptNumbers, KeptSlice, Loads};
+use crate::machine::processor_time;
 use crate::metrics::SnapshotCounter as C;
 use crate::requests::Identity;
 use crate::route::{AffinityTable, PolicyTable};
@@ -57,6 +58,21 @@ pub struct BookingsPlan {
 /// What an image depends on: changes of bookings and of bindings, counted.
 type Changes = (u64, u64);
 
+/// What an image took.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    elapsed: Duration,
+    /// Processor time of the thread, without waits for the disk.
+    computed: Duration,
+}
+
+impl Took {
+    /// The pause before the next image: it bounds the share of a processor, and leaves the disk half of the time.
+    fn pause(self, every: Duration) -> Duration {
+        every.max(self.computed * BOOKINGS_IMAGE_PAUSE_TIMES).max(self.elapsed)
+    }
+}
+
 /// Writes images for the thread that keeps bookings.
 pub struct BookingsWriter {
     plan: BookingsPlan,
@@ -65,8 +81,8 @@ pub struct BookingsWriter {
     written_to_directory: Option<Changes>,
     /// When the last image went to the directory.
     directory_at: Option<Instant>,
-    /// How long the last image took.
-    took: Duration,
+    /// What the last image took.
+    took: Took,
     /// Whether the last image could not be written.
     fails: bool,
 }
@@ -77,7 +93,14 @@ impl BookingsWriter {
     #[must_use]
     pub const fn new(plan: BookingsPlan) -> Self {
         let (written, written_to_directory, directory_at) = (None, None, None);
-        Self { plan, written, written_to_directory, directory_at, took: Duration::ZERO, fails: false }
+        Self {
+            plan,
+            written,
+            written_to_directory,
+            directory_at,
+            took: Took { elapsed: Duration::ZERO, computed: Duration::ZERO },
+            fails: false,
+        }
     }
 
     /// Continues behind the images of another run, of which the last had this number.
@@ -107,7 +130,7 @@ impl BookingsWriter {
     /// The pause before the next image; `None` = only the last one is to come.
     #[must_use]
     pub fn pause(&self) -> Option<Duration> {
-        self.plan.every.map(|every| every.max(self.took * BOOKINGS_IMAGE_PAUSE_TIMES))
+        self.plan.every.map(|every| self.took.pause(every))
     }
 
     /// Writes an image where the last one is older than the last change.
@@ -135,15 +158,15 @@ impl BookingsWriter {
     fn write_to(&mut self, to: WriteTo, seen: Changes) {
         let Self { plan, .. } = self;
         plan.mark.begin_round(Activity::WritingSnapshot);
-        let (began, number) = (Instant::now(), plan.number);
+        let (began, computed, number) = (Instant::now(), processor_time(), plan.number);
         let mut store = std::mem::take(&mut plan.store);
         let written = store.write(to, |out| plan.write(number, out));
         plan.store = store;
         // Also after a fault: the image may be in one of two places.
         plan.number += 1;
-        self.took = began.elapsed();
+        self.took = Took { elapsed: began.elapsed(), computed: processor_time().saturating_sub(computed) };
         let counters = &plan.stats.counters;
-        plan.stats.add_bookings_ns(self.took.as_nanos() as u64);
+        plan.stats.add_bookings_ns(self.took.elapsed.as_nanos() as u64);
         match written {
             Ok(bytes) => {
                 counters.bump(C::BookingImagesWritten);
@@ -216,5 +239,20 @@ impl BookingsPlan {
             bindings.clear();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_disk_delays_images_less_than_much_work_does() {
+        let ms = Duration::from_millis;
+        let pause = |elapsed, computed| Took { elapsed: ms(elapsed), computed: ms(computed) }.pause(ms(1000));
+        assert_eq!(pause(10, 5), ms(1000));
+        assert_eq!(pause(1500, 5), ms(1500), "as long as the disk needed");
+        let times = u64::from(BOOKINGS_IMAGE_PAUSE_TIMES);
+        assert_eq!(pause(200, 150), ms(150 * times), "a bounded share of a processor");
     }
 }

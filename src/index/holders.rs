@@ -60,11 +60,26 @@ pub(super) struct HolderTable {
     pub(super) device: Vec<u64>,
     /// Workers with a holder bit of another layer.
     pub(super) tiered: Vec<TieredWorker>,
+    /// The place in `tiered` of each slot's worker; [`Self::UNTIERED`] where it has none.
+    pub(super) tiered_of: Vec<u16>,
+    /// Holder bits of lower tiers, 64 to a word.
+    pub(super) lower: Vec<u64>,
+    /// Whether some worker has windows.
+    pub(super) has_windows: bool,
 }
 
 impl HolderTable {
+    const UNTIERED: u16 = u16::MAX;
+
+    /// The place in `tiered` of the worker of a lower tier's holder bit; `None` if it is no such bit of this table.
+    pub(super) fn tiered_by_lower(&self, holder: u16) -> Option<u16> {
+        let word = self.lower.get(usize::from(holder / 64))?;
+        (word >> (holder % 64) & 1 == 1).then(|| self.tiered_of[usize::from(self.owners[usize::from(holder)])])
+    }
+
     pub(super) fn bytes(&self) -> u64 {
-        let words = (self.owners.capacity() + self.devices.capacity()) * 2 + self.device.capacity() * 8;
+        let slots = self.owners.capacity() + self.devices.capacity() + self.tiered_of.capacity();
+        let words = slots * 2 + (self.device.capacity() + self.lower.capacity()) * 8;
         (words + self.tiered.capacity() * size_of::<TieredWorker>() + size_of::<Self>()) as u64
     }
 }
@@ -155,7 +170,9 @@ impl HolderBits {
         table.owners.clear();
         table.device.clear();
         table.tiered.clear();
+        table.lower.clear();
         table.device.resize(self.records.len().div_ceil(64), 0);
+        table.lower.resize(table.device.len(), 0);
         let mut holders = vec![([HolderBit::NONE; Layer::COUNT], 0); workers];
         for (holder, record) in self.records.iter().enumerate() {
             table.owners.push(record.slot.0);
@@ -163,8 +180,11 @@ impl HolderBits {
                 let (of_worker, window_blocks) = &mut holders[usize::from(record.slot.0)];
                 of_worker[record.layer.index()] = HolderBit(holder as u16);
                 *window_blocks = record.window_blocks.max(*window_blocks);
-                if record.layer == Layer::Device {
-                    table.device[holder / 64] |= 1 << (holder % 64);
+                let bit = 1 << (holder % 64);
+                match record.layer {
+                    Layer::Device => table.device[holder / 64] |= bit,
+                    Layer::Host | Layer::Disk | Layer::External => table.lower[holder / 64] |= bit,
+                    Layer::Windows => {}
                 }
             }
         }
@@ -176,6 +196,12 @@ impl HolderBits {
             .filter(|(_, (holders, _))| holders[1..].iter().any(|holder| holder.is_some()));
         let worker = |(slot, (holders, window_blocks))| TieredWorker { slot: slot as u16, holders, window_blocks };
         table.tiered.extend(tiered.map(worker));
+        table.has_windows = table.tiered.iter().any(TieredWorker::has_windows);
+        table.tiered_of.clear();
+        table.tiered_of.resize(workers, HolderTable::UNTIERED);
+        for (at, worker) in table.tiered.iter().enumerate() {
+            table.tiered_of[usize::from(worker.slot)] = at as u16;
+        }
         table.clone()
     }
 

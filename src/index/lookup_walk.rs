@@ -2,13 +2,14 @@
 //!
 //! # The fast walk
 //!
-//! It serves shards in which no worker has more than a device holder bit, on paths where each content has one name for
-//! each worker. It keeps the holder bits that hold everything so far as a bit set; where one drops out, its depth is
-//! known.
+//! It serves paths where each content has one name for each worker, unless a worker of the shard has windows. It keeps the
+//! device holder bits that hold everything so far as a bit set; where one drops out, its depth is known. A worker with
+//! lower tiers goes on by these from there. So few workers are looked at one by one: those of whose lower tiers the node has
+//! entries in which their device runs end.
 //!
 //! # The branching walk
 //!
-//! It serves all other lookups: where one content has several names, or where workers have several tiers or windows.
+//! It serves all other lookups: where one content has several names, or where workers have windows.
 //!
 //! The paths that a query can take are a tree of nodes. Each node is walked once, one branch to its end before the next
 //! branch. The walk carries its state along: which device holder bits hold everything so far, and how far each worker
@@ -90,6 +91,10 @@ pub(super) struct Walk {
     steps: Vec<(u32, u32)>,
     /// Holder bits that hold everything so far, if there are more than fit in a word.
     active: Vec<u64>,
+    /// Device holder bits that dropped out in the present node, 64 to a word.
+    left: Vec<u64>,
+    /// Workers whose device runs have ended, by position in [`HolderTable::tiered`], while a lower tier's goes on.
+    descended: Vec<(u16, Reach)>,
     pub(super) branching: BranchingWalk,
 }
 
@@ -115,8 +120,12 @@ impl Walk {
         out.device.resize(holders.device.len() * WORD_HOLDERS, 0);
         out.lower.clear();
         self.steps.clear();
-        if holders.tiered.is_empty() {
+        if !holders.tiered.is_empty() {
+            out.lower.resize(holders.workers, [0; 3]);
+        }
+        if !holders.has_windows {
             let end = match &holders.device[..] {
+                _ if !holders.tiered.is_empty() => self.walk_tiers(view, locals, out),
                 [] => End::Whole,
                 [device] => self.walk_word(view, locals, *device, &mut out.device),
                 _ => self.walk_words(view, locals, &mut out.device),
@@ -126,8 +135,7 @@ impl Walk {
             }
             self.steps.clear();
             out.device.fill(0);
-        } else {
-            out.lower.resize(holders.workers, [0; 3]);
+            out.lower.fill([0; 3]);
         }
         self.branching.run(view, locals, &mut self.steps, out)
     }
@@ -200,30 +208,7 @@ impl Walk {
                 Err(end) => return end,
             };
             let overflow = view.overflow(&header);
-            let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
-            // Holder bits that cover a part of the node end in it; those that cover all of it and are listed, not
-            // masked, go on.
-            for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
-                // A holder bit that is newer than the table of this walk: there was a multi-write since.
-                let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
-                let bit = 1 << (holder % 64);
-                if *word & bit != 0 {
-                    *word &= !bit;
-                    out[usize::from(holder / 64)][usize::from(holder % 64)] =
-                        (depth + run.min(usize::from(*cut))) as u32;
-                }
-            }
-            for at in words.clone() {
-                let full = match overflow {
-                    Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
-                    None => named(&header, at),
-                };
-                let leaving = active[at] & !full;
-                active[at] &= full;
-                if depth > 0 {
-                    record(&mut out[at], leaving, depth as u32);
-                }
-            }
+            drop_out((&header, overflow), (depth, run), (&mut *active, words.clone()), out);
             narrow(active, &mut words);
             depth += run;
             if run < usize::from(header.len) || header.has(LEAF) {
@@ -236,6 +221,130 @@ impl Walk {
         }
         End::Whole
     }
+
+    /// As [`Self::walk_words`], beside workers with several tiers.
+    fn walk_tiers(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> End {
+        let Self { steps, active, left, descended, .. } = self;
+        let holders = view.holders;
+        active.clear();
+        active.extend_from_slice(&holders.device);
+        descended.clear();
+        // Those without a device holder bit begin below it.
+        let has_no_device = |at: &u16| !holders.tiered[usize::from(*at)].holders[Layer::Device.index()].is_some();
+        descended.extend((0..holders.tiered.len() as u16).filter(has_no_device).map(|at| (at, START)));
+        let mut words = 0..active.len();
+        narrow(active, &mut words);
+        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
+        while depth < locals.len() && !(words.is_empty() && descended.is_empty()) {
+            let (header, run) = match hop(steps, view, parent, &locals[depth..]) {
+                Ok(Some(edge)) => edge,
+                Ok(None) => break,
+                Err(end) => return end,
+            };
+            let node = (&header, view.overflow(&header));
+            left.clone_from(active);
+            drop_out(node, (depth, run), (&mut *active, words.clone()), out.device.as_chunks_mut().0);
+            left.iter_mut().zip(&*active).for_each(|(left, stays)| *left &= !stays);
+            let way = (depth as u32, run as u16);
+            descended.retain_mut(|(at, reach)| descend(reach, node, &holders.tiered[usize::from(*at)], way, out));
+            if left.iter().any(|word| *word != 0) {
+                lower_entries(node, holders, |at| {
+                    let worker = &holders.tiered[usize::from(at)];
+                    let device = worker.holders[Layer::Device.index()].0;
+                    // Each of its lower tiers may have an entry.
+                    let bit = 1 << (device % 64);
+                    if let Some(left) = left.get_mut(usize::from(device / 64)).filter(|left| **left & bit != 0) {
+                        *left &= !bit;
+                        let mut reach = START;
+                        if descend(&mut reach, node, worker, way, out) {
+                            descended.push((at, reach));
+                        }
+                    }
+                });
+            }
+            narrow(active, &mut words);
+            depth += run;
+            if run < usize::from(header.len) || header.has(LEAF) {
+                break;
+            }
+            parent = header.id;
+        }
+        for at in words {
+            record(&mut out.device.as_chunks_mut().0[at], active[at], depth as u32);
+        }
+        for (at, reach) in &*descended {
+            reach.arrive(&holders.tiered[usize::from(*at)], depth as u32, out);
+        }
+        End::Whole
+    }
+}
+
+/// Takes out of `active` the device holder bits that do not cover a node of which the query has the first `run` blocks, and
+/// notes their depths. `words` are those in which some are.
+#[inline(always)]
+fn drop_out(
+    (header, overflow): (&Header, Option<&Overflow>),
+    (depth, run): (usize, usize),
+    (active, words): (&mut [u64], std::ops::Range<usize>),
+    out: &mut [[u32; WORD_HOLDERS]],
+) {
+    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+    // Holder bits that cover a part of the node end in it; those that cover all of it and are listed, not masked, go on.
+    for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
+        // A holder bit that is newer than the table of this walk: there was a multi-write since.
+        let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
+        let bit = 1 << (holder % 64);
+        if *word & bit != 0 {
+            *word &= !bit;
+            out[usize::from(holder / 64)][usize::from(holder % 64)] = (depth + run.min(usize::from(*cut))) as u32;
+        }
+    }
+    for at in words {
+        let full = match overflow {
+            Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
+            None => named(header, at),
+        };
+        let leaving = active[at] & !full;
+        active[at] &= full;
+        if depth > 0 {
+            record(&mut out[at], leaving, depth as u32);
+        }
+    }
+}
+
+/// Takes the place in [`HolderTable::tiered`] of the worker of each entry of a lower tier in a node.
+fn lower_entries((header, overflow): (&Header, Option<&Overflow>), holders: &HolderTable, mut take: impl FnMut(u16)) {
+    for (at, lower) in holders.lower.iter().enumerate() {
+        let full = match overflow {
+            Some(overflow) => overflow.full.get(at).copied().unwrap_or(0),
+            None => named(header, at),
+        };
+        let mut entries = full & lower;
+        while entries != 0 {
+            holders.tiered_by_lower((at * 64) as u16 + entries.trailing_zeros() as u16).into_iter().for_each(&mut take);
+            entries &= entries - 1;
+        }
+    }
+    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+    partials.iter().filter_map(|partial| holders.tiered_by_lower(partial.holder)).for_each(&mut take);
+    let sparse = overflow.into_iter().flat_map(|overflow| &overflow.sparse);
+    sparse.filter_map(|(holder, _)| holders.tiered_by_lower(holder.0)).for_each(take);
+}
+
+/// Moves a worker without windows along a node of which the query has the first `run` blocks. Whether a tier's run goes on; else
+/// its depths are noted.
+fn descend(
+    reach: &mut Reach,
+    node: (&Header, Option<&Overflow>),
+    worker: &TieredWorker,
+    way: (u32, u16),
+    out: &mut ShardDepths,
+) -> bool {
+    *reach = reach.along(node, worker, way, None);
+    if reach.tier == TIERS {
+        best_of_tiers(out, worker, reach.found);
+    }
+    reach.tier < TIERS
 }
 
 /// The edge below `parent` that continues the query, and how many of its blocks the query has.
@@ -513,12 +622,7 @@ impl BranchingWalk {
             }
         }
         for worker in &self.going {
-            let (reach, worker) = (self.reach[*worker as usize], &holders.tiered[*worker as usize]);
-            let Reach { tier, start, mut found, usable, .. } = reach;
-            if worker.holders[tier].is_some() {
-                found[tier] = if tier == 0 && worker.has_windows() { usable } else { depth - start };
-            }
-            best_of_tiers(out, worker, found);
+            self.reach[*worker as usize].arrive(&holders.tiered[*worker as usize], depth, out);
         }
     }
 }
@@ -561,6 +665,15 @@ impl Reach {
             self.tier += 1;
         }
         self
+    }
+
+    /// Ends a run that has held everything up to `depth`.
+    fn arrive(self, worker: &TieredWorker, depth: u32, out: &mut ShardDepths) {
+        let Self { tier, start, mut found, usable, .. } = self;
+        if worker.holders[tier].is_some() {
+            found[tier] = if tier == 0 && worker.has_windows() { usable } else { depth - start };
+        }
+        best_of_tiers(out, worker, found);
     }
 
     /// Adds the blocks of a node that the windows have, up to a depth. A prefix is usable if, at its end, the windows

@@ -172,7 +172,11 @@ pub fn overlaps(
     let observation = scratch.observe(view, &request.of_every_worker(view.policy))?.observation();
     decision.begin(&view.policy.under(&observation.request.overrides), observation);
     let workers = &observation.workers;
-    decision.candidates.extend((0..workers.len()).map(|row| Scored::of(workers, row, CostTerms::default())));
+    decision.candidates.resize(workers.len(), Scored::default());
+    for (row, listed) in decision.candidates.iter_mut().enumerate() {
+        listed.set(workers, row);
+        listed.terms = CostTerms::default();
+    }
     Ok(())
 }
 
@@ -301,16 +305,15 @@ impl<'a> Pricing<'a> {
     /// Lists the selected workers with what is known of them.
     fn list(&self, observation: &Observation, decision: &mut Decision) {
         let workers = &observation.workers;
-        let listed = decision.selected.iter().filter_map(|priced| {
-            let row = *decision.eligible_rows.get(priced.place as usize)?;
-            Some((priced, row))
-        });
-        for (at, (priced, row)) in listed.enumerate() {
-            let terms = match decision.only_costs && at > 0 {
+        let Decision { candidates, selected, eligible_rows, only_costs, .. } = decision;
+        candidates.resize(selected.len(), Scored::default());
+        for (at, (priced, listed)) in selected.iter().zip(candidates).enumerate() {
+            let row = eligible_rows[priced.place as usize];
+            listed.set(workers, row as usize);
+            listed.terms = match *only_costs && at > 0 {
                 true => CostTerms { cost: priced.cost, ..CostTerms::default() },
                 false => self.terms(&observation.request, priced.place, row, &workers.row(row as usize)),
             };
-            decision.candidates.push(Scored::of(workers, row as usize, terms));
         }
         let chosen = decision.candidates.first().map(|chosen| chosen.worker);
         decision.affinity = self.affinity.outcome(observation, chosen);

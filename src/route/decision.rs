@@ -27,17 +27,28 @@ pub struct Scored {
     pub terms: CostTerms,
 }
 
-impl Scored {
-    /// The candidate in a row of an observation, and its cost.
-    pub(super) fn of(workers: &WorkerColumns, row: usize, terms: CostTerms) -> Self {
+impl Default for Scored {
+    fn default() -> Self {
         Self {
-            index: workers.index(row),
-            worker: workers.worker(row),
-            overlap: workers.overlap(row),
-            trust: workers.trust(row),
-            state: workers.state(row),
-            terms,
+            index: WorkerIndex::default(),
+            worker: Worker::default(),
+            overlap: TierBlocks::default(),
+            trust: Trust::default(),
+            state: WorkerState::Ready,
+            terms: CostTerms::default(),
         }
+    }
+}
+
+impl Scored {
+    /// Overwrites it with the candidate in a row of an observation, all but the terms of its cost.
+    #[inline]
+    pub(super) fn set(&mut self, workers: &WorkerColumns, row: usize) {
+        self.index = workers.index(row);
+        self.worker = workers.worker(row);
+        self.overlap = workers.overlap(row);
+        self.trust = workers.trust(row);
+        self.state = workers.state(row);
     }
 }
 
@@ -121,8 +132,9 @@ impl Decision {
 
 impl Decision {
     /// Resets the record for a decision about `observation`.
+    ///
+    /// The candidates stay. Each decision overwrites them, which costs less than to append them again.
     pub(super) fn begin(&mut self, policy: &Policy, observation: &Observation) {
-        self.candidates.clear();
         self.removed.clear();
         self.others.clear();
         self.eligible_rows.clear();

@@ -134,8 +134,10 @@ impl<S: Service> RoutingResponder<S> {
         self.mark.enter(Activity::Deciding);
         // Taken out while the request borrows it.
         let mut scratch = self.scratch.take().unwrap_or_default();
-        let answered = decode_request(header.kind, body, &mut scratch)
-            .and_then(|request| self.dispatch(peer, (header, body), &request, out));
+        let answered = match decode_request(header.kind, body, &mut scratch) {
+            Ok(request) => self.dispatch(peer, (header, body), &request, out),
+            Err(error) => Err(error),
+        };
         self.scratch = Some(scratch);
         answered
     }

@@ -156,7 +156,7 @@ impl ReplyEncoder {
             entry.set(OverlapEntry::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
             entry.set(OverlapEntry::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
             entry.set(OverlapEntry::VT_TRUST, trust_to_wire(scored.trust).0);
-            let place = frame.table_with_vtable(layout, entry);
+            let place = frame.table_with_vtable(layout, &mut entry);
             frame.refer(element(workers, n), place);
         }
         frame.refer_field((&OVERLAP_REPLY, root), OverlapReply::VT_WORKERS, workers);
@@ -298,7 +298,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
         Self { frame, fleet, layout, terms_layout }
     }
 
-    /// Writes a vector of candidates, each with its terms and its name after it. Returns its place.
+    /// Writes a vector of candidates, each with its name and its terms after it. Returns its place.
     fn write(&mut self, listed: &[Scored]) -> usize {
         let vector = self.frame.references(listed.len());
         for (n, scored) in listed.iter().enumerate() {
@@ -318,23 +318,25 @@ impl<'f, 'o> Candidates<'f, 'o> {
         candidate.set(Candidate::VT_TRUST, trust_to_wire(scored.trust).0);
         candidate.set(Candidate::VT_COST, scored.terms.cost.to_le_bytes());
         candidate.set(Candidate::VT_STATE, [state_to_wire(scored.state).0]);
-        let place = if name.is_some() {
-            frame.table_with_vtable(self.layout, candidate)
-        } else {
+        let Some(name) = name else {
             // A worker that has just left has no name, and so another layout.
             candidate.leave_out(Candidate::VT_NAME, true);
             candidate.leave_out(Candidate::VT_TERMS, self.terms_layout.is_none());
-            frame.table(candidate)
+            let place = frame.table(candidate);
+            self.write_terms(place, scored);
+            return place;
         };
-        if let Some(layout) = self.terms_layout {
-            let terms = frame.table_with_vtable(layout, terms_to_wire(&scored.terms));
-            frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
-        }
-        if let Some(name) = name {
-            let name = frame.string(name);
-            frame.refer_field((&CANDIDATE, place), Candidate::VT_NAME, name);
-        }
+        let place = frame.table_with_string(self.layout, (&mut candidate, Candidate::VT_NAME), name);
+        self.write_terms(place, scored);
         place
+    }
+
+    /// Writes the terms of the candidate at `place`, if they are explained.
+    fn write_terms(&mut self, place: usize, scored: &Scored) {
+        if let Some(layout) = self.terms_layout {
+            let terms = self.frame.table_with_vtable(layout, &mut terms_to_wire(&scored.terms));
+            self.frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
+        }
     }
 }
 
@@ -345,7 +347,7 @@ fn write_removed(frame: &mut FrameWriter<'_>, decision: &Decision) -> usize {
     let layout = frame.vtable(REMOVAL.vtable_bytes());
     let vector = frame.references(rules().count());
     for (n, rule) in rules().enumerate() {
-        let place = frame.table_with_vtable(layout, REMOVAL.blank());
+        let place = frame.table_with_vtable(layout, &mut REMOVAL.blank());
         frame.refer(element(vector, n), place);
         let name = frame.string(rule.name());
         frame.refer_field((&REMOVAL, place), Removal::VT_RULE, name);

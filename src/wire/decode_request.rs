@@ -141,32 +141,33 @@ pub fn decode_request<'a>(kind: u8, body: &'a [u8], scratch: &'a mut RequestScra
     let Some(known) = FrameKind::from_u8(kind) else {
         return Err(unsupported(format!("request kind {kind}")));
     };
-    Ok(match known {
-        FrameKind::Hello => Request::Hello(hello(root::<fb::Hello<'a>>(body)?)?),
-        FrameKind::Route => route_request_codec::decode(&hot(body)?, scratch)?,
-        FrameKind::PrefillComplete => report_codec::prefill_complete(&hot(body)?)?,
-        FrameKind::Free => report_codec::free(&hot(body)?)?,
-        FrameKind::OutputProgress => report_codec::output_progress(&hot(body)?)?,
-        FrameKind::Served => report_codec::served(&hot(body)?)?,
-        FrameKind::ReportLoad => report_codec::report_load(&root::<fb::ReportLoad<'a>>(body)?)?,
-        FrameKind::ReportFailure => report_codec::report_failure(root::<fb::ReportFailure<'a>>(body)?)?,
-        FrameKind::Overlap => Request::Overlap(read_only_requests::overlap(&hot(body)?, scratch)?),
+    // Each arm returns the decoder's own result: a request is large, and `?` inside of `Ok` would move it twice.
+    match known {
+        FrameKind::Hello => hello(root::<fb::Hello<'a>>(body)?).map(Request::Hello),
+        FrameKind::Route => route_request_codec::decode(&hot(body)?, scratch),
+        FrameKind::PrefillComplete => report_codec::prefill_complete(&hot(body)?),
+        FrameKind::Free => report_codec::free(&hot(body)?),
+        FrameKind::OutputProgress => report_codec::output_progress(&hot(body)?),
+        FrameKind::Served => report_codec::served(&hot(body)?),
+        FrameKind::ReportLoad => report_codec::report_load(&root::<fb::ReportLoad<'a>>(body)?),
+        FrameKind::ReportFailure => report_codec::report_failure(root::<fb::ReportFailure<'a>>(body)?),
+        FrameKind::Overlap => read_only_requests::overlap(&hot(body)?, scratch).map(Request::Overlap),
         FrameKind::PotentialLoads => {
-            Request::PotentialLoads(read_only_requests::potential_loads(&hot(body)?, scratch)?)
+            read_only_requests::potential_loads(&hot(body)?, scratch).map(Request::PotentialLoads)
         }
         FrameKind::Workers => {
             let table = root::<fb::Workers<'a>>(body)?;
             understood(table.must_understand())?;
             let space = (table.space_id() != EVERY_SPACE).then(|| SpaceId(table.space_id()));
-            Request::Workers { space, cursor: table.cursor(), limit: table.limit() }
+            Ok(Request::Workers { space, cursor: table.cursor(), limit: table.limit() })
         }
-        FrameKind::Watch => read_only_requests::watch(&root::<fb::Watch<'a>>(body)?)?,
-        FrameKind::OpenLane => open_lane(&root::<fb::OpenLane<'a>>(body)?)?,
+        FrameKind::Watch => read_only_requests::watch(&root::<fb::Watch<'a>>(body)?),
+        FrameKind::OpenLane => open_lane(&root::<fb::OpenLane<'a>>(body)?),
         other => match AdminRequest::decode(other, body, &mut scratch.fields)? {
-            Some(request) => Request::Admin(request),
-            None => return Err(unsupported(format!("request kind {kind} ({})", other.name()))),
+            Some(request) => Ok(Request::Admin(request)),
+            None => Err(unsupported(format!("request kind {kind} ({})", other.name()))),
         },
-    })
+    }
 }
 
 /// The error for a protocol version that this daemon does not speak.

@@ -126,6 +126,10 @@ reasons! {
     TtftMispredicted = "ttft_mispredicted", Harm::Warning, "mode latency weighs workers by wrong times", "report prefill_complete at the first token of each request; give workers of different speed an `engine_class` of their own in [[worker]]; without either, use mode kv";
     /// Snapshots could not be written.
     SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk with free space and writable by the daemon; the log has the cause";
+    /// The collector does not take the daemon's spans.
+    TracesUndelivered = "traces_undelivered", Harm::Warning, "traces of requests lack the daemon's spans; requests are answered as always", "start the collector, or correct `endpoint` of [traces]: the log has what it answered, and from this host nc -zv HOST PORT tests the port";
+    /// Too many traced requests, or their spans, wait, and some get no span.
+    TracesLost = "traces_lost", Harm::Warning, "traces of some requests lack the daemon's spans; requests are answered as always", "lower `sample_ratio` of [traces], or the share that callers sample; or raise `queue_max` of [traces]";
     /// The daemon has few open files left.
     OpenFilesLow = "open_files_low", Harm::Warning, "it will refuse gateways and publishers", "raise the limit (ulimit -n, LimitNOFILE= of the unit) and restart the daemon";
     /// The memory budget is nearly used, and the daemon refuses things that take more.

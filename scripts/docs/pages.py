@@ -56,7 +56,7 @@ ASKS = [
 #: Commands that go on until they are stopped, by SIGTERM, which must end them with 0.
 SERVERS = [
     r"^kvrouted (serve|relay|connect)\b(?!.*(--check|--example-config))",
-    r"^kvrouted-gateway( serve| epp| demo)?( --?[a-z]|$)(?!.*example-config)",
+    r"^(KVROUTED_\w+=\S+ )*kvrouted-gateway(?!.*example-config)( serve| epp| demo)?( --?[a-z]|$)",
     r"^example-gateway ",
     r"scripts/engines/publish.py ",
 ]
@@ -64,6 +64,8 @@ SERVERS = [
 #: (page, command, exit codes that its page allows).
 EXITS = [
     ("", r"^kvrouted doctor", {0, 1}),
+    # The file is not the daemon's.
+    ("docs/operating.md", r"^kvrouted config diff", {1}),
 ]
 
 #: Pages whose shown output is compared: numbers and times may differ, and `…` stands for anything.

@@ -140,7 +140,7 @@ impl ListeningSockets {
         let received = received.filter(|socket| socket_type(socket).is_ok_and(|of| of == kind));
         let bound = match received.map(UnixListener::from) {
             Some(listener) if listener.set_nonblocking(true).is_ok() => {
-                let made = fs::symlink_metadata(path).map_err(|cause| no_descriptor(&name, cause))?;
+                let made = fs::symlink_metadata(path).map_err(|cause| no_file(path, cause))?;
                 let received = BoundSocket::received(listener, path, (made.dev(), made.ino()));
                 if name.ends_with(KEPT) { received.kept() } else { received }
             }
@@ -149,6 +149,13 @@ impl ListeningSockets {
         self.note(name, bound.descriptor())?;
         Ok(bound.owned_in(self.turns.clone()))
     }
+}
+
+/// A socket whose file is gone, or another's, gets no connections.
+fn no_file(path: &Path, cause: io::Error) -> Error {
+    let what = format!("the socket that was passed to the daemon has no file {} any more", path.display());
+    let remedy = "let systemd make it again: systemctl restart kvrouted.socket; otherwise start without it";
+    Error::new(Kind::System, what, remedy).caused_by(cause)
 }
 
 fn no_descriptor(name: &str, cause: io::Error) -> Error {

@@ -1,6 +1,8 @@
 //! What the daemon tells the service manager, and the listening sockets that it gets from there.
 
+use std::fs::Permissions;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::process::Command;
 use std::sync::Arc;
@@ -79,6 +81,18 @@ fn a_daemon_says_when_it_is_ready_that_it_lives_and_that_it_stops() {
     process.signal("-TERM");
     manager.until("STOPPING=1");
     assert_eq!(process.ended(), Some(0));
+}
+
+#[test]
+fn a_daemon_takes_the_folder_of_snapshots_that_the_packaged_unit_makes() {
+    let unit = include_str!("../../packaging/systemd/kvrouted.service");
+    let mode = unit.lines().find_map(|line| line.strip_prefix("StateDirectoryMode=")).expect("the unit names it");
+    let mode = u32::from_str_radix(mode, 8).expect("octal");
+    let state = folder();
+    std::fs::set_permissions(state.path(), Permissions::from_mode(mode)).expect("set");
+    let manager = Manager::new(&format!("[snapshot]\ndir = \"{}\"\n", text(state.path())));
+    let _process = manager.start("true");
+    manager.until("READY=1");
 }
 
 #[test]

@@ -155,6 +155,13 @@ fn a_request_that_waits_has_a_span_for_its_wait_and_one_that_waits_in_vain_an_er
     assert!(refused.end_ns - refused.start_ns >= 1_000_000, "{refused:?}");
 }
 
+/// The daemon's findings about traces.
+fn finds(daemon: &Daemon) -> Vec<String> {
+    let status = daemon.said(&["status"]);
+    let names = status["findings"].as_array().expect("findings").iter().filter_map(|found| found["finding"].as_str());
+    names.filter(|name| name.starts_with("traces_")).map(str::to_owned).collect()
+}
+
 /// Requests to a daemon whose collector does not do its work.
 const REQUESTS: u64 = 1500;
 
@@ -204,6 +211,7 @@ fn a_collector_that_refuses_hangs_or_never_ends_costs_spans_and_no_request() {
         });
         let warnings = daemon.process.log().matches("the collector does not take traces").count();
         assert_eq!(warnings, 1, "{what}: it is said once");
+        until(&format!("{what}: it is a finding"), || finds(&daemon) == ["traces_undelivered"]);
         assert_eq!(daemon.process.end("-TERM"), Some(0), "{what}: it ends all the same");
     }
 }
@@ -229,9 +237,11 @@ fn a_collector_that_comes_back_gets_what_still_waits_and_rejections_are_counted(
     until("it has taken the span", || collector.trace(&name(TRACE)).len() == 1);
     until("that is counted", || daemon.counter("trace_spans_sent") == 1);
     assert!(daemon.process.log().contains("the collector takes traces again"));
+    until("a pause of the collector is no finding", || finds(&daemon).is_empty());
     collector.answers(Manner::Rejects);
     route(&mut client, context(9, 1), None);
     until("a rejection is counted", || daemon.counter("trace_spans_refused") == 1);
+    until("it is a finding", || finds(&daemon) == ["traces_undelivered"]);
     assert_eq!(daemon.counter("trace_spans_sent"), 1);
     // The last span is sent although its batch is not due.
     collector.answers(Manner::Takes);
@@ -239,6 +249,22 @@ fn a_collector_that_comes_back_gets_what_still_waits_and_rejections_are_counted(
     drop(client);
     assert_eq!(daemon.process.end("-TERM"), Some(0));
     assert_eq!(collector.trace(&name(10)).len(), 1);
+}
+
+#[test]
+fn bookings_without_room_for_their_spans_are_counted_and_a_finding() {
+    let collector = Collector::start(Manner::Takes);
+    let daemon = daemon(&collector.url(), "sample_ratio = 1.0\nqueue_max = 2", "");
+    let mut client = daemon.client();
+    let bookings = 4 * kvrouted::limits::TRACE_BOOKINGS_PER_RECORD;
+    for number in 0..bookings {
+        route(&mut client, None, Some(&number.to_string())).expect("a booking");
+    }
+    until("some have no room", || {
+        daemon.counter("trace_bookings_untracked") + daemon.counter("trace_records_lost") > 0
+    });
+    until("it is a finding", || finds(&daemon) == ["traces_lost"]);
+    assert_eq!(daemon.counter("trace_exports_failed"), 0);
 }
 
 /// The metrics page for a scraper that accepts this.

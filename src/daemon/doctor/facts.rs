@@ -8,7 +8,9 @@ use crate::budget::Shed;
 use crate::fleet::WorkerState;
 use crate::ids::{Scheme, SpaceId, Worker};
 use crate::load::PrefillClass;
-use crate::metrics::{CoreCounter, DaemonCounter, RemoteCounter, RouteCounter, SnapshotCounter, WorkerCounter};
+use crate::metrics::{
+    CoreCounter, DaemonCounter, RemoteCounter, RouteCounter, SnapshotCounter, TraceCounter, WorkerCounter,
+};
 use crate::routers::RoutersShown;
 use crate::trust::Trust;
 use crate::wire::SourceStatus;
@@ -26,6 +28,8 @@ pub(super) struct Facts {
     pub(super) snapshots: Counts<SnapshotCounter>,
     /// Recent counts of the remote port.
     pub(super) remote: Counts<RemoteCounter>,
+    /// Recent counts of traces.
+    pub(super) traces: Counts<TraceCounter>,
     /// Whether mode `latency` decides in any space.
     pub(super) decides_by_latency: bool,
     /// What is known of the prefill times of each class of workers.

@@ -12,7 +12,7 @@ use crate::ids::{Worker, WorkerIndex};
 use crate::ingest::WorkerView;
 use crate::limits::{CLOCK_STEP_MS_MIN, RECENT_MS};
 use crate::metrics::{
-    CoreCounter, CounterName, DaemonCounter, RemoteCounter, RouteCounter, SnapshotCounter, WorkerCounter,
+    CoreCounter, CounterName, DaemonCounter, RemoteCounter, RouteCounter, SnapshotCounter, TraceCounter, WorkerCounter,
 };
 
 /// The values of one list at one moment, or what was added between two. Without values everything is 0.
@@ -96,6 +96,7 @@ pub(super) struct Moment {
     pub(super) daemon: Counts<DaemonCounter>,
     pub(super) snapshots: Counts<SnapshotCounter>,
     pub(super) remote: Counts<RemoteCounter>,
+    pub(super) traces: Counts<TraceCounter>,
 }
 
 impl Moment {
@@ -113,6 +114,7 @@ impl Moment {
             daemon: Counts::read(|counter| statistics.daemon.get(counter)),
             snapshots: Counts::read(|counter| statistics.snapshots.counters.get(counter)),
             remote: Counts::read(|counter| statistics.remote.counters.get(counter)),
+            traces: Counts::read(|counter| statistics.traces.counters.get(counter)),
         }
     }
 
@@ -129,6 +131,7 @@ impl Moment {
             daemon: self.daemon.since(&earlier.daemon),
             snapshots: self.snapshots.since(&earlier.snapshots),
             remote: self.remote.since(&earlier.remote),
+            traces: self.traces.since(&earlier.traces),
         }
     }
 }

@@ -167,6 +167,7 @@ fn facts(statistics: &Statistics, moment: &Moment, recent: &Moment, clock_step_m
         daemon: recent.daemon.clone(),
         snapshots: recent.snapshots.clone(),
         remote: recent.remote.clone(),
+        traces: recent.traces.clone(),
         decides_by_latency: statistics.policies.load().has_mode(Mode::Latency),
         prefill_classes: statistics.loads.prefill_classes(),
         open_files,

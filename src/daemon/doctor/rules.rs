@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::load::PrefillClass;
 use crate::metrics::{
     CoreCounter as Core, CounterName, DaemonCounter as Daemon, RemoteCounter, RouteCounter, SnapshotCounter,
-    WorkerCounter as C,
+    TraceCounter, WorkerCounter as C,
 };
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -28,6 +28,7 @@ pub(super) fn symptoms(facts: &Facts) -> Vec<FoundSymptom> {
     symptoms.extend(facts.spaces.iter().flat_map(|space| foreign_hashes(space, &facts.workers)));
     symptoms.extend(decisions(facts));
     symptoms.extend(process(facts));
+    symptoms.extend(traces(facts));
     symptoms.extend(sandbox(&facts.sandbox));
     symptoms.extend(router_rules::symptoms(&facts.routers));
     symptoms.extend(facts.prefill_classes.iter().filter_map(mispredicted));
@@ -212,6 +213,20 @@ fn remote(facts: &Facts) -> Option<FoundSymptom> {
     ];
     let counter = refusals.into_iter().find(|counter| facts.remote.get(*counter) > 0)?;
     Some(about_daemon(Cause::Symptom(Symptom::RemoteRefused), counter.name(), facts.remote.get(counter)))
+}
+
+/// Spans do not reach the collector, or were never made. While the collector does not take any, spans wait for it until there is
+/// no room, which needs no finding of its own.
+fn traces(facts: &Facts) -> Option<FoundSymptom> {
+    let recent = |counter: TraceCounter| facts.traces.get(counter);
+    let first = |of: &[TraceCounter]| of.iter().copied().find(|counter| recent(*counter) > 0);
+    let found = |symptom, counter: TraceCounter| about_daemon(Cause::Symptom(symptom), counter.name(), recent(counter));
+    let takes_none = || first(&[TraceCounter::ExportsFailed]).filter(|_| recent(TraceCounter::Exports) == 0);
+    if let Some(counter) = first(&[TraceCounter::SpansRefused, TraceCounter::SpansGivenUp]).or_else(takes_none) {
+        return Some(found(Symptom::TracesUndelivered, counter));
+    }
+    let unmade = [TraceCounter::RecordsLost, TraceCounter::BookingsUntracked, TraceCounter::SpansDropped];
+    first(&unmade).map(|counter| found(Symptom::TracesLost, counter))
 }
 
 /// What the daemon gives up because memory is short.

@@ -13,7 +13,7 @@ use crate::ids::{EventSeq, Scheme, SpaceId, Window, Worker};
 use crate::limits::*;
 use crate::load::PrefillClass;
 use crate::metrics::{
-    CoreCounter as Core, DaemonCounter as Daemon, RemoteCounter, RouteCounter as Route, SnapshotCounter,
+    CoreCounter as Core, DaemonCounter as Daemon, RemoteCounter, RouteCounter as Route, SnapshotCounter, TraceCounter,
     WorkerCounter as C,
 };
 use crate::routers::protocol::Fault;
@@ -138,6 +138,10 @@ fn snapshots(counter: SnapshotCounter) -> Facts {
 
 fn remote(counter: RemoteCounter) -> Facts {
     Facts { remote: Counts::of(&[(counter, 1)]), ..facts(vec![well(1)]) }
+}
+
+fn traces(counts: &[(TraceCounter, u64)]) -> Facts {
+    Facts { traces: Counts::of(counts), ..facts(vec![well(1)]) }
 }
 
 /// One source of workers for each problem.
@@ -293,6 +297,17 @@ fn of_daemon(symptom: Symptom) -> Option<Examples> {
     })
 }
 
+/// Of symptoms of traces.
+fn of_traces(symptom: Symptom) -> Option<Examples> {
+    Some(match symptom {
+        Symptom::TracesUndelivered => {
+            (traces(&[(TraceCounter::SpansGivenUp, 1)]), traces(&[(TraceCounter::Exports, 1)]))
+        }
+        Symptom::TracesLost => (traces(&[(TraceCounter::RecordsLost, 1)]), traces(&[(TraceCounter::Requests, 1)])),
+        _ => return None,
+    })
+}
+
 /// A sandbox without a fault.
 const WHOLE: InForce =
     InForce { mode: Mode::On, no_new_privileges: true, capabilities_dropped: true, filters: true, landlock: 7 };
@@ -325,6 +340,7 @@ fn every_symptom_is_found_at_its_threshold_and_not_below() {
         let (sick, well) = of_worker(*symptom)
             .or_else(|| of_routers(*symptom))
             .or_else(|| of_daemon(*symptom))
+            .or_else(|| of_traces(*symptom))
             .expect("every symptom has a row");
         assert_eq!(names(&sick), [symptom.name()], "{symptom:?}");
         assert!(!names(&well).contains(&symptom.name().to_owned()), "{symptom:?}");
@@ -428,6 +444,19 @@ fn of_several_refused_sources_the_first_is_named_and_the_rest_counted() {
     assert!(said[0].what.ends_with(": file f: torn, and 1 more."), "{}", said[0].what);
     let full = found(&daemon(Daemon::WorkersRefusedFull, 2));
     assert!(full[0].what.ends_with("no room for more workers. (workers_refused_full 2)"), "{}", full[0].what);
+}
+
+#[test]
+fn a_collector_that_takes_no_spans_explains_those_that_were_dropped() {
+    use TraceCounter::{BookingsUntracked, Exports, ExportsFailed, RecordsLost, SpansDropped, SpansRefused, SpansSent};
+    let named = |counts: &[(TraceCounter, u64)]| names(&traces(counts));
+    assert!(named(&[(ExportsFailed, 4), (Exports, 1), (SpansSent, 9)]).is_empty(), "later attempts succeeded");
+    assert_eq!(named(&[(ExportsFailed, 1)]), ["traces_undelivered"], "none has succeeded");
+    assert_eq!(named(&[(ExportsFailed, 1), (SpansDropped, 5), (RecordsLost, 5)]), ["traces_undelivered"]);
+    assert_eq!(named(&[(Exports, 9), (SpansRefused, 1)]), ["traces_undelivered"], "it rejects some");
+    for counter in [SpansDropped, BookingsUntracked] {
+        assert_eq!(named(&[(Exports, 9), (counter, 1)]), ["traces_lost"], "{counter:?}");
+    }
 }
 
 #[test]

@@ -52,6 +52,8 @@ class Engine:
     GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
     READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 
+    PONG = b"\x04\x05\x04PONG"
+
     def __init__(self, worker: int, host: str = "127.0.0.1", port: int | None = None):
         self.worker, self.host, self.port = worker, host, port or free_port()
         self.lock = threading.RLock()
@@ -80,8 +82,11 @@ class Engine:
                 received += peer.recv(4096) or self.broken()
             with self.lock:
                 self.peers.append(peer)
-            while peer.recv(4096):
-                pass
+            # While nothing is published, the other side asks for signs of life.
+            while received := peer.recv(4096):
+                if b"\x04PING" in received:
+                    with self.lock:
+                        peer.sendall(self.PONG)
         except OSError:
             pass
         with self.lock:

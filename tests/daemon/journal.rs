@@ -269,9 +269,14 @@ fn journals_that_are_cut_or_changed_are_used_as_far_as_they_can_be() {
         kit::run(&["what-if", text(&file), "--set", "mode=round-robin", "--seeds", "1", "--json"])
     };
     let whole: Value = serde_json::from_slice(&what_if(&bytes).stdout).expect("JSON");
-    let cut: Value = serde_json::from_slice(&what_if(&bytes[..bytes.len() * 2 / 3]).stdout).expect("JSON");
-    assert!(number(&cut["requests"]) < number(&whole["requests"]) && number(&cut["requests"]) > 40.0);
-    assert!(cut["remarks"].to_string().contains("cut off within a record"), "{cut}");
+    // One of two lengths may be the end of a record.
+    let cuts = [0, 1].map(|less| -> Value {
+        serde_json::from_slice(&what_if(&bytes[..bytes.len() * 2 / 3 - less]).stdout).expect("JSON")
+    });
+    for cut in &cuts {
+        assert!(number(&cut["requests"]) < number(&whole["requests"]) && number(&cut["requests"]) > 40.0);
+    }
+    assert!(cuts.iter().any(|cut| cut["remarks"].to_string().contains("cut off within a record")), "{cuts:?}");
     // One of two bytes may be of the four of a record's length, which then leads beyond the end.
     let remarks = [0, 6].map(|further| {
         let mut changed = bytes.clone();

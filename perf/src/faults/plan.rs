@@ -167,9 +167,7 @@ impl Round {
             pause: Duration::from_millis(random.random_range(200..4000)),
         }
     }
-}
 
-impl Round {
     /// The last round: nothing but a cut between two routers, or between a router and all others if there is a broker between
     /// them. TCP alone needs longest after such a fault, and there is no pause in which it could be over before it is measured.
     pub(super) fn last(random: &mut impl Rng, places: Places) -> Self {

@@ -1,5 +1,6 @@
 //! A NATS server as a process, and a stranger who speaks to it without a client library.
 
+use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,8 @@ impl NatsServer {
     pub(crate) fn stranger(&self) -> Stranger {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
-        let mut stranger = Stranger { reader: BufReader::new(stream.try_clone().expect("a copy")), stream };
+        let reader = BufReader::new(stream.try_clone().expect("a copy"));
+        let mut stranger = Stranger { reader, stream, early: VecDeque::new() };
         assert!(stranger.line().starts_with("INFO "));
         stranger.send(b"CONNECT {\"verbose\":false,\"headers\":true}\r\n");
         stranger.settle();
@@ -85,6 +87,8 @@ fn spawn(program: &PathBuf, port: u16, folder: &Arc<TempDir>) -> Process {
 pub(crate) struct Stranger {
     reader: BufReader<TcpStream>,
     stream: TcpStream,
+    /// Messages that came while it waited for something else.
+    early: VecDeque<(String, Vec<u8>)>,
 }
 
 impl Stranger {
@@ -106,10 +110,15 @@ impl Stranger {
     pub(crate) fn settle(&mut self) {
         self.send(b"PING\r\n");
         loop {
-            match self.line().trim_end() {
+            let line = self.line();
+            match line.trim_end() {
                 "PONG" => return,
                 "PING" => self.send(b"PONG\r\n"),
-                line => assert!(line.starts_with("INFO "), "{line}"),
+                line if line.starts_with("INFO ") => {}
+                line => {
+                    let message = self.payload_after(line);
+                    self.early.push_back(message.unwrap_or_else(|| panic!("{line}")));
+                }
             }
         }
     }
@@ -121,20 +130,31 @@ impl Stranger {
 
     /// The next message of its subscription: its subject and its bytes.
     pub(crate) fn message(&mut self) -> (String, Vec<u8>) {
+        if let Some(message) = self.early.pop_front() {
+            return message;
+        }
         loop {
             let line = self.line();
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            if matches!(words.first(), Some(&"MSG" | &"HMSG")) {
-                let bytes: usize = words.last().and_then(|bytes| bytes.parse().ok()).expect("a length");
-                let mut payload = vec![0; bytes + 2];
-                self.reader.read_exact(&mut payload).expect("a message");
-                payload.truncate(bytes);
-                // Its headers are none of the test's.
-                let headers = if words[0] == "HMSG" { words[words.len() - 2].parse().expect("a length") } else { 0 };
-                payload.drain(..headers);
-                return (words[1].to_owned(), payload);
+            if let Some(message) = self.payload_after(&line) {
+                return message;
             }
         }
+    }
+
+    /// The message that a line begins: its subject and its bytes; `None` = the line begins none.
+    fn payload_after(&mut self, line: &str) -> Option<(String, Vec<u8>)> {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        if !matches!(words.first(), Some(&"MSG" | &"HMSG")) {
+            return None;
+        }
+        let bytes: usize = words.last().and_then(|bytes| bytes.parse().ok()).expect("a length");
+        let mut payload = vec![0; bytes + 2];
+        self.reader.read_exact(&mut payload).expect("a message");
+        payload.truncate(bytes);
+        // Its headers are none of the test's.
+        let headers = if words[0] == "HMSG" { words[words.len() - 2].parse().expect("a length") } else { 0 };
+        payload.drain(..headers);
+        Some((words[1].to_owned(), payload))
     }
 
     fn line(&mut self) -> String {

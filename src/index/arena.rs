@@ -25,7 +25,7 @@
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
 use super::pages;
-use super::prefault::PrefaultedChunk;
+use super::prefault;
 use super::simd::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -95,8 +95,7 @@ impl ChunkRecord {
 #[derive(Debug)]
 pub(super) struct Arena {
     chunks: Arc<ChunkTable>,
-    /// The next chunk, if chunks are mapped ahead.
-    next_chunk: PrefaultedChunk,
+    /// Whether a chunk is asked for before it is needed.
     maps_ahead: bool,
     chunk_records: Vec<ChunkRecord>,
     runs: FreeRuns,
@@ -115,7 +114,6 @@ impl Arena {
     pub(super) fn new() -> Self {
         Self {
             chunks: Arc::new(ChunkTable::new()),
-            next_chunk: PrefaultedChunk::new(CHUNK_BYTES),
             maps_ahead: false,
             chunk_records: Vec::new(),
             runs: FreeRuns::new(),
@@ -317,7 +315,7 @@ impl Arena {
     /// Memory taken from the system and not given back, touched or not, bookkeeping included.
     pub(super) fn bytes(&self) -> u64 {
         let open = self.chunk_records.len() - self.released.len();
-        (self.chunks.bytes() + self.next_chunk.bytes() + open * (ChunkRecord::BYTES + CHUNK_BYTES)) as u64
+        (self.chunks.bytes() + open * (ChunkRecord::BYTES + CHUNK_BYTES)) as u64
     }
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
@@ -361,7 +359,7 @@ impl Arena {
         let first = self.fresh;
         self.fresh += granules;
         if self.maps_ahead && self.fresh_end - self.fresh < AHEAD_GRANULES {
-            self.next_chunk.ask();
+            prefault::ask();
         }
         self.know(self.fresh);
         Some(first)
@@ -384,7 +382,7 @@ impl Arena {
         if chunk + 1 >= CHUNKS_MAX {
             return None;
         }
-        self.chunks.open(chunk, &mut self.next_chunk)?;
+        self.chunks.open(chunk)?;
         self.chunk_records.push(ChunkRecord::new());
         // The rest of the chunk before is shorter than the longest extent; it becomes a run like any other.
         let (rest, length) = (self.fresh, self.fresh_end - self.fresh);
@@ -608,10 +606,10 @@ impl ChunkTable {
     /// the system has no memory, or if the chunk has no number.
     ///
     /// The first chunk has small pages: a shard that holds little takes little, and no event waits for a huge page.
-    fn open(&self, chunk: usize, prefaulted: &mut PrefaultedChunk) -> Option<()> {
+    fn open(&self, chunk: usize) -> Option<()> {
         let place = self.starts.get(chunk)?;
-        let new = || if chunk == 0 { pages::map_small(CHUNK_BYTES) } else { pages::map_huge(CHUNK_BYTES) };
-        let memory = prefaulted.take().or_else(new)?.as_ptr().cast::<u64>();
+        let memory = if chunk == 0 { pages::map_small(CHUNK_BYTES) } else { prefault::chunk() };
+        let memory = memory?.as_ptr().cast::<u64>();
         // Release: pairs with the Acquire of `ArenaView::words`. The content of the words is published later, by the
         // store that gives the reader their index; this orders only the chunk itself.
         place.store(memory, Ordering::Release);

@@ -1,14 +1,16 @@
-//! Prefaulting: a thread of its own maps and touches chunks of memory before a writer needs them.
+//! Prefaulting: a thread of its own maps and touches a chunk of memory before a writer needs it.
 //!
 //! The kernel finds and zeroes 2 MiB when a huge page is touched first. That takes 0.1 ms on a quiet machine, and 3 to
 //! 12 ms were measured on a virtual machine whose host had not backed the memory yet. All events of a shard would wait
-//! for it. So the writer asks for the next chunk while it fills the present one. A writer that is faster than the
-//! thread maps its chunk itself.
+//! for it. So a writer asks for a chunk while it fills its present one.
+//!
+//! There is one spare chunk for all shards of the process, so that memory that nobody uses yet does not grow with their
+//! number. A writer that finds it taken maps its chunk itself.
 
 #![expect(unsafe_code, reason = "memory is handed from thread to thread as a pointer")]
 
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
@@ -16,13 +18,11 @@ use super::pages;
 use crate::sandbox::{self, ThreadKind};
 use crate::watchdog::{Activity, ThreadMark};
 
+/// Bytes of a chunk.
+pub(super) const CHUNK_BYTES: usize = pages::HUGE_PAGE_BYTES;
+
 /// The thread. Unset where there is none: writers then map what they need.
 static THREAD: OnceLock<Prefaulter> = OnceLock::new();
-
-struct Prefaulter {
-    requests: Sender<Arc<Slot>>,
-    mark: Arc<ThreadMark>,
-}
 
 /// The mark of the thread, if it runs.
 pub(super) fn mark() -> Option<Arc<ThreadMark>> {
@@ -34,87 +34,103 @@ pub(super) fn start() {
     if cfg!(any(miri, kvrouted_loom)) || THREAD.get().is_some() {
         return;
     }
-    let (requests, slots) = channel::<Arc<Slot>>();
-    let mark = Arc::new(ThreadMark::new("index-pages", false));
-    let of_thread = Arc::clone(&mark);
-    let run = move || {
-        sandbox::enter(ThreadKind::IndexPages);
-        for slot in slots {
-            of_thread.begin_round(Activity::MappingMemory);
-            slot.fill();
-            of_thread.wait();
-        }
-    };
-    let thread = std::thread::Builder::new().name("index-pages".to_owned());
-    // It ends when the sender goes. Without it writers touch their memory themselves: later, not wrong.
-    if thread.spawn(run).is_ok() {
-        // A second caller at the same time drops its sender, and its thread ends.
-        let _ = THREAD.set(Prefaulter { requests, mark });
+    if let Some(thread) = Prefaulter::start() {
+        // A second caller at the same time drops its own, and that thread ends.
+        let _ = THREAD.set(thread);
     }
 }
 
-/// The chunk that a writer will need next.
-#[derive(Debug)]
-pub(super) struct PrefaultedChunk {
-    slot: Arc<Slot>,
-    is_asked: bool,
+/// Asks for a spare chunk, unless there is one.
+#[inline]
+pub(super) fn ask() {
+    if let Some(thread) = THREAD.get() {
+        thread.ask();
+    }
 }
 
-impl PrefaultedChunk {
-    /// For chunks of `chunk_bytes`.
-    pub(super) fn new(chunk_bytes: usize) -> Self {
-        Self { slot: Arc::new(Slot { chunk: AtomicPtr::new(ptr::null_mut()), chunk_bytes }), is_asked: false }
+/// A mapping of [`CHUNK_BYTES`] in huge pages, all zero and aligned to its size, that belongs to the caller: the spare
+/// chunk, or one whose pages nobody has touched. `None` = the system has no memory.
+pub(super) fn chunk() -> Option<NonNull<u8>> {
+    THREAD.get().and_then(Prefaulter::take).or_else(|| pages::map_huge(CHUNK_BYTES))
+}
+
+/// The thread, from the side of those who ask it.
+struct Prefaulter {
+    spare: Arc<Spare>,
+    requests: Sender<()>,
+    mark: Arc<ThreadMark>,
+}
+
+impl Prefaulter {
+    /// `None` if the system has no thread for it. Writers then touch their memory themselves: later, not wrong.
+    fn start() -> Option<Self> {
+        let (requests, asked) = channel::<()>();
+        let (spare, mark) = (Arc::new(Spare::default()), Arc::new(ThreadMark::new("index-pages", false)));
+        let run = {
+            let (spare, mark) = (Arc::clone(&spare), Arc::clone(&mark));
+            move || {
+                sandbox::enter(ThreadKind::IndexPages);
+                // It ends when the sender goes.
+                for () in asked {
+                    mark.begin_round(Activity::MappingMemory);
+                    spare.fill();
+                    mark.wait();
+                }
+            }
+        };
+        std::thread::Builder::new().name("index-pages".to_owned()).spawn(run).ok()?;
+        Some(Self { spare, requests, mark })
     }
 
-    /// Asks for a chunk, unless one was asked for and not taken.
     #[inline]
-    pub(super) fn ask(&mut self) {
-        if !self.is_asked {
+    fn ask(&self) {
+        if self.spare.is_wanted() {
             self.send();
         }
     }
 
     #[cold]
-    fn send(&mut self) {
-        self.is_asked = true;
-        if let Some(thread) = THREAD.get() {
+    fn send(&self) {
+        // Relaxed: of several that ask at once, one sends; the channel orders the rest.
+        if !self.spare.is_asked.swap(true, Ordering::Relaxed) {
             // The thread ends with the process only.
-            let _ = thread.requests.send(Arc::clone(&self.slot));
+            let _ = self.requests.send(());
         }
     }
 
-    /// The chunk that was asked for: a mapping of the chunk's bytes, all zero, that belongs to the caller. `None` = it
-    /// is not there yet.
-    pub(super) fn take(&mut self) -> Option<NonNull<u8>> {
-        self.is_asked = false;
-        self.slot.take()
-    }
-
-    /// Bytes that wait to be taken.
-    pub(super) fn bytes(&self) -> usize {
-        // Relaxed: only a figure.
-        if self.slot.chunk.load(Ordering::Relaxed).is_null() { 0 } else { self.slot.chunk_bytes }
+    fn take(&self) -> Option<NonNull<u8>> {
+        // Relaxed: a thread that reads the old value asks later, or once too often.
+        self.spare.is_asked.store(false, Ordering::Relaxed);
+        self.spare.take()
     }
 }
 
-/// Room for one chunk between the thread and a writer.
-#[derive(Debug)]
-struct Slot {
-    /// Null, or a mapping of `chunk_bytes` that belongs to the slot.
+/// Room for one chunk between the thread and the writers.
+#[derive(Debug, Default)]
+struct Spare {
+    /// Null, or a mapping that belongs to this.
     chunk: AtomicPtr<u8>,
-    chunk_bytes: usize,
+    /// Whether a chunk was asked for since the last one was taken.
+    is_asked: AtomicBool,
 }
 
-impl Slot {
-    /// Maps and touches a chunk.
+impl Spare {
+    /// Whether there is no chunk and nobody has asked for one.
+    #[inline]
+    fn is_wanted(&self) -> bool {
+        // Relaxed: hints; `send` and `fill` decide.
+        self.chunk.load(Ordering::Relaxed).is_null() && !self.is_asked.load(Ordering::Relaxed)
+    }
+
+    /// Maps and touches a chunk, unless there is one.
     fn fill(&self) {
         // Relaxed: only this thread makes it anything but null.
         if !self.chunk.load(Ordering::Relaxed).is_null() {
             return;
         }
-        if let Some(chunk) = pages::map_huge(self.chunk_bytes) {
+        if let Some(chunk) = pages::map_huge(CHUNK_BYTES) {
             // SAFETY: mapped just now, with this size, and known only here.
-            unsafe { pages::touch(chunk, self.chunk_bytes) };
+            unsafe { pages::touch(chunk, CHUNK_BYTES) };
             // Release: pairs with the Acquire of `take`, so that the zeros come before the address.
             self.chunk.store(chunk.as_ptr(), Ordering::Release);
         }
@@ -126,11 +142,11 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for Spare {
     fn drop(&mut self) {
         if let Some(chunk) = self.take() {
             // SAFETY: mapped in `fill` with this size, and never taken.
-            unsafe { pages::unmap(chunk.as_ptr(), self.chunk_bytes) };
+            unsafe { pages::unmap(chunk.as_ptr(), CHUNK_BYTES) };
         }
     }
 }
@@ -139,47 +155,73 @@ impl Drop for Slot {
 #[cfg(all(test, not(miri), not(kvrouted_loom)))]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
-    const CHUNK_BYTES: usize = 2 << 20;
-
-    #[test]
-    fn a_chunk_is_handed_over_once_and_another_is_asked_for() {
-        start();
-        let mut next = PrefaultedChunk::new(CHUNK_BYTES);
-        assert!(next.take().is_none(), "no chunk was asked for");
-        for _ in 0..3 {
-            next.ask();
-            next.ask();
-            let chunk = loop {
-                match next.slot.take() {
-                    Some(chunk) => break chunk,
-                    None => std::thread::yield_now(),
-                }
-            };
-            assert!(next.take().is_none(), "it was asked for once");
-            assert_eq!((chunk.as_ptr() as usize) % CHUNK_BYTES, 0);
-            // SAFETY: a mapping of that size, which is this test's now.
-            unsafe {
-                assert!(std::slice::from_raw_parts(chunk.as_ptr(), CHUNK_BYTES).iter().all(|byte| *byte == 0));
-                pages::unmap(chunk.as_ptr(), CHUNK_BYTES);
+    fn wait_for(mut found: impl FnMut() -> Option<NonNull<u8>>) -> NonNull<u8> {
+        loop {
+            match found() {
+                Some(chunk) => return chunk,
+                None => std::thread::yield_now(),
             }
         }
     }
 
+    fn unmap(chunk: NonNull<u8>) {
+        // SAFETY: a whole mapping of that size, which is this test's.
+        unsafe { pages::unmap(chunk.as_ptr(), CHUNK_BYTES) };
+    }
+
     #[test]
-    fn an_untaken_chunk_goes_with_the_writer_or_with_the_request() {
-        start();
-        for _ in 0..20 {
-            let mut next = PrefaultedChunk::new(CHUNK_BYTES);
-            next.ask();
-            drop(next);
+    fn a_chunk_is_handed_over_once_and_another_is_asked_for() {
+        let thread = Prefaulter::start().expect("a thread");
+        assert!(thread.take().is_none(), "no chunk was asked for");
+        for _ in 0..3 {
+            thread.ask();
+            thread.ask();
+            let chunk = wait_for(|| thread.spare.take());
+            assert!(thread.take().is_none(), "it was asked for once");
+            assert_eq!((chunk.as_ptr() as usize) % CHUNK_BYTES, 0);
+            // SAFETY: a mapping of that size, which is this test's now.
+            let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr(), CHUNK_BYTES) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            unmap(chunk);
         }
-        let mut last = PrefaultedChunk::new(CHUNK_BYTES);
-        last.ask();
-        // The thread answers requests in their order. It lets go of a slot after it has filled it.
-        while last.bytes() == 0 || Arc::strong_count(&last.slot) > 1 {
+    }
+
+    #[test]
+    fn a_chunk_that_one_writer_takes_is_asked_for_again_by_the_other() {
+        let thread = Prefaulter::start().expect("a thread");
+        let takes = || {
+            let taken = |_| {
+                wait_for(|| {
+                    thread.ask();
+                    thread.take()
+                })
+            };
+            (0..8).map(taken).map(|chunk| chunk.addr()).collect::<Vec<_>>()
+        };
+        let taken = std::thread::scope(|scope| {
+            let writers = [scope.spawn(takes), scope.spawn(takes)];
+            writers.map(|writer| writer.join().expect("it ends"))
+        });
+        let taken: Vec<_> = taken.concat();
+        assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), taken.len(), "each chunk has one owner");
+        for chunk in taken {
+            unmap(NonNull::without_provenance(chunk));
+        }
+    }
+
+    #[test]
+    fn an_untaken_chunk_goes_with_the_thread() {
+        let thread = Prefaulter::start().expect("a thread");
+        thread.ask();
+        while thread.spare.chunk.load(Ordering::Relaxed).is_null() {
             std::thread::yield_now();
         }
-        assert_eq!(last.bytes(), CHUNK_BYTES);
+        let spare = Arc::downgrade(&thread.spare);
+        drop(thread);
+        while spare.strong_count() > 0 {
+            std::thread::yield_now();
+        }
     }
 }

@@ -8,8 +8,8 @@
 
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
-use super::pages;
-use super::prefault::PrefaultedChunk;
+use super::prefault::CHUNK_BYTES;
+use super::{pages, prefault};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
@@ -17,8 +17,6 @@ use std::sync::Arc;
 
 /// Bytes of a line.
 const LINE_BYTES: usize = 64;
-/// Bytes of a chunk: a huge page where the system has them, except for the first chunk.
-const CHUNK_BYTES: usize = pages::HUGE_PAGE_BYTES;
 /// Lines of a chunk, as a power of two.
 const CHUNK_ORDER: u32 = (CHUNK_BYTES / LINE_BYTES).ilog2();
 /// Bytes of an ordinary page, at most: 4 KiB on x86-64, up to 64 KiB on aarch64. To ask the system takes a call that a
@@ -122,7 +120,6 @@ struct RowPool {
     first_free_lines: usize,
     /// The order of the largest row so far.
     order_most: u32,
-    next_chunk: PrefaultedChunk,
     maps_ahead: bool,
 }
 
@@ -140,7 +137,6 @@ impl RowPool {
             free_lines: 0,
             first_free_lines: 0,
             order_most: 0,
-            next_chunk: PrefaultedChunk::new(CHUNK_BYTES),
             maps_ahead: false,
         }
     }
@@ -162,7 +158,7 @@ impl RowPool {
         self.order_most = self.order_most.max(order);
         // The next row of that size needs another chunk.
         if self.maps_ahead && self.find(self.order_most).is_none() {
-            self.next_chunk.ask();
+            prefault::ask();
         }
         let chunk = self.chunks[chunk_of(first)].expect("a free block is in a chunk");
         // SAFETY: the line is inside the chunk.
@@ -208,7 +204,7 @@ impl RowPool {
     }
 
     fn idle_bytes(&self) -> usize {
-        (self.free_lines - self.first_free_lines) * LINE_BYTES + self.next_chunk.bytes()
+        (self.free_lines - self.first_free_lines) * LINE_BYTES
     }
 
     fn growth_bytes(&self, bytes: usize) -> usize {
@@ -231,11 +227,7 @@ impl RowPool {
     /// little.
     fn open_chunk(&mut self) -> u32 {
         let at = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
-        let memory = if at == 0 {
-            pages::map_small(CHUNK_BYTES)
-        } else {
-            self.next_chunk.take().or_else(|| pages::map_huge(CHUNK_BYTES))
-        };
+        let memory = if at == 0 { pages::map_small(CHUNK_BYTES) } else { prefault::chunk() };
         let memory = Some(mapped(memory, CHUNK_BYTES));
         match self.chunks.get_mut(at) {
             Some(chunk) => *chunk = memory,

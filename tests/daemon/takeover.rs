@@ -65,6 +65,8 @@ impl Site {
     /// The daemon of the site, whose worker holds the blocks of one prompt.
     fn start(&mut self) -> Daemon {
         let config = self.path("kvrouted.toml");
+        // Daemons that have taken over have subscribed too.
+        self.engine.forget_subscriptions();
         let daemon = Daemon::serve(Arc::clone(&self.folder), &["--config", text(&config)]);
         self.engine.await_subscription();
         // A block that is stored twice would make the worker a lower bound.

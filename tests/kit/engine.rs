@@ -52,6 +52,11 @@ impl Publisher {
         while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
     }
 
+    /// Takes note of the subscriptions that have come, so that the next one awaited is of who subscribes from now on.
+    pub(crate) fn forget_subscriptions(&self) {
+        while self.socket.recv_bytes(zmq::DONTWAIT).is_ok() {}
+    }
+
     /// The same publisher once it has a subscription.
     pub(crate) fn subscribed(self) -> Self {
         self.await_subscription();

@@ -141,6 +141,14 @@ impl Error {
         self
     }
 
+    /// Adds another remedy, for one who cannot do the first.
+    #[must_use]
+    pub fn or(mut self, remedy: &str) -> Self {
+        self.remedy.push_str(", or ");
+        self.remedy.push_str(remedy);
+        self
+    }
+
     /// Adds the time after which a retry makes sense.
     #[must_use]
     pub const fn retry_after_us(mut self, us: u32) -> Self {

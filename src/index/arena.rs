@@ -365,14 +365,9 @@ impl Arena {
         Some(first)
     }
 
-    /// Zeroes the granules up to this one that leave the fresh part for the first time.
+    /// Notes the granules up to this one that leave the fresh part for the first time: zeros, as they were mapped.
     fn know(&mut self, end: u32) {
-        if end > self.known {
-            let words = (end - self.known) << GRANULE_BITS;
-            // SAFETY: `known..end` lies in the newest chunk, and none of it has been handed out.
-            unsafe { self.chunks.at(self.known << GRANULE_BITS).write_bytes(0, words as usize) };
-            self.known = end;
-        }
+        self.known = self.known.max(end);
     }
 
     #[cold]

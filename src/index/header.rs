@@ -370,6 +370,20 @@ impl Line {
         self.close();
     }
 
+    /// Shows that the node has `len` blocks; a holder bit that covered all of it covers the new blocks too. The node has
+    /// no other holder bit.
+    pub(super) fn lengthen(&self, len: u16) {
+        self.open();
+        // Relaxed, all: as in `write`.
+        let small = self.0[3].load(Ordering::Relaxed);
+        self.0[3].store(small & !u64::from(u16::MAX) | u64::from(len), Ordering::Relaxed);
+        if small >> 32 > 0 {
+            let partial = Partial::unpack(self.0[5].load(Ordering::Relaxed));
+            self.0[5].store(Partial { cut: len, ..partial }.pack(), Ordering::Relaxed);
+        }
+        self.close();
+    }
+
     /// Removes the node from the line; `parent` is the value of an unused line to store. Closes the line if it was
     /// open.
     pub(super) fn vacate(&self, parent: u32) {
@@ -551,6 +565,23 @@ mod tests {
         let version = line.version();
         line.uncover();
         assert_eq!(line.read(), Some((version + 2, Header { mask: 0, partials_len: 0, overflow: 0, ..full() })));
+    }
+
+    #[test]
+    fn a_lengthened_line_keeps_its_other_fields() {
+        let line = Line::new();
+        let whole = Header { partials: [Partial::default(); PARTIALS_MAX], partials_len: 0, overflow: 0, ..full() };
+        let in_part = |cut| {
+            let mut partials = [Partial::default(); PARTIALS_MAX];
+            partials[0] = Partial { holder: u16::MAX, cut };
+            Header { partials, partials_len: 1, mask: 0, ..whole }
+        };
+        for (before, after) in [(whole, Header { len: 7, ..whole }), (in_part(6), Header { len: 7, ..in_part(7) })] {
+            line.publish(&before);
+            let version = line.version();
+            line.lengthen(7);
+            assert_eq!(line.read(), Some((version + 2, after)));
+        }
     }
 
     #[test]

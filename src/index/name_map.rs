@@ -264,6 +264,37 @@ impl Drop for NameMap {
     }
 }
 
+/// How many names ahead are prefetched.
+pub(super) const AHEAD: usize = 16;
+
+/// The spots of consecutive names. Each is computed some names before it is needed, so that its line is on its way.
+pub(super) struct SpotsAhead {
+    /// Those of the next names, each at its number modulo [`AHEAD`].
+    spots: [Spot; AHEAD],
+}
+
+impl SpotsAhead {
+    /// For the first of `names`.
+    #[inline]
+    pub(super) fn new(map: &NameMap, names: &[u64]) -> Self {
+        let mut spots = [Spot::default(); AHEAD];
+        for (spot, name) in spots.iter_mut().zip(names) {
+            *spot = map.prefetched(*name);
+        }
+        Self { spots }
+    }
+
+    /// The spot of name `at`. Called for one name after the other.
+    #[inline]
+    pub(super) fn next(&mut self, map: &NameMap, names: &[u64], at: usize) -> Spot {
+        let spot = self.spots[at % AHEAD];
+        if let Some(ahead) = names.get(at + AHEAD) {
+            self.spots[at % AHEAD] = map.prefetched(*ahead);
+        }
+        spot
+    }
+}
+
 /// Percent of the room up to which a segment may be filled, and below which it is underfull. A segment that has just
 /// changed size is far from both.
 const FULL_PERCENT: u64 = 90;

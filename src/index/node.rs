@@ -29,6 +29,11 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) const ROOT: Self = Self { node: NodeId::ROOT, at: 0 };
+
+    /// The next place in the node, or that behind its last block.
+    pub(super) const fn behind(self) -> Self {
+        Self { at: self.at + 1, ..self }
+    }
 }
 
 /// Words of the arena that belong to a node.

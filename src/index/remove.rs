@@ -8,8 +8,9 @@
 
 use super::RemoveOutcome;
 use super::holders::{HolderBit, Layer};
+use super::name_map::AHEAD;
 use super::node::{Column, Entry, Node, NodeId, Place, Run, Runs};
-use super::tree::{AHEAD, Tree};
+use super::tree::Tree;
 use super::worker::{Worker, digest_of};
 use crate::ids::{EngineHash, GroupId};
 use smallvec::{SmallVec, smallvec};

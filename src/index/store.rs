@@ -9,9 +9,9 @@
 //! store change no answer.
 
 use super::holders::{HolderBit, HolderState, Layer};
-use super::name_map::Spot;
+use super::name_map::SpotsAhead;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place, Run};
-use super::tree::{AHEAD, Tree};
+use super::tree::Tree;
 use super::worker::{Worker, digest_of};
 use super::{ShardLimits, StoreBlocks, StoreOutcome, types};
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed};
@@ -73,8 +73,18 @@ impl Worker {
         if layer == Layer::Windows || (known.is_none() && !self.layers[layer.index()].groups.is_empty()) {
             return Err(StoreError::NeedsSlowPath);
         }
+        let start = match store.parent {
+            None => Place::ROOT,
+            Some(parent) => self.find_last(tree, parent).ok_or(StoreError::NeedsSlowPath)?.behind(),
+        };
+        if let Some(holder) = known
+            && tree.append_in_room(start, holder, slice)?
+        {
+            self.show_appended(tree, StoreTarget { layer, group: store.group, holder }, slice, start);
+            return Ok(StoreOutcome { stored: blocks as u32, ..StoreOutcome::default() });
+        }
         let mut path = Path::new();
-        let place = self.follow(tree, store.parent, slice, &mut path)?;
+        let place = self.follow(tree, start, slice, &mut path)?;
         let on_path = path.last().map_or(0, |last| last.at + usize::from(last.to - last.from));
         let is_repeated = store.parent.is_none() && on_path == blocks;
         if is_repeated && !limits.counts_copies && self.is_ambiguous(tree, known, store, &path) {
@@ -107,22 +117,15 @@ impl Worker {
         tree.publish_holders();
     }
 
-    /// Follows a store along the existing nodes. Adds the runs that it matches to `path`, and returns the place behind
-    /// the last.
+    /// Follows a store along the existing nodes, from the place where its first block belongs. Adds the runs that it
+    /// matches to `path`, and returns the place behind the last.
     fn follow(
         &self,
         tree: &Tree,
-        parent: Option<EngineHash>,
+        mut place: Place,
         slice: BlockSlice<'_>,
         path: &mut Path,
     ) -> Result<Place, StoreError> {
-        let mut place = match parent {
-            None => Place::ROOT,
-            Some(parent) => {
-                let place = self.find_last(tree, parent).ok_or(StoreError::NeedsSlowPath)?;
-                Place { at: place.at + 1, ..place }
-            }
-        };
         let mut at = 0;
         while at < slice.len() {
             let node = &tree.nodes[place.node];
@@ -264,6 +267,17 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Counts and publishes blocks that were [appended](Tree::append_in_room) at a place.
+    fn show_appended(&mut self, tree: &mut Tree, target: StoreTarget, slice: BlockSlice<'_>, at: Place) {
+        self.gain(target, slice.names);
+        self.bound.change((0, 1 << target.layer.index()), slice.len() as u64);
+        self.layers[target.layer.index()].references += slice.len() as u64;
+        tree.publish_longer(at.node);
+        if let Some(last) = slice.names.last() {
+            self.last = (*last, Place { at: at.at + slice.len() as u16 - 1, ..at });
+        }
     }
 
     /// Publishes the prepared changes, farthest from the root first.
@@ -455,16 +469,14 @@ impl Tree {
         }
         let Self { name_map, arena, .. } = self;
         let name_of = |word: u32| arena.word(word);
-        // The spots of the names ahead, whose lines are on their way.
-        let mut spots = [Spot::default(); AHEAD];
-        for (spot, name) in spots.iter_mut().zip(names) {
-            *spot = name_map.prefetched(*name);
+        if let [name] = names {
+            // What an engine generates comes block by block: there is no name ahead.
+            let put = name_map.put_unless(name_map.spot(*name), base, |other| name_of(other) == *name, name_of);
+            return put.map_err(|_| StoreError::NeedsSlowPath);
         }
+        let mut spots = SpotsAhead::new(name_map, names);
         for (at, name) in names.iter().enumerate() {
-            let spot = spots[at % AHEAD];
-            if let Some(ahead) = names.get(at + AHEAD) {
-                spots[at % AHEAD] = name_map.prefetched(*ahead);
-            }
+            let spot = spots.next(name_map, names, at);
             let put = name_map.put_unless(spot, base + at as u32, |other| name_of(other) == *name, name_of);
             if put.is_err() {
                 for (at, name) in names[..at].iter().enumerate() {
@@ -618,6 +630,29 @@ impl Tree {
             && !node.has_children()
             && (node.forks, node.len < self.node_blocks_max) == (0, true)
             && (entry.holder, entry.cut, column.len, column.seed) == (holder, node.len, node.len, seed)
+    }
+
+    /// Appends a whole store to the leaf that ends at `place`, if the leaf [allows it](Self::may_append) and has room:
+    /// the case of every block that an engine generates. Returns whether it did. Readers see the blocks when the node is
+    /// [published](Self::publish_longer).
+    fn append_in_room(&mut self, place: Place, holder: HolderBit, slice: BlockSlice<'_>) -> Result<bool, StoreError> {
+        let node = &self.nodes[place.node];
+        let len = node.len;
+        if place.at != len || !self.may_append(place.node, holder, slice.seed) {
+            return Ok(false);
+        }
+        let (locals, names) = (node.locals, node.columns[0].names);
+        let room = self.node_blocks_max.min(locals.room).min(names.room) - len;
+        // Behind what was cut off, a reader may still compare blocks.
+        if slice.len() > usize::from(room) || node.written != len {
+            return Ok(false);
+        }
+        self.put_names(names.base + u32::from(len), slice.name_words(), DuplicateNames::Refused)?;
+        self.arena.write(locals.base + u32::from(len), slice.local_words());
+        let end = len + slice.len() as u16;
+        let node = &mut self.nodes[place.node];
+        (node.len, node.written, node.columns[0].len, node.entries[0].cut) = (end, end, end, end);
+        Ok(true)
     }
 
     /// Appends to a node that [allows it](Self::may_append) as many blocks as have room, and returns their number.
@@ -787,11 +822,12 @@ impl Tree {
 
     /// Lets names that have been copied lead to their new words.
     pub(super) fn rename(&mut self, from: u32, to: u32, len: u16) {
+        let Self { name_map, arena, .. } = self;
+        let names = arena.words(to, u32::from(len));
+        let mut spots = SpotsAhead::new(name_map, names);
         for at in 0..u32::from(len) {
-            if at + (AHEAD as u32) < u32::from(len) {
-                self.name_map.prefetch(self.name_map.spot(self.name(to + at + AHEAD as u32).0));
-            }
-            let replaced = self.name_map.replace(self.name_map.spot(self.name(to + at).0), from + at, to + at);
+            let spot = spots.next(name_map, names, at as usize);
+            let replaced = name_map.replace(spot, from + at, to + at);
             debug_assert!(replaced, "a name that moves was known");
         }
     }

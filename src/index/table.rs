@@ -228,7 +228,6 @@ impl TableWriter {
     }
 
     /// The header in a line, open or not.
-    #[cfg(test)]
     pub(super) fn header(&self, index: usize) -> Header {
         self.line(index).header()
     }
@@ -354,6 +353,11 @@ impl TableWriter {
     /// Shows that no holder bit covers a node any more.
     pub(super) fn uncover(&mut self, index: usize) {
         self.line(index).uncover();
+    }
+
+    /// Shows that a node has become longer, as [`Line::lengthen`] says.
+    pub(super) fn lengthen(&mut self, index: usize, len: u16) {
+        self.line(index).lengthen(len);
     }
 
     /// Whether a line holds the node of a key.

@@ -11,7 +11,7 @@
 use super::arena::{Arena, CHUNK_WORDS};
 use super::header::{Header, Overflow, encode};
 use super::holders::{HolderBit, HolderBits, HolderTable};
-use super::name_map::NameMap;
+use super::name_map::{NameMap, SpotsAhead};
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
 use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
@@ -70,8 +70,6 @@ pub(super) struct Tree {
 const NAME_BYTES_MAX: u64 = 22;
 /// Capacity of `touched` that is kept from one event to the next.
 const TOUCHED_KEPT: usize = 1024;
-/// How many names ahead are prefetched.
-pub(super) const AHEAD: usize = 16;
 
 impl Tree {
     /// An empty tree; `epoch` is the number of batches that had ended before it.
@@ -325,6 +323,23 @@ impl Tree {
         self.table.update(line, &header);
     }
 
+    /// Shows readers a node that has become longer, and in which the one holder bit that covers it still covers all of
+    /// it. Cheaper than [`publish`](Self::publish).
+    pub(super) fn publish_longer(&mut self, id: NodeId) {
+        let line = self.line(id).expect("a node has a header");
+        let node = &mut self.nodes[id];
+        node.line = line as u32;
+        let len = node.len;
+        #[cfg(test)]
+        super::failpoints::at_line(self.nodes[id].first, || self.table.open(line));
+        self.table.lengthen(line, len);
+        debug_assert_eq!(
+            self.table.header(line),
+            encode(id, &self.nodes[id], &self.holders, |_| 0),
+            "as published whole"
+        );
+    }
+
     /// Shows readers a node that lost coverage. Cheaper than [`publish`](Self::publish) for a leaf that no holder bit
     /// covers any more, which is about to be deleted.
     pub(super) fn publish_loss(&mut self, id: NodeId) {
@@ -395,32 +410,24 @@ impl Tree {
         }
     }
 
-    fn take_name(&mut self, name: u64, word: u32) {
-        let taken = self.name_map.take(self.name_map.spot(name), word);
-        debug_assert!(taken, "a name that is forgotten was known");
-        if !self.duplicate_names.is_empty()
-            && let Some(others) = self.duplicate_names.get_mut(&EngineHash(name))
-        {
-            *others -= 1;
-            if *others == 0 {
-                self.duplicate_names.remove(&EngineHash(name));
-            }
-        }
-    }
-
     /// Forgets the names of an extent from block `from` up to `to`.
     pub(super) fn take_names(&mut self, names: &Extent, from: u16, to: u16) {
-        for at in from..to.min(from + AHEAD as u16) {
-            let name = self.name(names.base + u32::from(at)).0;
-            self.name_map.prefetch(self.name_map.spot(name));
-        }
-        for at in from..to {
-            if let Some(ahead) = at.checked_add(AHEAD as u16).filter(|ahead| *ahead < to) {
-                let name = self.name(names.base + u32::from(ahead)).0;
-                self.name_map.prefetch(self.name_map.spot(name));
+        let Self { name_map, arena, duplicate_names, .. } = self;
+        let base = names.base + u32::from(from);
+        let names = arena.words(base, u32::from(to.saturating_sub(from)));
+        let mut spots = SpotsAhead::new(name_map, names);
+        for (at, name) in names.iter().enumerate() {
+            let spot = spots.next(name_map, names, at);
+            let taken = name_map.take(spot, base + at as u32);
+            debug_assert!(taken, "a name that is forgotten was known");
+            if !duplicate_names.is_empty()
+                && let Some(others) = duplicate_names.get_mut(&EngineHash(*name))
+            {
+                *others -= 1;
+                if *others == 0 {
+                    duplicate_names.remove(&EngineHash(*name));
+                }
             }
-            let word = names.base + u32::from(at);
-            self.take_name(self.name(word).0, word);
         }
     }
 

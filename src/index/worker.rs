@@ -169,7 +169,15 @@ impl Worker {
 
     /// Whether a block is bound: some layer refers to it.
     pub(super) fn binds(&self, node: &Node, at: u16) -> bool {
-        self.references().any(|(_, holder)| node.entry(holder).is_some_and(|entry| entry.covers(at)))
+        match &node.entries[..] {
+            [entry] => entry.covers(at) && self.groups().any(|group| group.holder == entry.holder),
+            _ => self.groups().any(|group| node.entry(group.holder).is_some_and(|entry| entry.covers(at))),
+        }
+    }
+
+    /// The groups of all layers.
+    fn groups(&self) -> impl Iterator<Item = &GroupHolder> {
+        self.layers.iter().flat_map(|layer| &layer.groups)
     }
 
     /// As [`find`](Self::find), for a name that was probably stored last.
@@ -177,9 +185,14 @@ impl Worker {
         let (last, place) = self.last;
         let is_there = || {
             let node = tree.nodes.get(place.node)?;
-            let column = node.columns.get(usize::from(self.column_of(node)?))?;
+            let (column, binds) = match (&node.entries[..], &self.layers[Layer::Device.index()].groups[..]) {
+                // Nearly always: in a node of its own, of the one group of its device.
+                ([entry], [group]) if entry.holder == group.holder => (entry.column, entry.covers(place.at)),
+                _ => (self.column_of(node)?, self.binds(node, place.at)),
+            };
+            let column = node.columns.get(usize::from(column))?;
             let same = place.at < column.len && tree.name(column.names.base + u32::from(place.at)) == name;
-            (same && self.binds(node, place.at)).then_some(place)
+            (same && binds).then_some(place)
         };
         let found = if last == name && place != Place::ROOT { is_there() } else { None };
         found.or_else(|| self.find(tree, name).map(|(place, _)| place))
@@ -308,7 +321,7 @@ impl Worker {
     /// An upper bound of what the worker's blocks take of the index after `more` are stored, if no other worker shares
     /// them: bytes for each block, and bytes for each node with an entry of the worker.
     pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
-        let nodes = self.references().map(|(_, holder)| u64::from(tree.holders.record(holder).nodes)).sum::<u64>();
+        let nodes = self.groups().map(|group| u64::from(tree.holders.record(group.holder).nodes)).sum::<u64>();
         // The new blocks may begin that many nodes.
         let (blocks, nodes) =
             (self.bound.all() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
@@ -392,7 +405,7 @@ impl Worker {
 
     /// Bytes of each group's new references.
     fn new_references_bytes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.layers.iter().flat_map(|layer| &layer.groups).map(|group| group.new_references.bytes())
+        self.groups().map(|group| group.new_references.bytes())
     }
 
     pub(super) fn bytes(&self) -> u64 {

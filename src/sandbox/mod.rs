@@ -173,13 +173,7 @@ pub fn forbid_to_programs(mode: Mode) -> Result<()> {
         Mode::On | Mode::Required => Refusal::Counted,
     };
     let forbidden = filter::of_forbidden_calls(kinds::FORBIDDEN_TO_PROGRAMS, refusal)?;
-    match seccompiler::apply_filter(&forbidden).map_err(not_installed) {
-        Err(error) if mode != Mode::Required => {
-            tracing::warn!(%error, "the sandbox lacks a part, and the process goes on without it");
-            Ok(())
-        }
-        done => done,
-    }
+    seccompiler::apply_filter(&forbidden).map_err(not_installed).or_else(|error| lacking(mode, "filters", error))
 }
 
 /// Confines this thread to what its kind needs. Without a sandbox it does nothing.
@@ -255,14 +249,7 @@ impl Confinement {
     fn start(plan: &Plan) -> Result<Self> {
         let refuses = plan.mode != Mode::Report;
         let refusal = if refuses { Refusal::Counted } else { Refusal::LoggedByKernel };
-        // Each step once, and what it lacks is an error only where the mode says so.
-        let lacking = |step: &'static str, error: Error| match plan.mode {
-            Mode::Required => Err(error),
-            _ => {
-                tracing::warn!(step, %error, "the sandbox lacks a part, and the process goes on without it");
-                Ok(())
-            }
-        };
+        let lacking = |step, error| lacking(plan.mode, step, error);
         let mut in_force = InForce { mode: plan.mode, ..InForce::default() };
         match rustix::thread::set_no_new_privs(true) {
             Ok(()) => in_force.no_new_privileges = true,
@@ -281,7 +268,7 @@ impl Confinement {
         if refuses {
             in_force.landlock = files::restrict(&plan.rules(plan.program.permits(&plan.bind_ports))?)?;
             if in_force.landlock == 0 {
-                let remedy = "use Linux 5.13 or newer with Landlock among its `lsm=`, or set sandbox.mode to \"on\"";
+                let remedy = "use Linux 5.13 or newer with Landlock among its `lsm=`";
                 lacking("files", Error::new(Kind::System, "the kernel has no Landlock", remedy))?;
                 kinds.values_mut().for_each(|confined| confined.rules = None);
             }
@@ -342,7 +329,16 @@ fn not_installed(cause: seccompiler::Error) -> Error {
 }
 
 fn system(what: &str, cause: std::io::Error) -> Error {
-    Error::new(Kind::System, what, "set sandbox.mode to \"on\" to go on without it").caused_by(cause)
+    Error::new(Kind::System, what, "check what the kernel and the container permit").caused_by(cause)
+}
+
+/// A step that could not be taken: an error only where the mode says so, otherwise a line of the log.
+fn lacking(mode: Mode, step: &'static str, error: Error) -> Result<()> {
+    if mode == Mode::Required {
+        return Err(error.or("set sandbox.mode to \"on\" to go on without it"));
+    }
+    tracing::warn!(step, %error, "the sandbox lacks a part, and the process goes on without it");
+    Ok(())
 }
 
 /// Drops all capabilities of this thread, for good; that to bind low ports only if they are all bound.
@@ -397,6 +393,19 @@ mod tests {
     fn modes_have_names() {
         for (mode, name) in Mode::ALL.iter().zip(Mode::NAMES) {
             assert_eq!(mode.name(), name);
+        }
+    }
+
+    #[test]
+    fn what_is_lacking_ends_a_start_only_in_mode_required_which_names_the_other_mode() {
+        for mode in Mode::ALL {
+            let error = system("capabilities cannot be dropped", std::io::Error::other("refused"));
+            assert!(!error.remedy().contains("sandbox.mode"), "{mode:?}: a log names no mode that may be set already");
+            let outcome = lacking(mode, "capabilities", error);
+            assert_eq!(outcome.is_err(), mode == Mode::Required, "{mode:?}");
+            if let Err(error) = outcome {
+                assert!(error.remedy().ends_with(", or set sandbox.mode to \"on\" to go on without it"), "{error}");
+            }
         }
     }
 

@@ -141,7 +141,7 @@ impl Error {
         self
     }
 
-    /// Adds another remedy, for one who cannot do the first.
+    /// Adds another remedy, for one who cannot do the first: both are shown, with "or" between them.
     #[must_use]
     pub fn or(mut self, remedy: &str) -> Self {
         self.remedy.push_str(", or ");

@@ -15,8 +15,8 @@
 //! behind it. One bit per granule says whether the granule is in a free run. Runs of 1 to 128 granules have a list per
 //! size; all longer runs share one list. So an extent of any size is found in a few steps. Two free runs never touch.
 //!
-//! The end of the newest chunk that was never handed out is **fresh**. It is not a run, nothing has been written to it,
-//! and so it costs no memory yet. Words are zeroed when they leave it, so every word below it may be read.
+//! The end of the newest chunk that was never handed out is **fresh**. It is not a run, and nothing has been written to
+//! it, so that it costs no memory unless it was mapped ahead. The system maps zeros, so every word below it may be read.
 //!
 //! A chunk with no granule in use gives its memory back to the system: it stays mapped, reads as zeros, is not a run,
 //! and has no bookkeeping. One such chunk is kept as a run, so that a shard whose size varies around a chunk's end does
@@ -45,7 +45,7 @@ const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 const CHUNK_GRANULES: u32 = CHUNK_WORDS / GRANULE_WORDS;
 const EXTENT_GRANULES_MAX: u32 = EXTENT_WORDS_MAX / GRANULE_WORDS;
 const CHUNK_BYTES: usize = CHUNK_WORDS as usize * size_of::<u64>();
-/// Granules of the newest chunk that are still fresh when the writer asks for the next chunk: half of it. That leaves
+/// Granules of the newest chunk that are still fresh when the writer asks for a spare chunk: half of it. That leaves
 /// 40 ms at 200 000 blocks a second if each block is a chain of its own, which takes two granules.
 const AHEAD_GRANULES: u32 = CHUNK_GRANULES / 2;
 /// Chunks without a granule in use that keep their memory.
@@ -124,7 +124,7 @@ impl Arena {
         }
     }
 
-    /// Has the next chunk mapped before it is needed from now on, or no longer.
+    /// Asks for a spare chunk before the next one is needed from now on, or no longer.
     pub(super) fn set_maps_ahead(&mut self, maps_ahead: bool) {
         self.maps_ahead = maps_ahead;
     }
@@ -365,7 +365,8 @@ impl Arena {
         Some(first)
     }
 
-    /// Notes the granules up to this one that leave the fresh part for the first time: zeros, as they were mapped.
+    /// Notes that the granules up to this one have left the fresh part. Those that leave it for the first time are zeros,
+    /// because the system maps zeros.
     fn know(&mut self, end: u32) {
         self.known = self.known.max(end);
     }
@@ -575,7 +576,7 @@ fn load_neighbours(memory: &ChunkTable, run: u32) -> (u32, u32) {
 
 #[inline]
 fn load(memory: &ChunkTable, word: u32) -> u64 {
-    // SAFETY: a word of a free run: in an open chunk, zeroed when it left the fresh part, and in no extent.
+    // SAFETY: a word of a free run: in an open chunk, which was mapped as zeros, and in no extent.
     unsafe { memory.at(word).read() }
 }
 

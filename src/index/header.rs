@@ -370,8 +370,8 @@ impl Line {
         self.close();
     }
 
-    /// Shows that the node has `len` blocks; a holder bit that covered all of it covers the new blocks too. The node has
-    /// no other holder bit.
+    /// Shows that the node has `len` blocks. Its only holder bit must have covered all of it, so there is one partial at
+    /// most and no overflow record, and covers the new blocks too.
     pub(super) fn lengthen(&self, len: u16) {
         self.open();
         // Relaxed, all: as in `write`.

@@ -69,7 +69,7 @@
 //!
 //! Removing a block that has others below it leaves a gap: nothing below changes, and everything below counts again
 //! when the block is stored again. Dormant blocks wait outside the tree (`worker`). Splits move no words (`maintain`),
-//! leaves grow in place (`store`), uncovered blocks are freed (`remove`), and chains without a branch become one node
+//! leaves grow in place (`new_blocks`), uncovered blocks are freed (`remove`), and chains without a branch become one node
 //! again (`maintain`).
 //!
 //! A store takes the **fast path** (`store`), runs of blocks at a time, or the **slow path** (`slow_path`), one block
@@ -107,6 +107,7 @@ mod lookup_walk;
 mod loom;
 mod maintain;
 mod name_map;
+mod new_blocks;
 mod node;
 mod node_pages;
 mod pages;

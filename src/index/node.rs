@@ -31,7 +31,7 @@ impl Place {
     pub(super) const ROOT: Self = Self { node: NodeId::ROOT, at: 0 };
 
     /// The next place in the node, or that behind its last block.
-    pub(super) const fn behind(self) -> Self {
+    pub(super) const fn following(self) -> Self {
         Self { at: self.at + 1, ..self }
     }
 }

@@ -4,8 +4,8 @@
 //! 12 ms were measured on a virtual machine whose host had not backed the memory yet. All events of a shard would wait
 //! for it. So a writer asks for a chunk while it fills its present one.
 //!
-//! There is one spare chunk for all shards of the process, so that memory that nobody uses yet does not grow with their
-//! number. A writer that finds it taken maps its chunk itself.
+//! There is one spare chunk for all shards of the process, so that memory that no block uses yet does not grow with
+//! their number. A writer that finds it taken, or not ready, maps its chunk itself.
 
 #![expect(unsafe_code, reason = "memory is handed from thread to thread as a pointer")]
 
@@ -49,7 +49,7 @@ pub(super) fn ask() {
 }
 
 /// A mapping of [`CHUNK_BYTES`] in huge pages, all zero and aligned to its size, that belongs to the caller: the spare
-/// chunk, or one whose pages nobody has touched. `None` = the system has no memory.
+/// chunk, or one whose pages are not touched yet. `None` = the system has no memory.
 pub(super) fn chunk() -> Option<NonNull<u8>> {
     THREAD.get().and_then(Prefaulter::take).or_else(|| pages::map_huge(CHUNK_BYTES))
 }
@@ -91,7 +91,7 @@ impl Prefaulter {
 
     #[cold]
     fn send(&self) {
-        // Relaxed: of several that ask at once, one sends; the channel orders the rest.
+        // Relaxed: the swap alone decides which of several that ask at once sends. Nothing else is passed by it.
         if !self.spare.is_asked.swap(true, Ordering::Relaxed) {
             // The thread ends with the process only.
             let _ = self.requests.send(());
@@ -99,9 +99,11 @@ impl Prefaulter {
     }
 
     fn take(&self) -> Option<NonNull<u8>> {
-        // Relaxed: a thread that reads the old value asks later, or once too often.
-        self.spare.is_asked.store(false, Ordering::Relaxed);
-        self.spare.take()
+        let chunk = self.spare.take();
+        // Afterwards, or a request made in between could be answered by the chunk that goes here, and no writer would ask
+        // again. Release: the swap in `take` comes before it for those who read it in `is_wanted`.
+        self.spare.is_asked.store(false, Ordering::Release);
+        chunk
     }
 }
 
@@ -115,11 +117,11 @@ struct Spare {
 }
 
 impl Spare {
-    /// Whether there is no chunk and nobody has asked for one.
+    /// Whether there is no chunk and none was asked for.
     #[inline]
     fn is_wanted(&self) -> bool {
-        // Relaxed: hints; `send` and `fill` decide.
-        self.chunk.load(Ordering::Relaxed).is_null() && !self.is_asked.load(Ordering::Relaxed)
+        // Acquire: pairs with the Release in `Prefaulter::take`. Relaxed: a chunk that came meanwhile is seen by `fill`.
+        !self.is_asked.load(Ordering::Acquire) && self.chunk.load(Ordering::Relaxed).is_null()
     }
 
     /// Maps and touches a chunk, unless there is one.

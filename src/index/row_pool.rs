@@ -68,7 +68,7 @@ impl Rows {
         Self(Arc::new(Mutex::new(RowPool::new())))
     }
 
-    /// Sets whether the next chunk is mapped before a row needs it.
+    /// Sets whether a spare chunk is asked for before a row needs it.
     pub(super) fn set_maps_ahead(&self, maps_ahead: bool) {
         self.0.lock().maps_ahead = maps_ahead;
     }

@@ -5,8 +5,9 @@
 
 use super::arena::CHUNK_WORDS;
 use super::holders::{HolderBit, HolderState, Layer};
+use super::new_blocks::{BlockSlice, DuplicateNames, StoreError};
 use super::node::{NodeId, Place};
-use super::store::{BlockSlice, DuplicateNames, StoreError, StoreTarget};
+use super::store::StoreTarget;
 use super::tree::Tree;
 use super::worker::{Allowance, DormantBlock, Worker, mixed};
 use super::{Binding, Refusal, ShardLimits, Shortfall, StoreBlocks, StoreOutcome};

@@ -323,8 +323,8 @@ impl Tree {
         self.table.update(line, &header);
     }
 
-    /// Shows readers a node that has become longer, and in which the one holder bit that covers it still covers all of
-    /// it. Cheaper than [`publish`](Self::publish).
+    /// Shows readers the new length of a node whose one entry covers all of it, as it did before. They must see everything
+    /// else of the node already. Cheaper than [`publish`](Self::publish).
     pub(super) fn publish_longer(&mut self, id: NodeId) {
         let line = self.line(id).expect("a node has a header");
         let node = &mut self.nodes[id];
@@ -336,7 +336,7 @@ impl Tree {
         debug_assert_eq!(
             self.table.header(line),
             encode(id, &self.nodes[id], &self.holders, |_| 0),
-            "as published whole"
+            "readers see nothing else of the node that is out of date"
         );
     }
 

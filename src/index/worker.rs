@@ -186,7 +186,8 @@ impl Worker {
         let is_there = || {
             let node = tree.nodes.get(place.node)?;
             let (column, binds) = match (&node.entries[..], &self.layers[Layer::Device.index()].groups[..]) {
-                // Nearly always: in a node of its own, of the one group of its device.
+                // Nearly always the node is the worker's alone, and the worker has one group on its device. What the last
+                // arm finds is then known.
                 ([entry], [group]) if entry.holder == group.holder => (entry.column, entry.covers(place.at)),
                 _ => (self.column_of(node)?, self.binds(node, place.at)),
             };

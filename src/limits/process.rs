@@ -24,7 +24,7 @@ pub const MEMORY_MARGIN_PERCENT: u64 = 5;
 
 // ---- What parts reserve and take at most ------------------------------------------------------------------
 
-/// Code, libraries, and what every daemon allocates at its start, bytes.
+/// Code, libraries, what every daemon allocates at its start, and the chunk that is mapped ahead of all shards, bytes.
 pub const PROCESS_BYTES: u64 = 24 << 20;
 /// Stack and heap that each thread touches, bytes.
 pub const THREAD_BYTES: u64 = 256 << 10;

@@ -9,7 +9,7 @@
 
 use super::holders::{HolderBit, HolderState, Layer};
 use super::new_blocks::{BlockSlice, DuplicateNames, StoreError};
-use super::node::{Column, Node, NodeId, Place, Run};
+use super::node::{Column, NodeId, Place, Run};
 use super::tree::Tree;
 use super::worker::{Worker, digest_of};
 use super::{ShardLimits, StoreBlocks, StoreOutcome, types};

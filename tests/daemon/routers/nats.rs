@@ -73,7 +73,8 @@ fn a_server_that_is_restarted_at_once_costs_at_most_a_gap() {
         until_equal(&at_b, &a.address(), &at_a);
     }
     until("none counts", || others_requests(&at_b, 1) + others_requests(&at_b, 2) == 0);
-    assert!(at_b.counter("router_links_lost") >= 3);
+    // It is shown a few times a second.
+    until("three lost connections are counted", || at_b.counter("router_links_lost") >= 3);
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(super) fn chunk() -> Option<NonNull<u8>> {
     THREAD.get().and_then(Prefaulter::take).or_else(|| pages::map_huge(CHUNK_BYTES))
 }
 
-/// The thread, from the side of those who ask it.
+/// What writers share with the thread.
 struct Prefaulter {
     spare: Arc<Spare>,
     requests: Sender<()>,
@@ -101,7 +101,7 @@ impl Prefaulter {
     fn take(&self) -> Option<NonNull<u8>> {
         let chunk = self.spare.take();
         // Afterwards, or a request made in between could be answered by the chunk that goes here, and no writer would ask
-        // again. Release: the swap in `take` comes before it for those who read it in `is_wanted`.
+        // again. Release: pairs with the Acquire in `is_wanted`. Who reads `false` there sees that the chunk is gone.
         self.spare.is_asked.store(false, Ordering::Release);
         chunk
     }

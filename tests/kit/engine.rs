@@ -52,7 +52,7 @@ impl Publisher {
         while self.socket.recv_bytes(0).expect("a subscription").first() != Some(&1) {}
     }
 
-    /// Takes note of the subscriptions that have come, so that the next one awaited is of who subscribes from now on.
+    /// Drops the reports of earlier subscriptions: the next one that is awaited comes from now on.
     pub(crate) fn forget_subscriptions(&self) {
         while self.socket.recv_bytes(zmq::DONTWAIT).is_ok() {}
     }

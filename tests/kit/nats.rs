@@ -116,7 +116,7 @@ impl Stranger {
                 "PING" => self.send(b"PONG\r\n"),
                 line if line.starts_with("INFO ") => {}
                 line => {
-                    let message = self.payload_after(line);
+                    let message = self.message_after(line);
                     self.early.push_back(message.unwrap_or_else(|| panic!("{line}")));
                 }
             }
@@ -135,14 +135,14 @@ impl Stranger {
         }
         loop {
             let line = self.line();
-            if let Some(message) = self.payload_after(&line) {
+            if let Some(message) = self.message_after(&line) {
                 return message;
             }
         }
     }
 
     /// The message that a line begins: its subject and its bytes; `None` = the line begins none.
-    fn payload_after(&mut self, line: &str) -> Option<(String, Vec<u8>)> {
+    fn message_after(&mut self, line: &str) -> Option<(String, Vec<u8>)> {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         if !matches!(words.first(), Some(&"MSG" | &"HMSG")) {
             return None;

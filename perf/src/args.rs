@@ -7,11 +7,13 @@ use serde::{Serialize, Serializer};
 
 use crate::ingest::Shape;
 
+mod cores;
 mod faults;
 mod fleet;
 mod gateway;
 mod socket;
 
+pub(crate) use cores::CoresArgs;
 pub(crate) use faults::FaultsArgs;
 pub(crate) use fleet::{FleetArgs, FleetEnginesArgs};
 pub(crate) use gateway::{Asked, GatewayArgs, UpstreamArgs, Way};
@@ -37,6 +39,8 @@ pub(crate) enum Command {
     Ingest(IngestArgs),
     /// Time kvrouted's decision with its booking beside its peer's, in process.
     Decide(DecideArgs),
+    /// Measure how decisions scale with serving threads, and ingest with shards, in process.
+    Cores(CoresArgs),
     /// Ask kvrouted's decision and its peer's the same random questions; fails where the answers differ.
     Parity(ParityArgs),
     /// Ask kvrouted's daemon, a bare server and the peer's selection service over their sockets.

@@ -3,12 +3,14 @@
 //!
 //! `trace` or `generator` → `fleet` → `tape` → (`ours` | `peer` | `oracle`) → `measure`, `memory`, `verify` →
 //! `compare` → `report`, `chart`. `soak` watches our side alone. `ingest` feeds both sides over sockets.
-//! `decide` times decisions on both sides, `parity` compares them. `gateway` measures proxies over HTTP. `large_fleet`
-//! runs daemons on thousands of ranks, `faults` several routers in a network that fails. What the figures mean is in the README.
+//! `decide` times decisions on both sides, `parity` compares them. `cores` measures ours on several threads. `gateway`
+//! measures proxies over HTTP. `large_fleet` runs daemons on thousands of ranks, `faults` several routers in a network
+//! that fails. What the figures mean is in the README.
 
 mod args;
 mod chart;
 mod compare;
+mod cores;
 mod decide;
 mod failure;
 mod faults;
@@ -43,8 +45,8 @@ use clap::Parser;
 use serde::Serialize;
 
 use crate::args::{
-    Cli, Command, DecideArgs, FaultsArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs, OutputArgs,
-    ParityArgs, SocketArgs,
+    Cli, Command, CoresArgs, DecideArgs, FaultsArgs, FleetArgs, GatewayArgs, IndexArgs, IngestArgs, LaneArgs,
+    OutputArgs, ParityArgs, SocketArgs,
 };
 use crate::failure::Failure;
 
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Index(args) => index(args, &mut out),
         Command::Ingest(args) => ingest_over_sockets(args, &mut out),
         Command::Decide(args) => time_decisions(args, &mut out),
+        Command::Cores(args) => scale_in_process(args, &mut out),
         Command::Parity(args) => compare_decisions(args, &mut out),
         Command::IngestSend(args) => {
             // The child speaks for itself.
@@ -108,6 +111,12 @@ fn time_decisions(args: &DecideArgs, out: &mut impl Write) -> Result<(), Failure
     let report = decide::run(args)?;
     let (json, table) = (json(&report)?, report.table());
     show(&args.output, out, (&json, &table))
+}
+
+fn scale_in_process(args: &CoresArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let report = cores::run(args)?;
+    let (json, text) = (json(&report)?, report.text());
+    show(&args.output, out, (&json, &text))
 }
 
 fn ask_over_sockets(args: &SocketArgs, out: &mut impl Write) -> Result<(), Failure> {

@@ -75,6 +75,18 @@ impl Feed {
         &self.events[start..self.batch_ends[batch]]
     }
 
+    /// Whose events a batch has.
+    fn worker_of(&self, batch: usize) -> u16 {
+        self.batch(batch)[0].worker
+    }
+
+    /// Blocks stored and removed by some batches.
+    #[must_use]
+    pub(crate) fn blocks_in(&self, batches: &[usize]) -> u64 {
+        let events = batches.iter().flat_map(|batch| self.batch(*batch));
+        events.map(|event| u64::from(event.to - event.from)).sum()
+    }
+
     fn blocks<'a>(&'a self, event: &Event) -> Blocks<'a> {
         let range = event.from as usize..event.to as usize;
         Blocks { parent: event.parent, hashes: &self.hashes[range.clone()], locals: &self.locals[range] }
@@ -156,18 +168,10 @@ impl Ours {
     /// index would be wrong. Checked in every measured run.
     pub(crate) fn apply(&mut self, feed: &Feed, batches: Range<usize>) {
         for batch in batches {
-            let events = feed.batch(batch);
-            self.begin_batch(events[0].worker);
-            for (at, event) in events.iter().enumerate() {
-                if events.len() > LOOK_AHEAD_EVENTS {
-                    let first =
-                        |ahead: usize| events.get(at + ahead).and_then(|event| feed.blocks(event).hashes.first());
-                    let (far, near) = (first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
-                    self.at(event.worker).0.look_ahead(far.copied(), near.copied());
-                }
-                self.apply_event(event, feed.blocks(event));
-            }
-            self.end_batch(events[0].worker);
+            let worker = feed.worker_of(batch);
+            let (writer, slot) = self.at(worker);
+            apply_batch(writer, slot, feed, batch);
+            self.end_batch(worker);
         }
     }
 
@@ -276,19 +280,81 @@ impl Ours {
     }
 
     fn apply_event(&mut self, event: &Event, blocks: Blocks<'_>) {
-        let Blocks { parent, hashes, locals } = blocks;
         let (writer, slot) = self.at(event.worker);
-        match event.action {
-            Action::Store => {
-                let store = StoreBlocks { parent, hashes, locals, tier: event.tier, group: GROUP, seed: SEED };
-                let outcome = writer.store(slot, &store);
-                let whole = outcome.stored as usize == hashes.len() && outcome.dormant == 0;
-                assert!(whole, "{event:?}: {outcome:?}");
+        apply_event(writer, slot, event, blocks);
+    }
+
+    /// Takes the index apart: the writer of each shard, in the order of shards, each of which can go to a thread of its
+    /// own.
+    #[must_use]
+    pub(crate) fn into_shards(self) -> Vec<Shard> {
+        let Self { writers, places, .. } = self;
+        let shard = |(id, writer)| Shard { id: ShardId(id), writer, places: places.clone() };
+        (0..).zip(writers).map(shard).collect()
+    }
+}
+
+/// The writer of one shard, as an ingest thread has it.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    id: ShardId,
+    writer: ShardWriter,
+    /// Of the workers of all shards.
+    places: Vec<Place>,
+}
+
+impl Shard {
+    /// The batches of this shard's workers.
+    #[must_use]
+    pub(crate) fn batches(&self, feed: &Feed) -> Vec<usize> {
+        let is_ours = |batch: &usize| self.places[usize::from(feed.worker_of(*batch))].shard == self.id;
+        (0..feed.batches()).filter(is_ours).collect()
+    }
+
+    /// Applies batches of this shard's workers by direct calls.
+    ///
+    /// # Panics
+    /// As [`Ours::apply`].
+    pub(crate) fn apply(&mut self, feed: &Feed, batches: &[usize]) {
+        for batch in batches {
+            let slot = self.places[usize::from(feed.worker_of(*batch))].slot;
+            apply_batch(&mut self.writer, slot, feed, *batch);
+            self.writer.publish();
+            // As in `Ours::end_batch`.
+            while self.writer.is_choked() {
+                std::thread::yield_now();
+                self.writer.publish();
             }
-            Action::Remove => {
-                let outcome = writer.remove(slot, event.tier, GROUP, hashes);
-                assert!(outcome.unknown == 0, "{event:?}: {outcome:?}");
-            }
+        }
+    }
+}
+
+/// Applies a batch of one worker, and leaves its end to the caller.
+fn apply_batch(writer: &mut ShardWriter, slot: WorkerSlot, feed: &Feed, batch: usize) {
+    let events = feed.batch(batch);
+    writer.begin_batch(slot);
+    for (at, event) in events.iter().enumerate() {
+        if events.len() > LOOK_AHEAD_EVENTS {
+            let first = |ahead: usize| events.get(at + ahead).and_then(|event| feed.blocks(event).hashes.first());
+            let (far, near) = (first(LOOK_AHEAD_EVENTS), first(LOOK_AHEAD_EVENTS / 2));
+            writer.look_ahead(far.copied(), near.copied());
+        }
+        apply_event(writer, slot, event, feed.blocks(event));
+    }
+}
+
+fn apply_event(writer: &mut ShardWriter, slot: WorkerSlot, event: &Event, blocks: Blocks<'_>) {
+    let Blocks { parent, hashes, locals } = blocks;
+    match event.action {
+        Action::Store => {
+            let store = StoreBlocks { parent, hashes, locals, tier: event.tier, group: GROUP, seed: SEED };
+            let outcome = writer.store(slot, &store);
+            let whole = outcome.stored as usize == hashes.len() && outcome.dormant == 0;
+            assert!(whole, "{event:?}: {outcome:?}");
+        }
+        Action::Remove => {
+            let outcome = writer.remove(slot, event.tier, GROUP, hashes);
+            assert!(outcome.unknown == 0, "{event:?}: {outcome:?}");
         }
     }
 }

@@ -13,8 +13,9 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 
 use self::ours::Ours;
+pub(crate) use self::ours::{filled, scheme};
 use self::peer::Peer;
-use self::prompts::Prompts;
+pub(crate) use self::prompts::Prompts;
 pub(crate) use self::report::Report;
 use self::report::{Fleet, Row, Times};
 use crate::args::{DecideArgs, TapeArgs};
@@ -24,11 +25,11 @@ use crate::measure::{Percentiles, clock_ns};
 use crate::tape::Tape;
 
 /// Prompts that are asked for: the last ones of the tape.
-const PROMPTS_MAX: usize = 4000;
+pub(crate) const PROMPTS_MAX: usize = 4000;
 /// Decisions before the first that counts.
-const WARM_UP: usize = 500;
+pub(crate) const WARM_UP: usize = 500;
 /// Longest time that is told from longer ones.
-const NS_MAX: u64 = 10_000_000_000;
+pub(crate) const NS_MAX: u64 = 10_000_000_000;
 /// Blocks that a fleet of any other size than the first holds together, and each worker at least.
 const FLEET_BLOCKS: u32 = 1_280_000;
 const CAPACITY_MIN: u32 = 1000;

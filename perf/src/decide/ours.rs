@@ -17,6 +17,24 @@ use crate::ours::{Feed, Ours as Index};
 use crate::table::{SPACE, record, table};
 use crate::tape::Tape;
 
+/// How the blocks of a tape are cut.
+pub(crate) const fn scheme(args: &TapeArgs) -> Scheme {
+    Scheme { block_size: args.block_size, window: Window::Plain }
+}
+
+/// An index of one shard that has applied a feed, and the table of its workers.
+///
+/// # Errors
+/// There is no room for the workers.
+pub(crate) fn filled(feed: &Feed, args: &TapeArgs) -> Result<(Index, FleetTable), Failure> {
+    let mut index = Index::new(args.workers, 1)?;
+    index.apply(feed, 0..feed.batches());
+    let workers = (0..args.workers)
+        .map(|worker| record(u32::from(worker), Worker::new(u64::from(worker), 0), index.slot(worker)))
+        .collect();
+    Ok((index, table(scheme(args), PoolRole::Both, workers)))
+}
+
 /// A filled index, a fleet and its loads.
 pub(crate) struct Ours {
     scheme: Scheme,
@@ -38,18 +56,12 @@ impl Ours {
     /// # Errors
     /// There is no room for the workers.
     pub(crate) fn new(tape: &Tape, args: &TapeArgs) -> Result<Self, Failure> {
-        let scheme = Scheme { block_size: args.block_size, window: Window::Plain };
-        let mut index = Index::new(args.workers, 1)?;
-        let feed = Feed::new(&tape.nodes, &tape.script);
-        index.apply(&feed, 0..feed.batches());
-        let workers = (0..args.workers)
-            .map(|worker| record(u32::from(worker), Worker::new(u64::from(worker), 0), index.slot(worker)))
-            .collect();
+        let (index, fleet) = filled(&Feed::new(&tape.nodes, &tape.script), args)?;
         let loads = Loads::new(usize::from(args.workers), LoadsConfig::default());
         let session = loads.open_session(None, 0).map_err(contract)?;
         Ok(Self {
-            scheme,
-            fleet: table(scheme, PoolRole::Both, workers),
+            scheme: scheme(args),
+            fleet,
             indexes: [index.index()],
             loads,
             affinities: AffinityTable::new(0, 0),

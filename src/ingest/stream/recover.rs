@@ -221,10 +221,11 @@ impl Stream {
         }
     }
 
-    /// Ends the recovery of a stream of which nothing is known if its very first batch waits: nothing is missing.
+    /// Ends the recovery of a stream of which nothing is known if its very first batch waits: nothing is missing. A
+    /// snapshot that has begun goes on: what has come of it must not be counted once more from the first batch on.
     fn settle_if_nothing_is_missing(&mut self, now: Now) {
-        let first = self.state.first_seq();
-        if self.gate.last().is_none() && self.last_dropped.is_none() && first == Some(EventSeq(0)) {
+        let is_unknown = self.gate.last().is_none() && self.last_dropped.is_none() && !self.is_taking_snapshot();
+        if is_unknown && self.state.first_seq() == Some(EventSeq(0)) {
             if let Some(recovery) = &mut self.recovery {
                 recovery.settled();
             }

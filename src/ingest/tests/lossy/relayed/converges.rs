@@ -395,3 +395,17 @@ fn another_generation_is_a_restart_though_sequences_go_on() {
     assert_eq!((world.router.count(C::SnapshotsTaken), world.router.count(C::Gaps)), (1, 0));
     assert_eq!(world.router.trust().level, TrustLevel::Exact);
 }
+
+#[test]
+fn a_snapshot_that_has_begun_is_taken_though_the_whole_stream_arrives_meanwhile() {
+    let late = Weather { delayed: 0.8, ..FINE };
+    for seed in 0..200 {
+        let mut world = World::new(seed, late, 2);
+        (1..4).for_each(|block| world.work(&Work::Compute(vec![block]), Fate::Arrives));
+        world.replay(&[1, 2, 3, 1, 2, 3].map(|block| Work::Compute(vec![block, block])));
+        world.heal();
+        let trust = world.router.trust();
+        assert_eq!((trust.level, trust.reasons.is_empty()), (TrustLevel::Exact, true), "seed {seed}: {trust:?}");
+        world.is_equal().expect("equal");
+    }
+}

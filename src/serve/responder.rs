@@ -134,9 +134,13 @@ impl<S: Service> RoutingResponder<S> {
         self.mark.enter(Activity::Deciding);
         // Taken out while the request borrows it.
         let mut scratch = self.scratch.take().unwrap_or_default();
-        let answered = match decode_request(header.kind, body, &mut scratch) {
-            Ok(request) => self.dispatch(peer, (header, body), &request, out),
-            Err(error) => Err(error),
+        let answered = {
+            // Matched by reference: a request is large, and costs a copy each time that it moves.
+            let decoded = decode_request(header.kind, body, &mut scratch);
+            match decoded {
+                Ok(ref request) => self.dispatch(peer, (header, body), request, out),
+                Err(error) => Err(error),
+            }
         };
         self.scratch = Some(scratch);
         answered

@@ -1,21 +1,22 @@
 //! Replies that the daemon encodes from its own tables: decisions, overlaps, outcomes of bookings, and the fleet.
 
-use fb::{Candidate, OverlapEntry, OverlapReply, Removal};
+use fb::{OverlapEntry, OverlapReply, Removal};
 use flatbuffers::WIPOffset;
 
+use super::candidates::{CANDIDATE_BYTES, Candidates};
 use super::encode_reply::{Builder, ReplyEncoder, retry_after_us};
 use super::frame_composer::{FrameWriter, Layout, PADDING, REFERENCE, element};
 use super::header::FrameKind;
 use super::message::{ServerLimits, WatchCursor};
 use super::schema_conversions::{
-    COST_TERMS, device_to_wire, match_to_wire, mode_to_wire, other_to_wire, outcome_to_wire, role_to_wire, scheme_args,
-    state_to_wire, terms_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
+    device_to_wire, match_to_wire, mode_to_wire, other_to_wire, outcome_to_wire, role_to_wire, scheme_args,
+    state_to_wire, tiers_to_wire, trust_to_wire, worker_to_wire,
 };
 use crate::fleet::{FleetTable, Space, WorkerRecord};
 use crate::ids::{CorrelationId, SpaceId};
 use crate::limits::{REPLY_BYTES_PER_QUANTUM_MAX, WORKERS_PAGE_MAX};
 use crate::protocol::{BookingHandle, BookingOutcome};
-use crate::route::{Decision, Rule, Scored};
+use crate::route::{Decision, Rule};
 use crate::schema_generated::routing as fb;
 
 const ROUTE_REPLY: Layout<104, 38> = Layout::of(&[
@@ -36,18 +37,6 @@ const ROUTE_REPLY: Layout<104, 38> = Layout::of(&[
     (fb::RouteReply::VT_MATCH_, 1),
     (fb::RouteReply::VT_MODE, 1),
     (fb::RouteReply::VT_OTHERS, REFERENCE),
-]);
-
-const CANDIDATE: Layout<96, 20> = Layout::of(&[
-    (Candidate::VT_DP_RANK, 4),
-    (Candidate::VT_WORKER_ID, 8),
-    (Candidate::VT_COST, 8),
-    (Candidate::VT_OVERLAP, 16),
-    (Candidate::VT_TRUST, 40),
-    (Candidate::VT_NAME, REFERENCE),
-    (Candidate::VT_TERMS, REFERENCE),
-    (Candidate::VT_STATE, 1),
-    (PADDING, 7),
 ]);
 
 const REMOVAL: Layout<12, 8> = Layout::of(&[(Removal::VT_RULE, REFERENCE), (Removal::VT_WORKERS, REFERENCE)]);
@@ -80,11 +69,10 @@ const _: () = {
 
 /// Bytes reserved for a reply: more than most take.
 const REPLY_BYTES: usize = 256;
-/// Bytes reserved for each candidate, with its name.
-const CANDIDATE_BYTES: usize = 160;
 
 impl ReplyEncoder {
-    /// Answers a route with `decision`; `fleet` names the candidates.
+    /// Answers a route with `decision`; `fleet` names the candidates. Of all tables that one encoder gets, those of one
+    /// version are equal.
     pub fn route(
         &mut self,
         id: CorrelationId,
@@ -120,7 +108,7 @@ impl ReplyEncoder {
         let bytes = REPLY_BYTES + listed * CANDIDATE_BYTES;
         let mut frame = FrameWriter::begin(out, FrameKind::RouteReply, id, bytes);
         let root = frame.table(reply);
-        let mut candidates = Candidates::begin(&mut frame, explain, fleet);
+        let mut candidates = Candidates::begin(&mut frame, explain, (fleet, &mut self.candidates));
         let place = candidates.write(&decision.candidates);
         let prefill = prefill.map(|prefill| candidates.write(&prefill.candidates));
         frame.refer_field((&ROUTE_REPLY, root), fb::RouteReply::VT_CANDIDATES, place);
@@ -278,66 +266,6 @@ fn write_outcome(kind: FrameKind, id: CorrelationId, (outcome, instance_id): (Bo
     let mut frame = FrameWriter::begin(out, kind, id, REPLY_BYTES);
     let root = frame.table(reply);
     frame.end(root);
-}
-
-/// Writes candidates. All of them share one vtable.
-struct Candidates<'f, 'o> {
-    frame: &'f mut FrameWriter<'o>,
-    fleet: &'f FleetTable,
-    layout: usize,
-    /// The vtable of their terms, if they are explained.
-    terms_layout: Option<usize>,
-}
-
-impl<'f, 'o> Candidates<'f, 'o> {
-    fn begin(frame: &'f mut FrameWriter<'o>, explain: bool, fleet: &'f FleetTable) -> Self {
-        let mut candidate = CANDIDATE.blank();
-        candidate.leave_out(Candidate::VT_TERMS, !explain);
-        let layout = frame.vtable(candidate.vtable_bytes());
-        let terms_layout = explain.then(|| frame.vtable(COST_TERMS.vtable_bytes()));
-        Self { frame, fleet, layout, terms_layout }
-    }
-
-    /// Writes a vector of candidates, each with its name and its terms after it. Returns its place.
-    fn write(&mut self, listed: &[Scored]) -> usize {
-        let vector = self.frame.references(listed.len());
-        for (n, scored) in listed.iter().enumerate() {
-            let name = self.fleet.worker(scored.index).map(|record| record.name.as_str());
-            let place = self.write_one(scored, name);
-            self.frame.refer(element(vector, n), place);
-        }
-        vector
-    }
-
-    fn write_one(&mut self, scored: &Scored, name: Option<&str>) -> usize {
-        let frame = &mut *self.frame;
-        let mut candidate = CANDIDATE.blank();
-        candidate.set(Candidate::VT_WORKER_ID, scored.worker.id.0.to_le_bytes());
-        candidate.set(Candidate::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
-        candidate.set(Candidate::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
-        candidate.set(Candidate::VT_TRUST, trust_to_wire(scored.trust).0);
-        candidate.set(Candidate::VT_COST, scored.terms.cost.to_le_bytes());
-        candidate.set(Candidate::VT_STATE, [state_to_wire(scored.state).0]);
-        let Some(name) = name else {
-            // A worker that has just left has no name, and so another layout.
-            candidate.leave_out(Candidate::VT_NAME, true);
-            candidate.leave_out(Candidate::VT_TERMS, self.terms_layout.is_none());
-            let place = frame.table(candidate);
-            self.write_terms(place, scored);
-            return place;
-        };
-        let place = frame.table_with_string(self.layout, (&mut candidate, Candidate::VT_NAME), name);
-        self.write_terms(place, scored);
-        place
-    }
-
-    /// Writes the terms of the candidate at `place`, if they are explained.
-    fn write_terms(&mut self, place: usize, scored: &Scored) {
-        if let Some(layout) = self.terms_layout {
-            let terms = self.frame.table_with_vtable(layout, &mut terms_to_wire(&scored.terms));
-            self.frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
-        }
-    }
 }
 
 /// Writes one entry for each rule that excluded workers, in the rules' order. Returns the vector's place.

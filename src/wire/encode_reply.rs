@@ -3,6 +3,8 @@
 
 use flatbuffers::{FlatBufferBuilder, WIPOffset};
 
+#[cfg(feature = "daemon")]
+use super::candidates::CandidateTemplates;
 use super::header::{FRAME_IDENTIFIER, FrameKind, append_frame};
 use super::schema_conversions::side_to_wire;
 use crate::error::{Error, Kind};
@@ -12,11 +14,13 @@ use crate::schema_generated::routing as fb;
 
 pub(super) type Builder = FlatBufferBuilder<'static>;
 
-/// Encodes replies. Its buffers are reused: once they have grown, it allocates only when `out` must grow.
+/// Encodes replies. Its buffers are reused: once they have grown, it allocates only when `out` or the fleet must grow.
 #[derive(Default)]
 pub struct ReplyEncoder {
     pub(super) builder: Builder,
     pub(super) loads: Vec<WIPOffset<fb::PotentialLoad<'static>>>,
+    #[cfg(feature = "daemon")]
+    pub(super) candidates: CandidateTemplates,
 }
 
 impl std::fmt::Debug for ReplyEncoder {

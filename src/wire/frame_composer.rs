@@ -62,6 +62,13 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
         u16::from_le_bytes([self.vtable[field as usize], self.vtable[field as usize + 1]]) as usize
     }
 
+    /// Sets a field of a table of this layout that is in the send buffer.
+    #[inline(always)]
+    pub(super) fn overwrite<const BYTES: usize>(&self, table: &mut [u8], field: VOffsetT, value: [u8; BYTES]) {
+        let at = self.at(field);
+        table[at..at + BYTES].copy_from_slice(&value);
+    }
+
     /// The vtable of a table that has all fields.
     pub(super) const fn vtable_bytes(&self) -> &[u8] {
         &self.vtable
@@ -70,6 +77,32 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
     /// A table without values.
     pub(super) const fn blank(&self) -> Table<'_, TABLE, VTABLE> {
         Table { layout: self, bytes: [0; TABLE], written: TABLE, vtable: self.vtable }
+    }
+}
+
+/// A table and the string behind it, ready to be copied: `BYTES` bytes, of which the first `used` count.
+#[derive(Clone, Copy)]
+pub(super) struct Template<const BYTES: usize> {
+    bytes: [u8; BYTES],
+    used: usize,
+}
+
+impl<const BYTES: usize> Template<BYTES> {
+    /// The template of a table and of a string to which `field` refers; `None` if both together exceed `BYTES`.
+    pub(super) fn with_string<const T: usize, const V: usize>(
+        (table, field): (&mut Table<'_, T, V>, VOffsetT),
+        text: &str,
+    ) -> Option<Self> {
+        debug_assert_eq!(table.written, T, "a template has the whole table");
+        table.refer_behind(field);
+        let (text_at, text_end) = (T + REFERENCE, T + REFERENCE + text.len());
+        // With the zero behind the text, and padded, so that what follows is aligned.
+        let used = (text_end + 1).next_multiple_of(FRAME_ALIGN_BYTES);
+        let mut bytes = [0; BYTES];
+        bytes.get_mut(..used)?[..T].copy_from_slice(&table.bytes);
+        bytes[T..text_at].copy_from_slice(&(text.len() as u32).to_le_bytes());
+        bytes[text_at..text_end].copy_from_slice(text.as_bytes());
+        Some(Self { bytes, used })
     }
 }
 
@@ -181,6 +214,13 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
         self.set_if(field, value);
     }
 
+    /// Lets a field refer to the string that follows the table.
+    #[inline]
+    fn refer_behind(&mut self, field: VOffsetT) {
+        const { assert!(TABLE.is_multiple_of(REFERENCE), "the length of the string is aligned") };
+        self.set(field, ((TABLE - self.layout.at(field)) as u32).to_le_bytes());
+    }
+
     /// Leaves a field out if `is_absent`.
     #[inline]
     pub(super) fn leave_out(&mut self, field: VOffsetT, is_absent: bool) {
@@ -277,13 +317,31 @@ impl<'o> FrameWriter<'o> {
         (table, field): (&mut Table<'_, T, V>, VOffsetT),
         text: &str,
     ) -> usize {
-        const { assert!(T.is_multiple_of(REFERENCE), "the length of the string is aligned") };
-        table.set(field, ((T - table.layout.at(field)) as u32).to_le_bytes());
+        table.refer_behind(field);
         let place = self.table_with_vtable(vtable, table);
         self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
         self.out.extend_from_slice(text.as_bytes());
         self.out.push(0);
         place
+    }
+
+    /// Appends a table of `TABLE` bytes, and the string behind it, with the vtable at `vtable`. Returns the table's place,
+    /// and its bytes for what the template does not say.
+    #[inline]
+    pub(super) fn table_of_template<const TABLE: usize, const BYTES: usize>(
+        &mut self,
+        vtable: usize,
+        template: &Template<BYTES>,
+    ) -> (usize, &mut [u8]) {
+        const { assert!(TABLE <= BYTES, "the template begins with the table") };
+        self.align(FRAME_ALIGN_BYTES, 0);
+        let (place, from) = (self.place(), self.out.len());
+        // All bytes and back is faster than a copy of a number that is not known at compile time.
+        self.out.extend_from_slice(&template.bytes);
+        self.out.truncate(from + template.used);
+        let table = &mut self.out[from..from + TABLE];
+        table[..REFERENCE].copy_from_slice(&((place - vtable) as i32).to_le_bytes());
+        (place, table)
     }
 
     /// Appends a string. Returns its place.

@@ -6,6 +6,8 @@
 
 pub(crate) mod admin;
 #[cfg(feature = "daemon")]
+mod candidates;
+#[cfg(feature = "daemon")]
 mod daemon_replies;
 mod decode_reply;
 mod decode_request;

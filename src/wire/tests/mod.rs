@@ -12,8 +12,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::error::{Error, Kind, Side};
-use crate::fleet::{FleetTable, SchemeCell, Space};
-use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex};
+use crate::fleet::{FleetTable, SchemeCell, Space, WorkerRecord};
+use crate::ids::{CorrelationId, EventSeq, Scheme, SpaceId, TierBlocks, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::limits::{CANDIDATES_MAX, FRAME_HEADER_BYTES, NAME_BYTES_MAX};
 use crate::protocol::OtherLoad;
 use crate::protocol::{

@@ -256,3 +256,45 @@ proptest! {
         prop_assert_eq!(decode_request(header.kind, body, &mut scratch).unwrap(), Request::Route(request));
     }
 }
+
+/// A worker in place `place` that another one may have had before.
+fn named(place: u32, worker: u64, name: &str) -> WorkerRecord {
+    let slot = WorkerSlot(place as u16);
+    WorkerRecord { name: name.to_owned(), ..WorkerRecord::new(WorkerIndex(place), Worker::new(worker, 1), slot) }
+}
+
+#[test]
+fn names_are_those_of_the_fleet_table_of_the_reply() {
+    let (mut encoder, (decision, fleet)) = (ReplyEncoder::default(), decision());
+    let mut names = |version: u64, workers: Vec<WorkerRecord>| {
+        let fleet = FleetTable { version, workers, ..fleet.clone() };
+        let listed = fleet.workers.iter().map(|record| Scored {
+            index: record.index,
+            worker: record.worker,
+            ..decision.candidates[0]
+        });
+        let decision = Decision { candidates: listed.collect(), ..decision.clone() };
+        // Twice: made, and made before.
+        let replies = [(); 2].map(|()| {
+            let mut out = Vec::new();
+            encoder.route(ID, &decision, false, &fleet, &mut out);
+            out
+        });
+        assert_eq!(replies[0], replies[1]);
+        let (header, body) = split(&replies[1]);
+        let Reply::Route(reply) = decode_reply(header.kind, body).unwrap() else { panic!("another kind") };
+        let worker =
+            |it: &crate::wire::Candidate| (it.name.clone(), it.worker, it.overlap, it.trust, it.cost.to_bits());
+        let sent = fleet.workers.iter().map(|record| {
+            let Scored { overlap, trust, terms, .. } = decision.candidates[0];
+            (record.name.clone(), record.worker, overlap, trust, terms.cost.to_bits())
+        });
+        assert_eq!(reply.candidates.iter().map(worker).collect::<Vec<_>>(), sent.collect::<Vec<_>>());
+    };
+    names(1, vec![named(0, 1, "a"), named(5, 2, "b")]);
+    names(2, vec![named(0, 1, "renamed"), named(5, 2, "b"), named(6, 3, "")]);
+    // Around the length beyond which a name has no template.
+    for (version, bytes) in (3..).zip(50..70) {
+        names(version, vec![named(0, 1, &"n".repeat(bytes)), named(5, 2, &"ä".repeat(bytes / 2)), named(6, 7, "c")]);
+    }
+}

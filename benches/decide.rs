@@ -106,7 +106,7 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32, policy: &Policy) {
                 seed += 1;
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
-                let (chosen, locals) = (decision.candidates[0], scratch.locals(&decision));
+                let (chosen, locals) = (decision.candidates[0], scratch.locals(&request, &decision));
                 let block_size = scratch.request_facts().block_size;
                 let booked = loads.book(
                     session,

@@ -18,7 +18,7 @@ pub(crate) enum SimdLevel {
     Avx2,
     /// AVX-512F.
     Avx512,
-    /// AVX-512DQ and AVX-512IFMA: wide registers with products of 52 bits.
+    /// AVX-512DQ, VL and IFMA: IFMA has products of 52 bits, VL gives AVX-512 instructions to narrower registers.
     Avx512Ifma,
 }
 
@@ -54,10 +54,13 @@ impl SimdLevel {
             Self::Scalar
         } else if !is_x86_feature_detected!("avx512f") {
             Self::Avx2
-        } else if !is_x86_feature_detected!("avx512dq") || !is_x86_feature_detected!("avx512ifma") {
-            Self::Avx512
-        } else {
+        } else if is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512ifma")
+        {
             Self::Avx512Ifma
+        } else {
+            Self::Avx512
         }
     }
 

@@ -122,6 +122,16 @@ pub fn given_hashes(hashes_le: &[u8], out: &mut Vec<LocalHash>) {
     bytes.copy_from_slice(whole);
 }
 
+/// Local hashes that were given as little-endian u64, without a copy. `None` if they are not aligned, if bytes are left
+/// over, or on a big-endian processor; then [`given_hashes`] copies them.
+#[must_use]
+#[expect(unsafe_code, reason = "bytes are read as a newtype over u64")]
+pub fn given_in_place(hashes_le: &[u8]) -> Option<&[LocalHash]> {
+    // SAFETY: `LocalHash` is a transparent newtype of `u64`, of which any bytes are valid values.
+    let (before, hashes, after) = unsafe { hashes_le.align_to::<LocalHash>() };
+    (cfg!(target_endian = "little") && before.is_empty() && after.is_empty()).then_some(hashes)
+}
+
 /// Clears `out` and fills it with the sequence hashes of `locals`. Each needs the one before it, so they are computed
 /// one after the other.
 pub fn sequence_hashes(locals: &[LocalHash], out: &mut Vec<SequenceHash>) {

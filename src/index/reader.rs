@@ -219,8 +219,13 @@ impl Depths {
 
     /// Overwrites `blocks` with the device blocks of these workers, in the same order.
     pub fn devices(&self, workers: impl Iterator<Item = (ShardId, WorkerSlot)>, blocks: &mut [u32]) {
+        // Neighbours often share a shard: all of them do where there is one.
+        let mut of_shard = None::<&ShardDepths>;
         for (blocks, (shard, slot)) in blocks.iter_mut().zip(workers) {
-            *blocks = self.device(shard, slot);
+            if of_shard.is_none_or(|depths| depths.shard != shard) {
+                of_shard = self.shard(shard);
+            }
+            *blocks = of_shard.map_or(0, |depths| depths.device(slot));
         }
     }
 

@@ -41,7 +41,7 @@ impl HitAudit {
         if chosen.overlap.total() > 0 {
             self.counters.bump(chosen.index, RouteCounter::OverlapsFound);
         }
-        let before = self.repeats.sent(request.space, scratch.locals(decision), chosen.index, now_ms);
+        let before = self.repeats.sent(request.space, scratch.locals(request, decision), chosen.index, now_ms);
         let Some(record) = before.and_then(|worker| fleet.worker(worker)) else { return };
         if record.space != request.space {
             return;

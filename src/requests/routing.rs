@@ -23,7 +23,7 @@ use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, MatchStatus, Mode, Policy, PotentialLoads, RouteRequest, Scratch,
-    Wait, advance_round_robin, demand, overlaps, potential_loads, propose, seconds,
+    View, Wait, advance_round_robin, demand, overlaps, potential_loads, propose, propose_again, seconds,
 };
 use crate::traces::{TracedDecision, TracedOutcome, TracedRequest, TracedWorker, Tracer};
 use crate::trust::TrustLevel;
@@ -31,6 +31,9 @@ use crate::trust::TrustLevel;
 /// A request is decided at most this often again because the chosen worker has just left; then its gateway gets the
 /// error.
 const LEAVERS_CHOSEN_MAX: usize = 4;
+
+/// How a decision is made: [`propose`] or [`propose_again`].
+type Propose = fn(&View<'_>, &RouteRequest<'_>, &mut Scratch, Draws, &mut Decision) -> Result<()>;
 
 /// The service of one serving thread, with its own readers, buffers, random numbers and counters.
 pub(crate) struct RoutingService {
@@ -91,6 +94,10 @@ impl RoutingService {
 
     /// Decides without advancing the round-robin counter.
     pub(super) fn decide(&mut self, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
+        self.decide_by(propose, request, decision)
+    }
+
+    fn decide_by(&mut self, propose: Propose, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
@@ -176,7 +183,7 @@ impl RoutingService {
         // Another thread may have booked the same worker meanwhile: decide once more with the present loads.
         if self.scratch.chosen_moved(decision, &self.tables.loads) {
             self.metrics.counters.bump(CoreCounter::RoutesDecidedAgain);
-            self.decide(request, decision)?;
+            self.decide_by(propose_again, request, decision)?;
         }
         if let Some(wait) = self.wait(request, decision) {
             return Ok(Routed::Busy(Box::new(wait)));
@@ -187,7 +194,7 @@ impl RoutingService {
         // Of a pair, the journal and the trace have the decode half.
         let is_whole = !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
         let (is_recorded, is_traced) = (self.sample.is_recorded && is_whole, self.traced.is_some() && is_whole);
-        let locals = self.scratch.shared_locals(decision);
+        let locals = self.scratch.shared_locals(request, decision);
         let demand = Demand { is_recorded, is_traced, ..demand(request, decision, chosen, block_size, locals) };
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
@@ -241,7 +248,7 @@ impl RoutingService {
         else {
             return;
         };
-        let locals = self.scratch.locals(decision);
+        let locals = self.scratch.locals(request, decision);
         if locals.is_empty() {
             return;
         }
@@ -260,7 +267,7 @@ impl RoutingService {
             sample: self.sample,
             waited_ns: self.waited_ns,
             expected_output_tokens: request.expected_output_tokens,
-            locals: (decision.matched == MatchStatus::Matched).then(|| self.scratch.locals(decision)),
+            locals: (decision.matched == MatchStatus::Matched).then(|| self.scratch.locals(request, decision)),
         };
         if self.recorder.note((at_ns, request.space), &policy, observation, (decision, &noted)) == Noted::Lost {
             self.metrics.counters.bump(CoreCounter::JournalLost);

@@ -27,14 +27,15 @@ pub struct PoolFacts {
 }
 
 impl PoolFacts {
-    /// The facts of these workers that the policy's costs depend on. `recent` is that of each of them, without the rest
-    /// of its row: mode `latency` reads no more.
+    /// The facts of these workers that the policy's costs depend on. `recent` gives the recent work of
+    /// the worker at a place among them: mode `latency` reads no more of a row.
     #[must_use]
+    #[inline(always)]
     pub fn of(
         policy: &Policy,
         request: &RequestFacts,
         running: impl ExactSizeIterator<Item = WorkerFacts> + Clone,
-        recent: impl Iterator<Item = RecentWork>,
+        recent: impl Fn(usize) -> RecentWork,
     ) -> Self {
         let mut pool = Self { count: running.len() as u32, ..Self::default() };
         pool.round_robin_first = request.round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
@@ -65,14 +66,30 @@ const LOAD_MAX: f64 = 0.8;
 /// The mean time of an output before any request of the workers has ended, seconds.
 const DECODE_S_PRIOR: f64 = 8.0;
 
+/// Workers whose shares are computed at once.
+const SHARES_AT_ONCE: usize = 8;
+
 /// [`PoolFacts::later_wait`] and [`PoolFacts::decode_s`] of `count` workers, at least one, at a time from [`recent_ms`].
-#[inline]
-pub(crate) fn later_wait_and_decode_s(recent: impl Iterator<Item = RecentWork>, count: u32, now_ms: u32) -> (f64, f64) {
-    let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0_u32);
-    for recent in recent {
-        share += recent.prefill_share_at(now_ms);
-        decode_s += f64::from(recent.decode_s);
-        known += u32::from(recent.decodes > 0);
+#[inline(always)]
+pub(crate) fn later_wait_and_decode_s(recent: impl Fn(usize) -> RecentWork, count: u32, now_ms: u32) -> (f64, f64) {
+    let (workers, mut share, mut decode_s, mut known) = (count as usize, 0.0, 0.0, 0_u32);
+    // Shares are computed several at once, and added one after the other: a sum in another order has other bits.
+    let (mut first, mut shares) = (0, [0.0; SHARES_AT_ONCE]);
+    while first < workers {
+        let at_once = SHARES_AT_ONCE.min(workers - first);
+        let mut recents = [RecentWork::default(); SHARES_AT_ONCE];
+        for (to, place) in recents[..at_once].iter_mut().zip(first..) {
+            *to = recent(place);
+        }
+        for (to, recent) in shares.iter_mut().zip(&recents) {
+            *to = recent.prefill_share_at(now_ms);
+        }
+        for (of_worker, recent) in shares[..at_once].iter().zip(&recents) {
+            share += of_worker;
+            decode_s += f64::from(recent.decode_s);
+            known += u32::from(recent.decodes > 0);
+        }
+        first += at_once;
     }
     let load = (share / f64::from(count)).min(LOAD_MAX);
     (load / (1.0 - load), if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR })
@@ -115,6 +132,7 @@ pub(super) fn is_plain(policy: &Policy, request: &RequestFacts) -> bool {
 }
 
 /// Overwrites `costs` with the plain cost of every worker, if [`is_plain`].
+#[inline(always)]
 pub(super) fn plain_costs(
     policy: &Policy,
     request: &RequestFacts,
@@ -370,6 +388,31 @@ mod tests {
     }
 
     #[test]
+    fn shares_that_are_computed_at_once_have_the_bits_of_a_sum_one_by_one() {
+        let recents: Vec<RecentWork> = (0..40_u16)
+            .map(|at| RecentWork {
+                prefill_share: f32::from(at * 37 % 11) / 7.0,
+                at_ms: u32::from(at) * 977,
+                decode_s: f32::from(at % 13) / 3.0,
+                decodes: u32::from(at % 3),
+            })
+            .collect();
+        let now_ms = 41_000;
+        for count in 1..=recents.len() {
+            let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0);
+            for recent in &recents[..count] {
+                share += recent.prefill_share_at(now_ms);
+                decode_s += f64::from(recent.decode_s);
+                known += u32::from(recent.decodes > 0);
+            }
+            let load: f64 = (share / count as f64).min(LOAD_MAX);
+            let expected = (load / (1.0 - load), if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR });
+            let found = later_wait_and_decode_s(|place| recents[place], count as u32, now_ms);
+            assert_eq!((found.0.to_bits(), found.1.to_bits()), (expected.0.to_bits(), expected.1.to_bits()), "{count}");
+        }
+    }
+
+    #[test]
     fn an_idle_worker_without_blocks_costs_prefill_and_decode() {
         let terms = cost(&Policy::kv(), &request_facts(), &held(0, 0, 0, 0), 0);
         // 100 tokens are 6.25 blocks to prefill and 6 whole blocks to decode.
@@ -498,7 +541,7 @@ mod tests {
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
             let counted = RequestFacts { round_robin_counter: 4, ..request_facts() };
-            let recent = workers.iter().map(|facts| facts.load.recent);
+            let recent = |place: usize| workers[place].load.recent;
             let pool = PoolFacts::of(&policy, &counted, workers.iter().copied(), recent);
             let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);

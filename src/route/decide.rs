@@ -1,25 +1,26 @@
 //! One decision, run to completion: observe, judge, and the load to book.
 
-use super::affinity::{AffinityEffect, factor};
-use super::cost::{PoolFacts, cost, is_plain, plain_costs};
 use super::decision::{Decision, Scored};
-use super::observation::{Observation, PlainFacts, WorkerFacts};
-use super::policy::Policy;
-use super::read_observation::{self, ObservationBuffers, View, observe};
+use super::judge::judge;
+use super::observation::Observation;
+use super::read_observation::{self, ObservationBuffers, View, hashes_in_place, observe, observe_bookings};
 use super::request_facts::RequestFacts;
-use super::rules::{apply_rules, no_worker_kind};
-use super::select::{Draws, PlaceFacts, choose};
+use super::select::Draws;
 use super::space_cache::SpaceCache;
 use crate::error::Result;
 use crate::fleet::WorkerRecord;
 use crate::ids::{LocalHash, SpaceId, TierBlocks};
 use crate::limits::WORKER_WORK;
 use crate::load::{Demand, Loads, PromptBlocks};
-use crate::protocol::{CostTerms, MatchStatus, Mode, RouteRequest};
+use crate::protocol::{CostTerms, MatchStatus, Mode, Prompt, RouteRequest};
 
 /// Buffers and caches that consecutive decisions share. All decisions of a scratch are about one fleet and its loads.
 pub struct Scratch {
     pub(super) buffers: ObservationBuffers,
+    /// The hashes of the last prompt's blocks, if they were computed or copied; those of an earlier prompt otherwise.
+    hash_buffer: Vec<LocalHash>,
+    /// Where the last prompt lies, and its bytes.
+    prompt_at: (usize, usize),
     /// By space; at least one.
     cache: Vec<SpaceCache>,
     /// The space of the last decision.
@@ -28,7 +29,8 @@ pub struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { buffers: ObservationBuffers::default(), cache: vec![SpaceCache::default()], space: SpaceId(0) }
+        let (buffers, cache) = (ObservationBuffers::default(), vec![SpaceCache::default()]);
+        Self { buffers, hash_buffer: Vec::new(), prompt_at: (0, 0), cache, space: SpaceId(0) }
     }
 }
 
@@ -40,8 +42,22 @@ impl Scratch {
         self.cache.resize_with(spaces.max(1), SpaceCache::default);
         self.space = if space < spaces { request.space } else { SpaceId(0) };
         let cache = &mut self.cache[self.space.0 as usize];
-        observe(view, request, &mut self.buffers, cache)?;
+        self.prompt_at = place_of(&request.prompt);
+        observe(view, request, &mut self.hash_buffer, &mut self.buffers, cache)?;
         Ok(cache)
+    }
+
+    /// As [`Scratch::observe`], for the request of the last decision, of which only bookings are read again. `None` if
+    /// it is another request, or the fleet table has changed.
+    fn observe_again(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Option<&SpaceCache> {
+        let Self { buffers, hash_buffer, prompt_at, cache, space } = self;
+        let cache = cache.get_mut(space.0 as usize).filter(|cache| cache.is_of(view))?;
+        if (request.space, place_of(&request.prompt)) != (*space, *prompt_at) {
+            return None;
+        }
+        let locals = hashes_in_place(&request.prompt).unwrap_or(hash_buffer);
+        observe_bookings(view, request, locals, buffers, cache);
+        Some(cache)
     }
 
     /// The cache of the space of the last decision.
@@ -65,17 +81,22 @@ impl Scratch {
         self.observation().request
     }
 
-    /// The hashes of the prompt's blocks, if the last decision could look them up; empty otherwise.
+    /// The hashes of the prompt's blocks, if the last decision could look them up; empty otherwise. `request` is the
+    /// request of the last decision; of any other, nothing is known.
     #[must_use]
-    pub fn locals(&self, decision: &Decision) -> &[LocalHash] {
-        let looked_up = decision.matched == MatchStatus::Matched;
-        if looked_up { &self.buffers.locals } else { &[] }
+    pub fn locals<'a>(&'a self, request: &RouteRequest<'a>, decision: &Decision) -> &'a [LocalHash] {
+        let is_of_last = place_of(&request.prompt) == self.prompt_at;
+        debug_assert!(is_of_last, "`request` is not the one that was decided");
+        match decision.matched {
+            MatchStatus::Matched if is_of_last => hashes_in_place(&request.prompt).unwrap_or(&self.hash_buffer),
+            MatchStatus::Matched | MatchStatus::Unmatchable => &[],
+        }
     }
 
     /// The same hashes, if the prompt may share its blocks with other requests in flight; empty otherwise.
     #[must_use]
-    pub fn shared_locals(&self, decision: &Decision) -> &[LocalHash] {
-        if decision.shares_blocks { self.locals(decision) } else { &[] }
+    pub fn shared_locals<'a>(&'a self, request: &RouteRequest<'a>, decision: &Decision) -> &'a [LocalHash] {
+        if decision.shares_blocks { self.locals(request, decision) } else { &[] }
     }
 
     /// Blocks of the prompt that a worker of the space holds, listed or not.
@@ -103,6 +124,12 @@ impl Scratch {
         let chosen = decision.candidates.first().filter(|_| decision.mode.depends_on_load());
         chosen.is_some_and(|chosen| loads.read(chosen.index).version != self.cache().load_version_of(chosen.index))
     }
+}
+
+/// Where a prompt lies in memory, and its bytes.
+fn place_of(prompt: &Prompt<'_>) -> (usize, usize) {
+    let (Prompt::Tokens(bytes) | Prompt::LocalHashes { hashes: bytes, .. }) = prompt;
+    (bytes.as_ptr().addr(), bytes.len())
 }
 
 /// Decides `request` and overwrites `decision`, whose buffers are reused. Books nothing.
@@ -135,6 +162,25 @@ pub fn propose(
 ) -> Result<()> {
     judge(view.policy, scratch.observe(view, request)?.observation(), draws, decision);
     Ok(())
+}
+
+/// As [`propose`], for the request that was just proposed, because the chosen worker was booked meanwhile. Only what
+/// bookings change is read again: hashes, overlaps and trust stay.
+///
+/// # Errors
+/// As [`decide`].
+pub fn propose_again(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    scratch: &mut Scratch,
+    draws: Draws,
+    decision: &mut Decision,
+) -> Result<()> {
+    if let Some(cache) = scratch.observe_again(view, request) {
+        judge(view.policy, cache.observation(), draws, decision);
+        return Ok(());
+    }
+    propose(view, request, scratch, draws, decision)
 }
 
 /// Advances the round-robin counter for the request that was just proposed, if it counts. If another request advanced
@@ -214,108 +260,5 @@ pub fn demand<'a>(
         expected_output_tokens: request.expected_output_tokens,
         is_recorded: false,
         is_traced: false,
-    }
-}
-
-/// Applies the rules, computes costs and selects. Overwrites `decision`, whose buffers are reused. `policy` is the
-/// policy of the space; the observation holds what the request overrides.
-pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    let policy = &policy.under(&observation.request.overrides);
-    decision.begin(policy, observation);
-    apply_rules(policy, observation, decision);
-    let pricing = Pricing::of(policy, observation, decision);
-    pricing.price(observation, decision);
-    pricing.select(observation, draws, decision);
-    pricing.list(observation, decision);
-}
-
-/// What pricing needs, once the eligible workers are known.
-#[derive(Clone, Copy)]
-struct Pricing<'a> {
-    policy: &'a Policy,
-    affinity: AffinityEffect,
-    pool: PoolFacts,
-}
-
-impl<'a> Pricing<'a> {
-    fn of(policy: &'a Policy, observation: &Observation, decision: &mut Decision) -> Self {
-        decision.no_worker = no_worker_kind(observation, decision);
-        let affinity = AffinityEffect::of(policy, observation, decision);
-        affinity.apply(observation, decision);
-        let eligible = decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
-        let recent = decision.eligible_rows.iter().map(|row| observation.workers.recent(*row as usize));
-        let pool = PoolFacts::of(policy, &observation.request, eligible, recent);
-        Self { policy, affinity, pool }
-    }
-
-    /// The cost terms of one eligible worker.
-    #[inline(always)]
-    fn terms(&self, request: &RequestFacts, place: u32, row: u32, facts: &WorkerFacts) -> CostTerms {
-        let terms = cost(self.policy, request, facts, &self.pool, place);
-        self.affinity.discount(self.policy, row, terms)
-    }
-
-    /// Computes the cost of every eligible worker.
-    fn price(&self, observation: &Observation, decision: &mut Decision) {
-        let Observation { request, workers, .. } = observation;
-        let plain = workers.plain(self.policy).filter(|_| is_plain(self.policy, request));
-        if let Some(plain) = plain {
-            self.price_columns(plain, request, decision);
-        } else {
-            let price = |(row, place): (&u32, u32)| self.terms(request, place, *row, &workers.row(*row as usize)).cost;
-            decision.costs.extend(decision.eligible_rows.iter().zip(0_u32..).map(price));
-        }
-    }
-
-    /// Computes the costs of all workers, several at once, and keeps those of the eligible ones.
-    fn price_columns(&self, plain: PlainFacts<'_>, request: &RequestFacts, decision: &mut Decision) {
-        plain_costs(self.policy, request, (plain, &self.pool), &mut decision.costs);
-        if decision.eligible_rows.len() < decision.costs.len() {
-            // Rows ascend, so that no cost is overwritten before it is moved.
-            for (place, row) in decision.eligible_rows.iter().enumerate() {
-                decision.costs[place] = decision.costs[*row as usize];
-            }
-            decision.costs.truncate(decision.eligible_rows.len());
-        }
-        if let Some(row) = self.affinity.discounted_row()
-            && let Ok(place) = decision.eligible_rows.binary_search(&row)
-        {
-            decision.costs[place] *= factor(&self.policy.affinity, decision.costs[place]);
-        }
-    }
-
-    /// Selects a worker, and the candidates to list behind it.
-    fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
-        decision.seed = draws.seed();
-        decision.eligible = decision.eligible_rows.len() as u32;
-        let rows = &decision.eligible_rows;
-        let places = PlaceFacts {
-            requests: |place: usize| observation.workers.requests(rows[place] as usize) as f64,
-            promise: |place: usize| {
-                let facts = observation.workers.row(rows[place] as usize);
-                let terms = self.terms(&observation.request, place as u32, rows[place], &facts);
-                (facts.worker, terms.queue_s + terms.prefill_s + terms.fetch_s)
-            },
-        };
-        let listed = observation.request.candidates_max as usize;
-        let (pick, drawing) = (self.policy.pick(), &mut draws.begin());
-        decision.ties = choose(&decision.costs, places, listed, pick, drawing, &mut decision.selected);
-    }
-
-    /// Lists the selected workers with what is known of them.
-    fn list(&self, observation: &Observation, decision: &mut Decision) {
-        let workers = &observation.workers;
-        let Decision { candidates, selected, eligible_rows, only_costs, .. } = decision;
-        candidates.resize(selected.len(), Scored::default());
-        for (at, (priced, listed)) in selected.iter().zip(candidates).enumerate() {
-            let row = eligible_rows[priced.place as usize];
-            listed.set(workers, row as usize);
-            listed.terms = match *only_costs && at > 0 {
-                true => CostTerms { cost: priced.cost, ..CostTerms::default() },
-                false => self.terms(&observation.request, priced.place, row, &workers.row(row as usize)),
-            };
-        }
-        let chosen = decision.candidates.first().map(|chosen| chosen.worker);
-        decision.affinity = self.affinity.outcome(observation, chosen);
     }
 }

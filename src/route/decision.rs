@@ -42,7 +42,7 @@ impl Default for Scored {
 
 impl Scored {
     /// Overwrites it with the candidate in a row of an observation, all but the terms of its cost.
-    #[inline]
+    #[inline(always)]
     pub(super) fn set(&mut self, workers: &WorkerColumns, row: usize) {
         self.index = workers.index(row);
         self.worker = workers.worker(row);

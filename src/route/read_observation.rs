@@ -16,7 +16,7 @@ use crate::index::{Depths, IndexReader};
 use crate::limits::PROMPT_TOKENS_MAX;
 use crate::load::{ActiveDepths, ActiveRead, Loads};
 use crate::predict::PredictionReader;
-use crate::protocol::{Mode, Prompt, ReplyNotes, RouteRequest};
+use crate::protocol::{MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest};
 
 /// The shared state that a decision reads. Index readers are by space.
 #[derive(Clone, Copy)]
@@ -42,8 +42,6 @@ pub struct View<'a> {
 /// Buffers of an observation, reused by the next.
 #[derive(Default)]
 pub(super) struct ObservationBuffers {
-    /// The hashes of the prompt's blocks, if they could be looked up.
-    pub(super) locals: Vec<LocalHash>,
     pub(super) depths: Depths,
     predicted: Depths,
     /// Leading blocks of the prompt that each worker already runs.
@@ -54,14 +52,16 @@ pub(super) struct ObservationBuffers {
     shared: SharedHits,
 }
 
-/// Reads everything that a decision about `request` depends on into the cache of its space. Allocates nothing once
-/// `buffers` and `cache` are warm.
+/// Reads everything that a decision about `request` depends on into the cache of its space. `hash_buffer` takes the
+/// hashes of the prompt's blocks, unless [`hashes_in_place`] has them. Allocates nothing once `hash_buffer`, `buffers` and
+/// `cache` are warm.
 ///
 /// # Errors
 /// `UnknownSpace`, `SchemeMismatch`, `InvalidArgument` or `Oversized`, if the request cannot be judged.
 pub(super) fn observe(
     view: &View<'_>,
     request: &RouteRequest<'_>,
+    hash_buffer: &mut Vec<LocalHash>,
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) -> Result<()> {
@@ -77,19 +77,37 @@ pub(super) fn observe(
     buffers.active_locked = false;
     // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before
     // the workers are read too, because they are not charged to the connection's share of the thread.
-    if let Some(scheme) = scheme {
-        buffers.shared.set(request.shared_hits, facts.whole_blocks)?;
-        block_hashes(request, scheme, &mut buffers.locals)?;
-    }
+    let locals = match scheme {
+        Some(scheme) => {
+            buffers.shared.set(request.shared_hits, facts.whole_blocks)?;
+            Some((block_hashes(request, scheme, hash_buffer)?, scheme))
+        }
+        None => None,
+    };
     // Trust comes before the index, so that the index is at least as new.
     cache.refresh(view, request.space);
     apply_constraints(view, request, buffers, cache);
-    look_up_overlaps(view, request, scheme, mode, buffers, cache);
+    look_up_overlaps(view, request, locals, mode, buffers, cache);
     set_shared_blocks(request, scheme, buffers, cache);
     if mode == Mode::RoundRobin {
         cache.set_round_robin_counter(round_robin_counter(view, request));
     }
     Ok(())
+}
+
+/// Reads again what bookings change: the loads, and which prompts run. `locals` are the hashes of the prompt's blocks;
+/// all else stays as [`observe`] read it for the same request.
+pub(super) fn observe_bookings(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    locals: &[LocalHash],
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
+) {
+    cache.refresh_loads(view);
+    if cache.observation().matched == MatchStatus::Matched {
+        read_active(view, request, locals, buffers, cache);
+    }
 }
 
 /// The worker that the request's session is bound to.
@@ -210,27 +228,41 @@ fn set_shared_blocks(
     }
 }
 
-/// Looks up the overlap of every worker with the prompt, or notes that the prompt is unmatchable.
+/// Looks up the overlap of every worker with the prompt, given the hashes of its blocks, or notes that the prompt is
+/// unmatchable.
 fn look_up_overlaps(
     view: &View<'_>,
     request: &RouteRequest<'_>,
-    scheme: Option<Scheme>,
+    locals: Option<(&[LocalHash], Scheme)>,
     mode: Mode,
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    let Some(known) = scheme else { return cache.set_unmatchable() };
-    overlap(view, request, known, buffers, cache);
+    let Some((locals, scheme)) = locals else { return cache.set_unmatchable() };
+    overlap(view, request, (locals, scheme), buffers, cache);
     if mode == Mode::Approximate {
         cache.clear_overlaps();
     }
     if let Some(Some(predictions)) = view.predictions.get(request.space.0 as usize) {
-        predict(view, request, predictions, buffers, cache);
+        predict(view, request, (locals, predictions), buffers, cache);
     }
 }
 
-/// Hashes the prompt's blocks under the scheme of the space.
-fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<LocalHash>) -> Result<()> {
+/// The block hashes inside the request, without a copy. `None` for tokens and for hashes that are not aligned.
+pub(super) fn hashes_in_place<'a>(prompt: &Prompt<'a>) -> Option<&'a [LocalHash]> {
+    match prompt {
+        Prompt::LocalHashes { hashes, .. } => hash::given_in_place(hashes),
+        Prompt::Tokens(_) => None,
+    }
+}
+
+/// The hashes of the prompt's blocks under the scheme of the space. Those that are not [`hashes_in_place`] go to
+/// `hash_buffer`.
+fn block_hashes<'a>(
+    request: &RouteRequest<'a>,
+    scheme: Scheme,
+    hash_buffer: &'a mut Vec<LocalHash>,
+) -> Result<&'a [LocalHash]> {
     let blocks = hash::block_count(request.prompt.token_count(), scheme);
     if let Some((block, _)) = request.media.iter().find(|(block, _)| *block as usize >= blocks.max(1)) {
         return Err(Error::new(
@@ -242,7 +274,7 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
     match request.prompt {
         Prompt::Tokens(tokens) => {
             let seed = hash::seed(request.lora, request.salt);
-            hash::local_hashes(scheme, seed, tokens, request.media, locals);
+            hash::local_hashes(scheme, seed, tokens, request.media, hash_buffer);
         }
         Prompt::LocalHashes { hashes, scheme: theirs, .. } => {
             if theirs != scheme {
@@ -262,10 +294,13 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
                     "send one hash for each whole block, and token_count",
                 ));
             }
-            hash::given_hashes(hashes, locals);
+            if let Some(in_place) = hashes_in_place(&request.prompt) {
+                return Ok(in_place);
+            }
+            hash::given_hashes(hashes, hash_buffer);
         }
     }
-    Ok(())
+    Ok(hash_buffer)
 }
 
 /// Reads the index and the prompts in flight once each. The prompts are read after the loads: a booking between the two
@@ -273,33 +308,44 @@ fn block_hashes(request: &RouteRequest<'_>, scheme: Scheme, locals: &mut Vec<Loc
 fn overlap(
     view: &View<'_>,
     request: &RouteRequest<'_>,
-    scheme: Scheme,
+    (locals, scheme): (&[LocalHash], Scheme),
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    cache.set_request_blocks(buffers.locals.len() as u32);
-    let read = view.loads.active(request.space, &buffers.locals, &mut buffers.active);
-    buffers.active_locked = read == ActiveRead::Locked;
-    cache.set_active_depths(Some(&buffers.active));
+    cache.set_request_blocks(locals.len() as u32);
+    read_active(view, request, locals, buffers, cache);
     let Some(index) = view.indexes.get(request.space.0 as usize) else { return cache.clear_overlaps() };
     // Engines always compute the last token, and with it its whole block.
     let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
-    let lookup = index.lookup_usable(&buffers.locals, usable as u32, &mut buffers.depths);
+    let lookup = index.lookup_usable(locals, usable as u32, &mut buffers.depths);
     cache.set_overlaps(&buffers.depths, lookup.epoch);
     if cache.mark_contended(lookup.contended) {
         cache.note(ReplyNotes::READ_CONTENDED);
     }
 }
 
+/// Reads how much of the prompt each worker already runs.
+fn read_active(
+    view: &View<'_>,
+    request: &RouteRequest<'_>,
+    locals: &[LocalHash],
+    buffers: &mut ObservationBuffers,
+    cache: &mut SpaceCache,
+) {
+    let read = view.loads.active(request.space, locals, &mut buffers.active);
+    buffers.active_locked = read == ActiveRead::Locked;
+    cache.set_active_depths(Some(&buffers.active));
+}
+
 /// Reads the predictions once, for the workers that publish no events.
 fn predict(
     view: &View<'_>,
     request: &RouteRequest<'_>,
-    predictions: &PredictionReader,
+    (locals, predictions): (&[LocalHash], &PredictionReader),
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    let predicted = predictions.look_up(&buffers.locals, &mut buffers.predicted);
+    let predicted = predictions.look_up(locals, &mut buffers.predicted);
     if predicted.is_contended() {
         cache.note(ReplyNotes::READ_CONTENDED);
     }

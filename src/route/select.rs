@@ -12,7 +12,7 @@ use crate::ids::Worker;
 const INSERTED_MAX: usize = 16;
 
 /// Costs that are compared at once with the highest listed cost.
-const STRIDE: usize = 16;
+const STRIDE: usize = 8;
 
 /// What some ways of picking depend on besides the costs, by place.
 pub(super) struct PlaceFacts<R, P> {
@@ -27,6 +27,7 @@ const PROMISE_SHARE: f64 = 1.0 / 16.0;
 
 /// Selects among places with these `costs`. Overwrites `chosen` with the selected place and the next `listed - 1` by
 /// ascending cost; equal costs are in order of their places. Returns the number of places with the lowest cost.
+#[inline(always)]
 pub(super) fn choose(
     costs: &[f64],
     places: PlaceFacts<impl Fn(usize) -> f64, impl Fn(usize) -> (Worker, f64)>,
@@ -77,6 +78,7 @@ pub(super) fn choose(
 
 /// One of the lowest costs, each equally likely, and their number. Overwrites `chosen` with the `listed` lowest, at most
 /// [`INSERTED_MAX`], in order. `key` is the sort key of a place.
+#[inline(always)]
 fn lowest<K: Copy + Ord>(
     costs: &[f64],
     key: impl Fn(usize) -> K,
@@ -88,12 +90,14 @@ fn lowest<K: Copy + Ord>(
     let mut lowest = Lowest { places: [0; INSERTED_MAX], keys: [key(0); INSERTED_MAX], len: 0 };
     let (mut drawn, mut ties, mut least) = (0, 0_usize, key(0));
     for (stride, of_stride) in costs.chunks(STRIDE).enumerate() {
-        // Skips a chunk whose costs are all above the listed ones. NaN is above nothing.
+        // A cost above the highest listed one is neither listed nor the lowest. The highest listed one only falls within
+        // the stride, so that nothing is skipped too much. NaN is above nothing, and nothing is above NaN: until the list
+        // is full, each cost is visited.
         let highest = if lowest.len < listed { f64::NAN } else { costs[lowest.places[listed - 1] as usize] };
-        if of_stride.iter().fold(true, |above, cost| above & (*cost > highest)) {
-            continue;
-        }
-        for place in stride * STRIDE..stride * STRIDE + of_stride.len() {
+        let mut to_visit = not_above(of_stride, highest);
+        while to_visit != 0 {
+            let place = stride * STRIDE + to_visit.trailing_zeros() as usize;
+            to_visit &= to_visit - 1;
             let key = key(place);
             lowest.insert(key, place as u32, listed);
             if key > least {
@@ -108,6 +112,22 @@ fn lowest<K: Copy + Ord>(
     }
     chosen.extend(lowest.places[..lowest.len].iter().map(|place| priced(*place as usize)));
     (drawn, ties as u32)
+}
+
+/// One bit for each of at most [`STRIDE`] costs, set if the cost is not above `highest`.
+#[inline(always)]
+fn not_above(costs: &[f64], highest: f64) -> u32 {
+    const { assert!(STRIDE < u32::BITS as usize) };
+    #[inline(always)]
+    fn above(costs: &[f64], highest: f64) -> u32 {
+        costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u32::from(*cost > highest) << at)
+    }
+    let above = match costs.as_array::<STRIDE>() {
+        // A number of them that the compiler knows is compared at once.
+        Some(costs) => above(costs, highest),
+        None => above(costs, highest),
+    };
+    !above & ((1 << costs.len()) - 1)
 }
 
 /// The places with the lowest keys, in order. Keys are apart from places, so that what is compared lies together.

@@ -83,9 +83,8 @@ impl SpaceCache {
     /// Brings the workers up to date, without what depends on the prompt. Call this before the index is read: the index
     /// is then at least as new as the trust.
     pub(super) fn refresh(&mut self, view: &View<'_>, space: SpaceId) {
-        if self.fleet_version == Some(view.fleet.version) && self.now_ns <= view.now_ns {
+        if self.is_of(view) {
             self.refresh_loads(view);
-            self.now_ns = view.now_ns;
         } else {
             self.rebuild(view, space);
         }
@@ -118,8 +117,14 @@ impl SpaceCache {
         self.trust_seen = None;
     }
 
-    /// Reads the loads again that changed, or that depend on time.
-    fn refresh_loads(&mut self, view: &View<'_>) {
+    /// Whether the workers are those of this fleet table, as of a time that is not later than the view's.
+    pub(super) fn is_of(&self, view: &View<'_>) -> bool {
+        self.fleet_version == Some(view.fleet.version) && self.now_ns <= view.now_ns
+    }
+
+    /// Reads the loads again that changed, or that depend on time. Call it only if [`SpaceCache::is_of`] the view.
+    pub(super) fn refresh_loads(&mut self, view: &View<'_>) {
+        self.now_ns = view.now_ns;
         let mut changed = std::mem::take(&mut self.changed);
         changed.clear();
         for row in self.time_dependent.drain(..) {

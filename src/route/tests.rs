@@ -165,8 +165,9 @@ fn active_blocks_of_a_worker_are_not_added_to_its_decode() {
     let session = world.loads.open_session(None, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     let chosen = world.decision.candidates[0];
-    let demand =
-        demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, world.scratch.locals(&world.decision));
+    let request = ask(&prompt);
+    let locals = world.scratch.locals(&request, &world.decision);
+    let demand = demand(&request, &world.decision, &chosen, SCHEME.block_size, locals);
     let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     world.loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 0);
     let decode = |world: &World| {
@@ -320,7 +321,7 @@ fn bookings_predict_the_overlap_of_a_worker_without_events_for_a_while() {
     world.predictions = predictor.readers();
     let book = |world: &World, predictor: &mut Predictor, now_ms| {
         let chosen = world.decision.candidates[0];
-        let locals = world.scratch.locals(&world.decision).to_vec();
+        let locals = world.scratch.locals(&ask(&prompt), &world.decision).to_vec();
         let (index, worker) = (chosen.index, chosen.worker);
         predictor.book(&crate::predict::Booked { space: SpaceId(0), index, worker, now_ms, locals });
     };

@@ -284,7 +284,7 @@ impl Router {
     ) -> Option<Booking> {
         self.decide(index, request, asked.now_ns, chance)?;
         let (block_size, prompt_tokens) = (index.scheme.block_size, asked.prompt_tokens);
-        let locals = self.scratch.shared_locals(&self.decision);
+        let locals = self.scratch.shared_locals(request, &self.decision);
         let booking = |worker: usize, held_tokens: u32, demand: Demand<'_>| Booking {
             id: BookingId::of(asked.id, request.space == PREFILLS),
             worker,

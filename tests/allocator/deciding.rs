@@ -111,7 +111,7 @@ impl World {
 
     fn book(&self, prompt: usize, request_id: &str) {
         let request = RouteRequest::new(SpaceId(0), Prompt::of_tokens(&self.prompts[prompt]));
-        let (chosen, locals) = (&self.decision.candidates[0], self.scratch.shared_locals(&self.decision));
+        let (chosen, locals) = (&self.decision.candidates[0], self.scratch.shared_locals(&request, &self.decision));
         let demand = demand(&request, &self.decision, chosen, SCHEME.block_size, locals);
         let booked = self.loads.book(self.session, request_id, 0, chosen.index, demand, self.asked);
         assert!(booked.is_ok(), "{booked:?}");

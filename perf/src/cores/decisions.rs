@@ -10,7 +10,9 @@ use kvrouted::fleet::FleetTable;
 use kvrouted::ids::Scheme;
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingOutcome, BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{
+    AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, propose_again,
+};
 
 use super::{HashedPrompt, Scheduled, Span};
 use crate::args::CoresArgs;
@@ -285,12 +287,12 @@ impl<'a> ServingThread<'a> {
         // As a serving thread does: another one may have booked the same worker meanwhile.
         if scratch.chosen_moved(decision, loads) {
             self.again += 1;
-            decide(&view, &request, scratch, draws(), decision)?;
+            propose_again(&view, &request, scratch, draws(), decision)?;
             self.locked += u64::from(scratch.active_locked());
         }
         let chosen = decision.candidates.first();
         let chosen = chosen.ok_or_else(|| Failure::Contract("no worker was chosen".to_owned()))?;
-        let demand = demand(&request, decision, chosen, scheme.block_size, scratch.shared_locals(decision));
+        let demand = demand(&request, decision, chosen, scheme.block_size, scratch.shared_locals(&request, decision));
         let book = || loads.book(self.session, request_id, 0, chosen.index, demand, now_ns);
         match self.timing {
             Timing::Whole => book().map(|_| 0),

@@ -91,7 +91,8 @@ impl Ours {
         let (scratch, decision) = (&mut self.scratch, &mut self.decision);
         decide(&view, &request, scratch, Draws::new(self.asked), decision).map_err(contract)?;
         let chosen = decision.candidates.first().ok_or_else(|| contract("nobody was chosen"))?;
-        let demand = demand(&request, decision, chosen, self.scheme.block_size, scratch.shared_locals(decision));
+        let demand =
+            demand(&request, decision, chosen, self.scheme.block_size, scratch.shared_locals(&request, decision));
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }

@@ -110,8 +110,8 @@ impl<'a> Ours<'a> {
         self.decide(&request, now_ns)?;
         let chosen =
             *self.decision.candidates.first().ok_or_else(|| Failure::Contract("no pinned worker".to_owned()))?;
-        let demand =
-            demand(&request, &self.decision, &chosen, self.case.block_size, self.scratch.shared_locals(&self.decision));
+        let locals = self.scratch.shared_locals(&request, &self.decision);
+        let demand = demand(&request, &self.decision, &chosen, self.case.block_size, locals);
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }
@@ -137,7 +137,8 @@ impl<'a> Ours<'a> {
     pub(crate) fn answer(&mut self) -> Result<Answer, Failure> {
         let ask = &self.case.ask;
         let wire = Wire::new(ask);
-        self.decide(&wire.request(ask), self.case.now_ns)?;
+        let request = wire.request(ask);
+        self.decide(&request, self.case.now_ns)?;
         let mut costs: Vec<(Rank, f64)> =
             self.decision.candidates.iter().map(|scored| (rank(scored.worker), scored.terms.cost)).collect();
         costs.sort_by_key(|(rank, _)| *rank);
@@ -147,7 +148,7 @@ impl<'a> Ours<'a> {
             Kind::AllBusy => Refusal::Busy,
             _ => Refusal::Nobody,
         });
-        let locals = self.scratch.locals(&self.decision).iter().map(|local| local.0).collect();
+        let locals = self.scratch.locals(&request, &self.decision).iter().map(|local| local.0).collect();
         Ok(Answer { locals, costs, is_rounded: false, refusal })
     }
 

@@ -208,7 +208,7 @@ impl Simulation {
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
             let block_size = self.scratch.request_facts().block_size;
-            let locals = self.scratch.shared_locals(&decision);
+            let locals = self.scratch.shared_locals(&request, &decision);
             let demand = Demand { is_recorded: true, ..demand(&request, &decision, chosen, block_size, locals) };
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);

@@ -9,6 +9,7 @@ use crate::ids::EventSeq;
 use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, RecentWork, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
+use crate::route::judge::implementations;
 use crate::route::space_cache::SpaceCache;
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -270,7 +271,7 @@ impl RandomWorld {
         loads.active(SpaceId(0), &locals_of(&prompt, lora), &mut active);
         let view = View { fleet, indexes, predictions, loads, policy, round_robin_counters: &[], affinities, now_ns };
         let draws = Draws::new(self.names);
-        [scratch, &mut Scratch::default()].map(|scratch| {
+        let found = [&mut *scratch, &mut Scratch::default()].map(|scratch| {
             let mut decision = Decision::default();
             decide(&view, &request, scratch, draws, &mut decision).unwrap();
             let observation = scratch.observation().clone();
@@ -282,7 +283,23 @@ impl RandomWorld {
             let decided = format!("{decision:?}");
             assert_eq!(decided, format!("{again:?}"), "judged once more");
             (decided, observation)
-        })
+        });
+        // Of bookings that come meanwhile, a second look sees as much as a new decision.
+        for _ in 0..self.rng.random_range(0..3) {
+            let index = fleet.workers[self.rng.random_range(0..WORKERS) as usize].index;
+            let run = locals_of(&prompt[..self.rng.random_range(0..=prompt.len())], lora);
+            let demand = demand_of(SpaceId(0), prompt.len(), PromptBlocks::Shared(&run));
+            self.names += 1;
+            let booked = loads.book(self.session, &format!("r{}", self.names), 0, index, demand, now_ns);
+            self.live.push(booked.unwrap().handle);
+        }
+        let [mut again, mut anew] = [Decision::default(), Decision::default()];
+        propose_again(&view, &request, scratch, draws, &mut again).unwrap();
+        let mut fresh = Scratch::default();
+        propose(&view, &request, &mut fresh, draws, &mut anew).unwrap();
+        assert_eq!(scratch.observation(), fresh.observation(), "observed again");
+        assert_eq!(format!("{again:?}"), format!("{anew:?}"), "decided again");
+        found
     }
 }
 
@@ -531,9 +548,9 @@ fn random_facts(rng: &mut Xoshiro256PlusPlus, place: u16, varied: [bool; 4]) -> 
             },
             law: PrefillLaw::default().slowed(f64::from(dice.up_to(9))),
             recent: RecentWork {
-                prefill_share: f32::from(dice.up_to(9) as u8) / 4.0,
-                at_ms: dice.up_to(99),
-                decode_s: f32::from(dice.up_to(20) as u8),
+                prefill_share: f32::from(dice.up_to(9) as u8) / 7.0,
+                at_ms: dice.up_to(99_999),
+                decode_s: f32::from(dice.up_to(20) as u8) / 3.0,
                 decodes: dice.up_to(3),
             },
             back_off_until_ns: u64::from(dice.up_to(99)),
@@ -602,6 +619,7 @@ fn columns_and_rows_decide_to_the_same_bits() {
             shared_blocks: random.rng.random_range(0..4),
             round_robin_counter: random.rng.random_range(0..50),
             session: if random.one_in(3) { AffinitySession::Bound(Worker::new(2, 1)) } else { AffinitySession::None },
+            now_ns: random.rng.random_range(0..200_000_000_000),
             ..RequestFacts::default()
         };
         let mut observation = Observation { request, workers, ..Observation::default() };
@@ -609,6 +627,13 @@ fn columns_and_rows_decide_to_the_same_bits() {
         plain += usize::from(observation.workers.plain(&policy).is_some());
         let [mut at_once, mut by_rows] = [Decision::default(), Decision::default()];
         judge(&policy, &observation, draws, &mut at_once);
+        let bits = |costs: &[f64]| costs.iter().map(|cost| cost.to_bits()).collect::<Vec<_>>();
+        for (number, judge) in implementations().iter().enumerate() {
+            let mut again = Decision::default();
+            judge(&policy, &observation, draws, &mut again);
+            assert_eq!(format!("{at_once:?}"), format!("{again:?}"), "seed {seed}, implementation {number}");
+            assert_eq!(bits(&at_once.costs), bits(&again.costs), "seed {seed}, implementation {number}");
+        }
         observation.workers.fill_sparse();
         assert!(observation.workers.is_empty() || observation.workers.plain(&policy).is_none());
         judge(&policy, &observation, draws, &mut by_rows);

@@ -161,7 +161,7 @@ impl Rule for TriedTerms {
         candidates: &[Candidate<'_>],
         chance: &mut Xoshiro256PlusPlus,
     ) -> usize {
-        let recent = candidates.iter().map(|candidate| candidate.recent);
+        let recent = |at: usize| candidates[at].recent;
         let of_all = later_wait_and_decode_s(recent, candidates.len() as u32, recent_ms(question.now_ns));
         let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, of_all)).collect();
         let bound_s = prices.iter().map(|price| price.ttft_s).fold(f64::INFINITY, f64::min) + self.weights.guard_s;

@@ -342,7 +342,14 @@ async fn a_configured_folder_is_proved_by_the_engines_and_replaces_them() {
     assert!(metrics.contains("kvrouted_gateway_local_proofs{state=\"proved\"} 1"), "{metrics}");
     assert!(kit::compare_metrics(&metrics).contains("kvrouted_gateway_local_tokens"));
     drop(engines);
-    let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(PROOF)).await;
+    let begun = Instant::now();
+    let prompt = loop {
+        let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(PROOF)).await;
+        // An engine may answer until its process has ended.
+        if prompt.source != TokenSource::Renderer || begun.elapsed() > PATIENCE {
+            break prompt;
+        }
+    };
     let text = format!("Grüße {PROOF}: end 世界");
     let bytes = text.bytes().map(u32::from);
     let expected: Vec<u32> = std::iter::once(257).chain(bytes).chain([260, 258]).collect();

@@ -175,7 +175,9 @@ fn run(scenario: &Scenario) {
 
     if scenario.loses > 0 || scenario.idle {
         assert!(daemon.count("batches_replayed") > 0, "nothing was replayed");
-        assert_eq!((daemon.count("gaps") > 0, daemon.count("emptied")), (scenario.loses > 0, 0));
+        // A loss at the beginning, or while a replay runs that brings it too, is no gap.
+        assert!(scenario.loses > 0 || daemon.count("gaps") == 0);
+        assert_eq!(daemon.count("emptied"), 0);
     }
 
     engine.publish_more();

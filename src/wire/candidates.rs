@@ -41,9 +41,9 @@ pub(super) struct CandidateTemplates {
 /// The template of one place, with the fleet version and the worker that it was made from.
 #[derive(Clone, Copy, Default)]
 struct CachedTemplate {
-    fleet_version: u64,
+    /// `None` = nothing was made yet.
+    fleet_version: Option<u64>,
     index: WorkerIndex,
-    is_made: bool,
     /// `None` = the worker has left, or its name is too long.
     template: Option<Template<TEMPLATE_BYTES>>,
 }
@@ -53,9 +53,7 @@ impl CandidateTemplates {
     #[inline]
     fn of(&mut self, fleet: &FleetTable, index: WorkerIndex) -> Option<&Template<TEMPLATE_BYTES>> {
         let place = index.place();
-        let is_current = |cached: &CachedTemplate| {
-            cached.is_made & (cached.fleet_version == fleet.version) & (cached.index == index)
-        };
+        let is_current = |cached: &CachedTemplate| cached.fleet_version == Some(fleet.version) && cached.index == index;
         if !self.by_place.get(place).is_some_and(is_current) {
             self.make(fleet, index);
         }
@@ -71,7 +69,7 @@ impl CandidateTemplates {
         let template = fleet
             .worker(index)
             .and_then(|record| Template::with_string((&mut CANDIDATE.blank(), Candidate::VT_NAME), &record.name));
-        self.by_place[place] = CachedTemplate { fleet_version: fleet.version, index, is_made: true, template };
+        self.by_place[place] = CachedTemplate { fleet_version: Some(fleet.version), index, template };
     }
 }
 
@@ -112,12 +110,7 @@ impl<'f, 'o> Candidates<'f, 'o> {
     fn write_one(&mut self, scored: &Scored) -> usize {
         let Some(template) = self.templates.of(self.fleet, scored.index) else { return self.write_whole(scored) };
         let (place, candidate) = self.frame.table_of_template::<CANDIDATE_TABLE_BYTES, _>(self.layout, template);
-        CANDIDATE.overwrite(candidate, Candidate::VT_WORKER_ID, scored.worker.id.0.to_le_bytes());
-        CANDIDATE.overwrite(candidate, Candidate::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
-        CANDIDATE.overwrite(candidate, Candidate::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
-        CANDIDATE.overwrite(candidate, Candidate::VT_TRUST, trust_to_wire(scored.trust).0);
-        CANDIDATE.overwrite(candidate, Candidate::VT_COST, scored.terms.cost.to_le_bytes());
-        CANDIDATE.overwrite(candidate, Candidate::VT_STATE, [state_to_wire(scored.state).0]);
+        fill(candidate, scored);
         self.write_terms(place, scored);
         place
     }
@@ -127,14 +120,14 @@ impl<'f, 'o> Candidates<'f, 'o> {
     fn write_whole(&mut self, scored: &Scored) -> usize {
         let frame = &mut *self.frame;
         let mut candidate = CANDIDATE.blank();
-        candidate.set(Candidate::VT_WORKER_ID, scored.worker.id.0.to_le_bytes());
-        candidate.set(Candidate::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
-        candidate.set(Candidate::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
-        candidate.set(Candidate::VT_TRUST, trust_to_wire(scored.trust).0);
-        candidate.set(Candidate::VT_COST, scored.terms.cost.to_le_bytes());
-        candidate.set(Candidate::VT_STATE, [state_to_wire(scored.state).0]);
+        fill(candidate.bytes_mut(), scored);
         let place = match self.fleet.worker(scored.index) {
-            Some(record) => frame.table_with_string(self.layout, (&mut candidate, Candidate::VT_NAME), &record.name),
+            Some(record) => {
+                let place = frame.table_with_vtable(self.layout, &mut candidate);
+                let name = frame.string(&record.name);
+                frame.refer_field((&CANDIDATE, place), Candidate::VT_NAME, name);
+                place
+            }
             None => {
                 // A worker that has just left has no name, and so another layout.
                 candidate.leave_out(Candidate::VT_NAME, true);
@@ -154,4 +147,15 @@ impl<'f, 'o> Candidates<'f, 'o> {
             self.frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
         }
     }
+}
+
+/// Overwrites what a decision says of a worker in the bytes of its candidate.
+#[inline(always)]
+fn fill(candidate: &mut [u8], scored: &Scored) {
+    CANDIDATE.overwrite(candidate, Candidate::VT_WORKER_ID, scored.worker.id.0.to_le_bytes());
+    CANDIDATE.overwrite(candidate, Candidate::VT_DP_RANK, scored.worker.rank.0.to_le_bytes());
+    CANDIDATE.overwrite(candidate, Candidate::VT_OVERLAP, tiers_to_wire(scored.overlap).0);
+    CANDIDATE.overwrite(candidate, Candidate::VT_TRUST, trust_to_wire(scored.trust).0);
+    CANDIDATE.overwrite(candidate, Candidate::VT_COST, scored.terms.cost.to_le_bytes());
+    CANDIDATE.overwrite(candidate, Candidate::VT_STATE, [state_to_wire(scored.state).0]);
 }

@@ -62,7 +62,7 @@ impl<const TABLE: usize, const VTABLE: usize> Layout<TABLE, VTABLE> {
         u16::from_le_bytes([self.vtable[field as usize], self.vtable[field as usize + 1]]) as usize
     }
 
-    /// Sets a field of a table of this layout that is in the send buffer.
+    /// Overwrites a field in the bytes of a table of this layout.
     #[inline(always)]
     pub(super) fn overwrite<const BYTES: usize>(&self, table: &mut [u8], field: VOffsetT, value: [u8; BYTES]) {
         let at = self.at(field);
@@ -188,6 +188,11 @@ impl<const TABLE: usize, const VTABLE: usize> Table<'_, TABLE, VTABLE> {
         &self.vtable
     }
 
+    /// Its bytes, for [`Layout::overwrite`].
+    pub(super) const fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     /// Sets a field.
     #[inline]
     pub(super) fn set<const BYTES: usize>(&mut self, field: VOffsetT, value: [u8; BYTES]) {
@@ -306,22 +311,6 @@ impl<'o> FrameWriter<'o> {
         let place = self.place();
         table.bytes[..REFERENCE].copy_from_slice(&((place - vtable) as i32).to_le_bytes());
         self.out.extend_from_slice(&table.bytes[..table.written]);
-        place
-    }
-
-    /// Appends a table with the vtable at `vtable`, and after it a string to which `field` refers. Returns the table's place.
-    #[inline]
-    pub(super) fn table_with_string<const T: usize, const V: usize>(
-        &mut self,
-        vtable: usize,
-        (table, field): (&mut Table<'_, T, V>, VOffsetT),
-        text: &str,
-    ) -> usize {
-        table.refer_behind(field);
-        let place = self.table_with_vtable(vtable, table);
-        self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
-        self.out.extend_from_slice(text.as_bytes());
-        self.out.push(0);
         place
     }
 

@@ -111,7 +111,7 @@ struct ModelInputs {
     decision_ns: f64,
     /// Of it in `Loads::book` and `Loads::free`, at least the time for which they hold the lock: S.
     locked_ns: f64,
-    /// Decisions a second that the lock allows: 1 / S.
+    /// Decisions a second that a lock held for all of S allows: 1 / S.
     locked_bound_per_s: f64,
     /// Processor time that a decision gains from one thread to two; `None` = two threads had no processor each, or were
     /// not measured. The model then counts 0, and below 0 too.
@@ -309,8 +309,8 @@ impl Report {
         };
         format!(
             "Modelled, not measured: threads with a processor each that share only the bookings' lock. On one thread a \
-             decision takes {:.3} us,\n{:.3} us of it in book and free: the lock allows at most {locked_bound_per_s:.0} \
-             decisions/s. {growth}\nThe lower figure adds that growth for each further thread, the upper one for each \
+             decision takes {:.3} us,\n{:.3} us of it in book and free: a lock held for all of that allows \
+             {locked_bound_per_s:.0} decisions/s. {growth}\nThe lower figure adds that growth for each further thread, the upper one for each \
              doubling.",
             decision_ns / 1e3,
             locked_ns / 1e3,

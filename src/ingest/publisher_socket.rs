@@ -477,9 +477,10 @@ mod tests {
         publisher
             .send_multipart([vec![], 0_u64.to_be_bytes().into(), vec![7; 3 * INGEST_FETCH_BYTES_MAX]], 0)
             .expect("sent");
-        publisher.send_multipart([vec![], 9_u64.to_be_bytes().into(), vec![7]], 0).expect("sent");
+        let last = numbers.end;
+        publisher.send_multipart([vec![], last.to_be_bytes().into(), vec![7]], 0).expect("sent");
         let (mut sequences, mut misframed) = (Vec::new(), 0);
-        while sequences.last() != Some(&9) {
+        while sequences.last() != Some(&last) {
             let now_ms = watched.wait();
             let subscription = &mut watched.subscription;
             let mut drained = false;
@@ -499,7 +500,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(sequences, numbers.chain([0, 9]).collect::<Vec<_>>());
+        assert_eq!(sequences, numbers.chain([0, last]).collect::<Vec<_>>());
         assert_eq!(misframed, 1);
         drop(publisher);
         assert_eq!(watched.first_event(60_000), Some(LinkEvent::Disconnected));

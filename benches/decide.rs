@@ -10,7 +10,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide};
 use kvrouted::watchdog::{Activity, ThreadMark};
 
 const SCHEME: Scheme = Scheme { block_size: 16, window: Window::Plain };
@@ -106,16 +106,9 @@ fn run(c: &mut Criterion, name: &str, prompt_tokens: u32, policy: &Policy) {
                 seed += 1;
                 let decided = decide(&view, &request, &mut scratch, Draws::new(seed), &mut decision);
                 assert!(decided.is_ok(), "{decided:?}");
-                let (chosen, locals) = (decision.candidates[0], scratch.locals(&request, &decision));
-                let block_size = scratch.request_facts().block_size;
-                let booked = loads.book(
-                    session,
-                    "r",
-                    0,
-                    chosen.index,
-                    demand(&request, &decision, &chosen, block_size, locals),
-                    0,
-                );
+                let chosen = decision.candidates[0];
+                let demand = scratch.demand(&request, &decision, &chosen);
+                let booked = loads.book(session, "r", 0, chosen.index, demand, 0);
                 booked.map(|booked| loads.free(session, BookingRef::Handle(booked.handle), 0)).is_ok()
             });
         });

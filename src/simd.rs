@@ -2,8 +2,8 @@
 //! functions. (On other processors there is nothing to detect: each processor of the aarch64 target has NEON.)
 //!
 //! A module maps the level to the forms that it has, and calls a `#[target_feature]` function only at a level that
-//! includes its features. (`event::msgpack` reads runs of numbers by a crate that detects features itself, and needs a
-//! token of that crate for each call.)
+//! includes its features. (`event::msgpack` and `route` use a crate that detects features itself, and needs a token of that
+//! crate for each call.)
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

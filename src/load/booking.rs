@@ -6,6 +6,7 @@ use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::active::BLOCK_PARTS;
+use super::active::SeenDivergence;
 use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
@@ -38,6 +39,8 @@ pub struct Demand<'a> {
     pub cached_tokens: u64,
     /// Whole blocks of the prompt.
     pub blocks: PromptBlocks<'a>,
+    /// Where the blocks diverge from the prompts in flight, by the last look-up of the same blocks; `None` = unknown.
+    pub divergence: Option<SeenDivergence>,
     /// Tokens per block, to count output in blocks; 0 = output is not counted.
     pub block_size: u32,
     /// Expected output tokens; 0 = unknown.

@@ -436,12 +436,14 @@ impl Loads {
             PromptBlocks::Shared(locals) if !ledger.may_share(session, locals.len()) => {
                 alone(locals.len() as u64, true)
             }
-            PromptBlocks::Shared(locals) => match ledger.active.add(&self.tree, demand.space, locals, worker) {
-                Some(PlacedPrompt { node, added_parts }) => {
-                    ChargedBlocks { held: HeldBlocks::Shared(node), added_parts, unshared: false }
+            PromptBlocks::Shared(locals) => {
+                match ledger.active.add(&self.tree, demand.space, locals, worker, demand.divergence) {
+                    Some(PlacedPrompt { node, added_parts }) => {
+                        ChargedBlocks { held: HeldBlocks::Shared(node), added_parts, unshared: false }
+                    }
+                    None => alone(locals.len() as u64, true),
                 }
-                None => alone(locals.len() as u64, true),
-            },
+            }
         }
     }
 

@@ -38,7 +38,7 @@ mod session;
 mod tests;
 
 pub use crate::protocol::{BookingHandle, BookingOutcome, BookingRef, EngineLoad, SessionToken};
-pub use active::ActiveDepths;
+pub use active::{ActiveDepths, SeenDivergence};
 pub use booking::{Demand, PromptBlocks};
 pub use change_log::ChangesSeen;
 pub use ended::{EndReason, EndedBooking};

@@ -21,6 +21,7 @@ const NOTHING: Demand<'static> = Demand {
     prefill_tokens: 0,
     cached_tokens: 0,
     blocks: PromptBlocks::Alone(0),
+    divergence: None,
     block_size: 16,
     expected_output_tokens: 0,
     is_recorded: false,

@@ -23,7 +23,7 @@ use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::route::{
     AffinityOutcome, BindOutcome, Decision, Draws, MatchStatus, Mode, Policy, PotentialLoads, RouteRequest, Scratch,
-    View, Wait, advance_round_robin, demand, overlaps, potential_loads, propose, propose_again, seconds,
+    View, Wait, advance_round_robin, overlaps, potential_loads, propose, propose_again, seconds,
 };
 use crate::traces::{TracedDecision, TracedOutcome, TracedRequest, TracedWorker, Tracer};
 use crate::trust::TrustLevel;
@@ -190,12 +190,10 @@ impl RoutingService {
         }
         self.advance_round_robin(request, decision);
         let Some(chosen) = decision.candidates.first() else { return Ok(Routed::Decided) };
-        let block_size = self.scratch.request_facts().block_size;
         // Of a pair, the journal and the trace have the decode half.
         let is_whole = !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
         let (is_recorded, is_traced) = (self.sample.is_recorded && is_whole, self.traced.is_some() && is_whole);
-        let locals = self.scratch.shared_locals(request, decision);
-        let demand = Demand { is_recorded, is_traced, ..demand(request, decision, chosen, block_size, locals) };
+        let demand = Demand { is_recorded, is_traced, ..self.scratch.demand(request, decision, chosen) };
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {

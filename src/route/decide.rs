@@ -99,6 +99,38 @@ impl Scratch {
         if decision.shares_blocks { self.locals(request, decision) } else { &[] }
     }
 
+    /// The load that a decision adds to the chosen worker, one of its candidates. `request` is the request of the last
+    /// decision.
+    #[must_use]
+    pub fn demand<'a>(&'a self, request: &RouteRequest<'a>, decision: &Decision, chosen: &Scored) -> Demand<'a> {
+        let block_size = self.request_facts().block_size;
+        let (blocks, divergence) = match self.shared_locals(request, decision) {
+            [] => (PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64), None),
+            locals => (PromptBlocks::Shared(locals), self.buffers.divergence()),
+        };
+        let prompt_tokens = request.prompt.token_count() as u64;
+        let expected_blocks = match decision.mode {
+            Mode::Latency => chosen.terms.in_flight_blocks,
+            _ => 0.0,
+        };
+        let cached_tokens = match decision.tracks_prefill {
+            true => prompt_tokens.min((chosen.terms.cached_tokens + expected_blocks * f64::from(block_size)) as u64),
+            // As in Dynamo: a request that does not track prefill adds none to its worker.
+            false => prompt_tokens,
+        };
+        Demand {
+            space: request.space,
+            prefill_tokens: prompt_tokens - cached_tokens,
+            cached_tokens,
+            blocks,
+            divergence,
+            block_size,
+            expected_output_tokens: request.expected_output_tokens,
+            is_recorded: false,
+            is_traced: false,
+        }
+    }
+
     /// Blocks of the prompt that a worker of the space holds, listed or not.
     #[must_use]
     pub fn overlap_of(&self, record: &WorkerRecord) -> TierBlocks {
@@ -224,41 +256,4 @@ pub fn overlaps(
         listed.terms = CostTerms::default();
     }
     Ok(())
-}
-
-/// The load that a decision adds to the chosen worker. `locals` are the hashes of the prompt's blocks, from
-/// [`Scratch::shared_locals`]; without them the prompt shares nothing. `block_size` is that of the observation, and
-/// turns output tokens into blocks.
-#[must_use]
-pub fn demand<'a>(
-    request: &RouteRequest<'_>,
-    decision: &Decision,
-    chosen: &Scored,
-    block_size: u32,
-    locals: &'a [LocalHash],
-) -> Demand<'a> {
-    let prompt_tokens = request.prompt.token_count() as u64;
-    let blocks = match locals {
-        [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
-        locals => PromptBlocks::Shared(locals),
-    };
-    let expected_blocks = match decision.mode {
-        Mode::Latency => chosen.terms.in_flight_blocks,
-        _ => 0.0,
-    };
-    let cached_tokens = match decision.tracks_prefill {
-        true => prompt_tokens.min((chosen.terms.cached_tokens + expected_blocks * f64::from(block_size)) as u64),
-        // As in Dynamo: a request that does not track prefill adds none to its worker.
-        false => prompt_tokens,
-    };
-    Demand {
-        space: request.space,
-        prefill_tokens: prompt_tokens - cached_tokens,
-        cached_tokens,
-        blocks,
-        block_size,
-        expected_output_tokens: request.expected_output_tokens,
-        is_recorded: false,
-        is_traced: false,
-    }
 }

@@ -1,12 +1,9 @@
 //! Judging: the rules, the cost of every eligible worker, and the selection. It reads an observation and nothing else.
 //!
-//! On x86-64 the same code is compiled for three kinds of processor, because a decision about many workers is arithmetic
-//! on long columns. Each gives the same bits: no two operations are fused, and sums keep their order.
+//! The same code is compiled for several kinds of processor, because a decision about many workers is arithmetic on long
+//! columns. Each gives the same bits: no two operations are fused, and sums keep their order.
 
-#![cfg_attr(
-    target_arch = "x86_64",
-    expect(unsafe_code, reason = "code for wider vectors needs a processor with its instructions")
-)]
+use fearless_simd::{Level, Simd, dispatch};
 
 use super::affinity::{AffinityEffect, factor};
 use super::cost::{PoolFacts, cost, is_plain, plain_costs};
@@ -17,70 +14,44 @@ use super::request_facts::RequestFacts;
 use super::rules::{apply_rules, no_worker_kind};
 use super::select::{Draws, PlaceFacts, choose};
 use crate::protocol::CostTerms;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::SimdLevel;
 
 /// Applies the rules, computes costs and selects. Overwrites `decision`, whose buffers are reused. `policy` is the
 /// policy of the space; the observation holds what the request overrides.
 pub fn judge(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    #[cfg(target_arch = "x86_64")]
-    match SimdLevel::here() {
-        // SAFETY: this level is only that of processors with these features.
-        SimdLevel::Avx512Ifma => return unsafe { judge_avx512(policy, observation, draws, decision) },
-        // The first processors with AVX-512 lower their clock for wide registers.
-        // SAFETY: these levels are only those of processors with these features.
-        SimdLevel::Avx512 | SimdLevel::Avx2 => return unsafe { judge_avx2(policy, observation, draws, decision) },
-        SimdLevel::Scalar => {}
-    }
-    judge_inlined(policy, observation, draws, decision);
+    judge_at(Level::new(), policy, observation, draws, decision);
 }
 
-/// As [`judge`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-fn judge_avx512(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    judge_inlined(policy, observation, draws, decision);
+/// As [`judge`], with the instructions of a level. (AVX-512 is used on processors whose clock does not fall for it.)
+pub(super) fn judge_at(
+    level: Level,
+    policy: &Policy,
+    observation: &Observation,
+    draws: Draws,
+    decision: &mut Decision,
+) {
+    dispatch!(level, simd => judge_inlined(simd, policy, observation, draws, decision));
 }
 
-/// As [`judge`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi2")]
-fn judge_avx2(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    judge_inlined(policy, observation, draws, decision);
-}
-
-/// Every implementation of [`judge`] that this processor can run, the reference first.
+/// Every level that this processor has, the lowest first.
 #[cfg(test)]
-pub(super) fn implementations() -> Vec<fn(&Policy, &Observation, Draws, &mut Decision)> {
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "there is no other here"))]
-    let mut all: Vec<fn(&Policy, &Observation, Draws, &mut Decision)> = vec![judge_inlined];
+pub(super) fn levels() -> Vec<Level> {
+    let (lowest, best) = (Level::baseline(), Level::new());
     #[cfg(target_arch = "x86_64")]
-    {
-        if SimdLevel::here() >= SimdLevel::Avx2 {
-            // SAFETY: the level is one of a processor with these features.
-            all.push(|policy, observation, draws, decision| unsafe {
-                judge_avx2(policy, observation, draws, decision)
-            });
-        }
-        if SimdLevel::here() >= SimdLevel::Avx512Ifma {
-            // SAFETY: the level is that of a processor with these features.
-            all.push(|policy, observation, draws, decision| unsafe {
-                judge_avx512(policy, observation, draws, decision)
-            });
-        }
-    }
-    all
+    let between = [best.as_sse4_2().map(Level::Sse4_2), best.as_avx2().map(Level::Avx2)];
+    #[cfg(not(target_arch = "x86_64"))]
+    let between = [None; 0];
+    [lowest].into_iter().chain(between.into_iter().flatten()).chain([best]).collect()
 }
 
-/// As [`judge`], compiled once for the instructions of each caller.
+/// As [`judge`], compiled once for the instructions of each level.
 #[inline(always)]
-fn judge_inlined(policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
+fn judge_inlined<S: Simd>(simd: S, policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
     let policy = &policy.under(&observation.request.overrides);
     decision.begin(policy, observation);
     apply_rules(policy, observation, decision);
     let pricing = Pricing::of(policy, observation, decision);
     pricing.price(observation, decision);
-    pricing.select(observation, draws, decision);
+    pricing.select(simd, observation, draws, decision);
     pricing.list(observation, decision);
 }
 
@@ -144,7 +115,7 @@ impl<'a> Pricing<'a> {
 
     /// Selects a worker, and the candidates to list behind it.
     #[inline(always)]
-    fn select(&self, observation: &Observation, draws: Draws, decision: &mut Decision) {
+    fn select<S: Simd>(&self, simd: S, observation: &Observation, draws: Draws, decision: &mut Decision) {
         decision.seed = draws.seed();
         decision.eligible = decision.eligible_rows.len() as u32;
         let rows = &decision.eligible_rows;
@@ -158,7 +129,7 @@ impl<'a> Pricing<'a> {
         };
         let listed = observation.request.candidates_max as usize;
         let (pick, drawing) = (self.policy.pick(), &mut draws.begin());
-        decision.ties = choose(&decision.costs, places, listed, pick, drawing, &mut decision.selected);
+        decision.ties = choose(simd, &decision.costs, places, listed, pick, drawing, &mut decision.selected);
     }
 
     /// Lists the selected workers with what is known of them.

@@ -40,7 +40,7 @@ pub use affinity::{
 };
 pub(crate) use cost::later_wait_and_decode_s;
 pub use cost::{PoolFacts, cost};
-pub use decide::{Scratch, advance_round_robin, decide, demand, overlaps, propose, propose_again};
+pub use decide::{Scratch, advance_round_robin, decide, overlaps, propose, propose_again};
 pub use decision::{CandidateCost, Decision, Scored};
 pub use disaggregate::{Bypass, DisaggregationPolicy, Half, decode_overrides, prefill_pool, prefill_request};
 pub use judge::judge;

@@ -14,7 +14,7 @@ use crate::hash;
 use crate::ids::{LocalHash, RankSelection, Scheme, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::PROMPT_TOKENS_MAX;
-use crate::load::{ActiveDepths, ActiveRead, Loads};
+use crate::load::{ActiveDepths, ActiveRead, Loads, SeenDivergence};
 use crate::predict::PredictionReader;
 use crate::protocol::{MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest};
 
@@ -52,6 +52,13 @@ pub(super) struct ObservationBuffers {
     shared: SharedHits,
 }
 
+impl ObservationBuffers {
+    /// Where the prompt diverges from the prompts in flight, if that was looked up.
+    pub(super) const fn divergence(&self) -> Option<SeenDivergence> {
+        self.active.divergence()
+    }
+}
+
 /// Reads everything that a decision about `request` depends on into the cache of its space. `hash_buffer` takes the
 /// hashes of the prompt's blocks, unless [`hashes_in_place`] has them. Allocates nothing once `hash_buffer`, `buffers` and
 /// `cache` are warm.
@@ -75,6 +82,7 @@ pub(super) fn observe(
     facts.session = session(view, request, &mut notes);
     cache.begin(facts, notes, view.fleet.version);
     buffers.active_locked = false;
+    buffers.active.clear();
     // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before
     // the workers are read too, because they are not charged to the connection's share of the thread.
     let locals = match scheme {

@@ -1,5 +1,7 @@
 //! Selection by cost, and the seeded random draws that it uses.
 
+use fearless_simd::prelude::*;
+use fearless_simd::{f64x8, i64x8, u64x8};
 use rand::Rng;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::SeedableRng;
@@ -8,11 +10,11 @@ use super::decision::CandidateCost;
 use super::policy::Pick;
 use crate::ids::Worker;
 
-/// Up to this many candidates are found in one pass; more are sorted.
-const INSERTED_MAX: usize = 16;
+/// Numbers in a register: costs that are compared at once, and candidates that are listed in one.
+const LANES: usize = 8;
 
-/// Costs that are compared at once with the highest listed cost.
-const STRIDE: usize = 8;
+/// Up to this many candidates are listed in one pass, if nothing but the cost decides; else they are sorted.
+const INSERTED_MAX: usize = 2 * LANES;
 
 /// What some ways of picking depend on besides the costs, by place.
 pub(super) struct PlaceFacts<R, P> {
@@ -28,7 +30,8 @@ const PROMISE_SHARE: f64 = 1.0 / 16.0;
 /// Selects among places with these `costs`. Overwrites `chosen` with the selected place and the next `listed - 1` by
 /// ascending cost; equal costs are in order of their places. Returns the number of places with the lowest cost.
 #[inline(always)]
-pub(super) fn choose(
+pub(super) fn choose<S: Simd>(
+    simd: S,
     costs: &[f64],
     places: PlaceFacts<impl Fn(usize) -> f64, impl Fn(usize) -> (Worker, f64)>,
     listed: usize,
@@ -45,12 +48,16 @@ pub(super) fn choose(
         CandidateCost { place: place as u32, cost: costs[place], active_requests }
     };
     let listed = listed.clamp(1, costs.len());
-    let is_inserted = listed <= INSERTED_MAX;
-    let inserted = if is_inserted { listed } else { 1 };
+    let is_inserted = listed <= INSERTED_MAX && pick != Pick::LowestThenIdlest;
     let (lowest, ties) = match pick {
-        Pick::LowestThenIdlest => lowest(costs, |place| rank(&priced(place)), priced, inserted, drawing, chosen),
-        // Nothing but the cost decides: a key of one number is compared and moved faster.
-        _ => lowest(costs, |place| ordinal(costs[place]), priced, inserted, drawing, chosen),
+        Pick::LowestThenIdlest => {
+            let mut drawn = Drawn::new(rank(&priced(0)));
+            (0..costs.len()).for_each(|place| drawn.meet(rank(&priced(place)), place, drawing));
+            (drawn.place, drawn.ties as u32)
+        }
+        _ if !is_inserted => list_lowest::<S, 1>(simd, costs, 1, drawing, chosen),
+        _ if listed <= LANES => list_lowest::<S, 1>(simd, costs, listed, drawing, chosen),
+        _ => list_lowest::<S, 2>(simd, costs, listed, drawing, chosen),
     };
     let first = match pick {
         Pick::Lowest | Pick::LowestThenIdlest => lowest,
@@ -76,82 +83,119 @@ pub(super) fn choose(
     ties
 }
 
-/// One of the lowest costs, each equally likely, and their number. Overwrites `chosen` with the `listed` lowest, at most
-/// [`INSERTED_MAX`], in order. `key` is the sort key of a place.
+/// One of the lowest costs, each equally likely, and their number. Overwrites `chosen` with the `listed` lowest, which
+/// have room in `R` registers, in order.
 #[inline(always)]
-fn lowest<K: Copy + Ord>(
+fn list_lowest<S: Simd, const R: usize>(
+    simd: S,
     costs: &[f64],
-    key: impl Fn(usize) -> K,
-    priced: impl Fn(usize) -> CandidateCost,
     listed: usize,
     drawing: &mut Drawing,
     chosen: &mut Vec<CandidateCost>,
 ) -> (usize, u32) {
-    let mut lowest = Lowest { places: [0; INSERTED_MAX], keys: [key(0); INSERTED_MAX], len: 0 };
-    let (mut drawn, mut ties, mut least) = (0, 0_usize, key(0));
-    for (stride, of_stride) in costs.chunks(STRIDE).enumerate() {
+    let (mut lowest, mut drawn) = (Lowest::<S, R>::new(simd), Drawn::new(ordinal(costs[0])));
+    // NaN is above nothing, and nothing is above NaN: until the list is full, each cost is visited.
+    let mut highest = f64::NAN;
+    for (stride, of_stride) in costs.chunks(LANES).enumerate() {
         // A cost above the highest listed one is neither listed nor the lowest. The highest listed one only falls within
-        // the stride, so that nothing is skipped too much. NaN is above nothing, and nothing is above NaN: until the list
-        // is full, each cost is visited.
-        let highest = if lowest.len < listed { f64::NAN } else { costs[lowest.places[listed - 1] as usize] };
-        let mut to_visit = not_above(of_stride, highest);
+        // the stride, so that nothing is skipped too much.
+        let mut to_visit = not_above(simd, of_stride, highest);
+        if to_visit == 0 {
+            continue;
+        }
         while to_visit != 0 {
-            let place = stride * STRIDE + to_visit.trailing_zeros() as usize;
+            let at = to_visit.trailing_zeros() as usize;
             to_visit &= to_visit - 1;
-            let key = key(place);
-            lowest.insert(key, place as u32, listed);
-            if key > least {
-                continue;
-            }
-            // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
-            ties = if key == least { ties + 1 } else { 1 };
-            if ties == 1 || drawing.below(ties) == 0 {
-                (drawn, least) = (place, key);
-            }
+            let (key, place) = (ordinal(of_stride[at]), stride * LANES + at);
+            lowest.insert(simd, key, place);
+            drawn.meet(key, place, drawing);
+        }
+        if stride * LANES + of_stride.len() >= listed {
+            highest = costs[lowest.place(listed - 1)];
         }
     }
-    chosen.extend(lowest.places[..lowest.len].iter().map(|place| priced(*place as usize)));
-    (drawn, ties as u32)
+    chosen.extend((0..listed).map(|at| {
+        let place = lowest.place(at);
+        CandidateCost { place: place as u32, cost: costs[place], active_requests: 0.0 }
+    }));
+    (drawn.place, drawn.ties as u32)
 }
 
-/// One bit for each of at most [`STRIDE`] costs, set if the cost is not above `highest`.
+/// One bit for each of at most [`LANES`] costs, set if the cost is not above `highest`.
 #[inline(always)]
-fn not_above(costs: &[f64], highest: f64) -> u32 {
-    const { assert!(STRIDE < u32::BITS as usize) };
-    #[inline(always)]
-    fn above(costs: &[f64], highest: f64) -> u32 {
-        costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u32::from(*cost > highest) << at)
-    }
-    let above = match costs.as_array::<STRIDE>() {
-        // A number of them that the compiler knows is compared at once.
-        Some(costs) => above(costs, highest),
-        None => above(costs, highest),
+fn not_above<S: Simd>(simd: S, costs: &[f64], highest: f64) -> u64 {
+    let above = match costs.as_array::<LANES>() {
+        Some(costs) => f64x8::from_slice(simd, costs).simd_gt(highest).to_bitmask(),
+        None => costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u64::from(*cost > highest) << at),
     };
     !above & ((1 << costs.len()) - 1)
 }
 
-/// The places with the lowest keys, in order. Keys are apart from places, so that what is compared lies together.
-struct Lowest<K> {
-    keys: [K; INSERTED_MAX],
-    places: [u32; INSERTED_MAX],
-    len: usize,
+/// The places with the lowest keys, in order. Every insertion runs the same instructions: where the place belongs is as
+/// good as random, so that a branch on it would often be predicted wrongly.
+struct Lowest<S: Simd, const R: usize> {
+    /// Lanes without a place have the highest number.
+    keys: [i64x8<S>; R],
+    places: [u64x8<S>; R],
 }
 
-impl<K: Copy + Ord> Lowest<K> {
-    /// Inserts a place among the `listed` lowest; the highest drops out. Places come in ascending order.
+impl<S: Simd, const R: usize> Lowest<S, R> {
     #[inline(always)]
-    fn insert(&mut self, key: K, place: u32, listed: usize) {
-        if self.len < listed {
-            self.len += 1;
-        } else if key >= self.keys[self.len - 1] {
+    fn new(simd: S) -> Self {
+        Self { keys: [i64x8::splat(simd, i64::MAX); R], places: [u64x8::splat(simd, 0); R] }
+    }
+
+    /// The place with the `nth` lowest key, from 0.
+    #[inline(always)]
+    fn place(&self, nth: usize) -> usize {
+        self.places[nth / LANES].as_slice()[nth % LANES] as usize
+    }
+
+    /// Inserts a place behind those with a key that is not higher. If there is no room, the highest drops out.
+    #[inline(always)]
+    fn insert(&mut self, simd: S, key: i64, place: usize) {
+        // No number that is computed is the NaN with this key.
+        let (key, place) = (i64x8::splat(simd, key.min(i64::MAX - 1)), u64x8::splat(simd, place as u64));
+        for at in (0..R).rev() {
+            let (lower_keys, lower_places) =
+                if at == 0 { (key, place) } else { (self.keys[at - 1], self.places[at - 1]) };
+            let (keys, places) = (self.keys[at], self.places[at]);
+            // Each lane with the one before it: it stays, takes the new one, or takes what was before it.
+            let keys_before = lower_keys.slide::<{ LANES - 1 }>(keys);
+            let places_before = lower_places.slide::<{ LANES - 1 }>(places);
+            let moved = keys_before.simd_le(key).select(place, places_before);
+            let stays = keys.simd_le(key);
+            self.keys[at] = stays.select(keys, keys_before.max(key));
+            self.places[at] = stays.select(places, moved);
+        }
+    }
+}
+
+/// One of the places with the lowest key so far, each equally likely.
+struct Drawn<K> {
+    key: K,
+    place: usize,
+    /// Places with that key.
+    ties: usize,
+}
+
+impl<K: Copy + Ord> Drawn<K> {
+    /// Before the first place, which has the key `first`.
+    fn new(first: K) -> Self {
+        Self { key: first, place: 0, ties: 0 }
+    }
+
+    /// Places come in ascending order.
+    #[inline(always)]
+    fn meet(&mut self, key: K, place: usize, drawing: &mut Drawing) {
+        if key > self.key {
             return;
         }
-        let mut at = self.len - 1;
-        while at > 0 && key < self.keys[at - 1] {
-            (self.keys[at], self.places[at]) = (self.keys[at - 1], self.places[at - 1]);
-            at -= 1;
+        // Reservoir of one: the n-th equal replaces the choice with probability 1/n.
+        self.ties = if key == self.key { self.ties + 1 } else { 1 };
+        if self.ties == 1 || drawing.below(self.ties) == 0 {
+            (self.key, self.place) = (key, place);
         }
-        (self.keys[at], self.places[at]) = (key, place);
     }
 }
 
@@ -286,15 +330,26 @@ impl Drawing {
 
 #[cfg(test)]
 mod tests {
+    use fearless_simd::{Level, dispatch};
+
     use super::*;
     use crate::route::Draws;
+    use crate::route::judge::levels;
 
+    /// Candidates and ties, the same by every kind of instructions that this processor has.
     fn chosen(costs: &[f64], listed: usize, pick: Pick, drawing: &mut Drawing) -> (Vec<u32>, u32) {
-        let mut chosen = Vec::new();
-        let places = PlaceFacts { requests: |_| 0.0, promise: |place| (Worker::new(place as u64, 0), 0.0) };
-        let ties = choose(costs, places, listed, pick, drawing, &mut chosen);
-        assert!(chosen.iter().all(|priced| priced.cost.to_bits() == costs[priced.place as usize].to_bits()));
-        (chosen.iter().map(|priced| priced.place).collect(), ties)
+        let begun = drawing.clone();
+        let mut by_level = levels().into_iter().map(|level| {
+            *drawing = begun.clone();
+            let mut chosen = Vec::new();
+            let places = PlaceFacts { requests: |_| 0.0, promise: |place| (Worker::new(place as u64, 0), 0.0) };
+            let ties = dispatch!(level, simd => choose(simd, costs, places, listed, pick, drawing, &mut chosen));
+            assert!(chosen.iter().all(|priced| priced.cost.to_bits() == costs[priced.place as usize].to_bits()));
+            (chosen.iter().map(|priced| priced.place).collect(), ties)
+        });
+        let first = by_level.next().expect("a baseline");
+        assert!(by_level.all(|other| other == first), "{listed} of {costs:?}");
+        first
     }
 
     #[test]
@@ -416,7 +471,10 @@ mod tests {
         let places = PlaceFacts { requests, promise: |_| (Worker::default(), 0.0) };
         let mut chosen = Vec::new();
         let drawing = &mut Draws::new(1).begin();
-        assert_eq!(choose(&[1.0; 4], places, 3, Pick::LowestThenIdlest, drawing, &mut chosen), 1);
+        let level = Level::new();
+        let pick = Pick::LowestThenIdlest;
+        let ties = dispatch!(level, simd => choose(simd, &[1.0; 4], places, 3, pick, drawing, &mut chosen));
+        assert_eq!(ties, 1);
         assert_eq!(chosen.iter().map(|priced| priced.place).collect::<Vec<_>>(), [1, 2, 0]);
     }
 
@@ -426,7 +484,8 @@ mod tests {
         let places = PlaceFacts { requests: |_| 0.0, promise };
         let mut chosen = Vec::new();
         let pick = Pick::OwnOrder { near_cost_s: 0.5, router_id };
-        choose(costs, places, 1, pick, &mut Draws::new(3).begin(), &mut chosen);
+        let (level, drawing) = (Level::new(), &mut Draws::new(3).begin());
+        dispatch!(level, simd => choose(simd, costs, places, 1, pick, drawing, &mut chosen));
         chosen[0].place as usize
     }
 

@@ -30,8 +30,8 @@ pub(super) struct SpaceCache {
     observation: Observation,
     /// Where each worker's facts are read, by row.
     sources: Vec<Source>,
-    /// The row of each place in the fleet table; `NO_ROW` for a place of another space.
-    rows: Vec<u32>,
+    /// The worker at each place in the fleet table, and its row; `NO_ROW` for a place of another space.
+    rows: Vec<(WorkerIndex, u32)>,
     /// The fleet table that the rows come from; `None` = nothing is cached.
     fleet_version: Option<u64>,
     /// The time of the last decision.
@@ -106,8 +106,8 @@ impl SpaceCache {
         let workers = &mut self.observation.workers;
         workers.clear();
         for record in view.fleet.workers_of(space) {
-            self.rows.resize(record.index.place(), NO_ROW);
-            self.rows.push(workers.len() as u32);
+            self.rows.resize(record.index.place(), (record.index, NO_ROW));
+            self.rows.push((record.index, workers.len() as u32));
             workers.push(&facts_of(record));
             let (trust, shard, slot) = (Arc::clone(&record.trust), record.shard, record.slot);
             self.sources.push(Source { trust, shard, slot, is_time_dependent: false });
@@ -133,7 +133,7 @@ impl SpaceCache {
         }
         if view.loads.changed_since(&mut self.loads_seen, &mut changed) {
             for place in &changed {
-                if let Some(row) = self.rows.get(*place as usize).filter(|row| **row != NO_ROW) {
+                if let Some((_, row)) = self.rows.get(*place as usize).filter(|(_, row)| *row != NO_ROW) {
                     self.read_load(view, *row as usize);
                 }
             }
@@ -167,8 +167,8 @@ impl SpaceCache {
 
     /// The row of a worker; `None` if another worker has its place.
     fn row(&self, index: WorkerIndex) -> Option<usize> {
-        let row = *self.rows.get(index.place())? as usize;
-        (row < self.observation.workers.len() && self.observation.workers.index(row) == index).then_some(row)
+        let (worker, row) = *self.rows.get(index.place())?;
+        (worker == index && row != NO_ROW).then_some(row as usize)
     }
 
     /// The version of a worker's load when it was read; 0 for a worker of no row.

@@ -13,7 +13,7 @@ use crate::ids::{
     EngineHash, GroupId, LocalHash, Scheme, ShardId, SpaceId, Tier, TierBlocks, Window, Worker, WorkerIndex,
 };
 use crate::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
-use crate::load::{Loads, LoadsConfig, PromptBlocks};
+use crate::load::{Demand, Loads, LoadsConfig, PromptBlocks};
 use crate::predict::PredictionReader;
 use crate::protocol::{BookingRef, PoolRole, WorkerState};
 use crate::trust::Trust;
@@ -135,7 +135,7 @@ fn untracked_prefill_adds_no_load() {
     for (overrides, demanded) in [(Overrides::default(), (16, 0)), (untracked, (0, 16))] {
         let request = RouteRequest { overrides, ..ask(&prompt) };
         world.decide(&request).unwrap();
-        let demand = demand(&request, &world.decision, &world.decision.candidates[0], SCHEME.block_size, &[]);
+        let demand = world.scratch.demand(&request, &world.decision, &world.decision.candidates[0]);
         assert_eq!((demand.prefill_tokens, demand.cached_tokens), demanded, "together they are the prompt");
     }
 }
@@ -150,9 +150,11 @@ fn an_idle_worker_wins_when_the_backlog_costs_more_than_the_prefix() {
     assert_eq!(world.order()[0], 1);
     let chosen = world.decision.candidates[0];
     let cold = Scored { terms: CostTerms { cached_tokens: 0.0, ..chosen.terms }, ..chosen };
-    let cold = demand(&ask(&prompt), &world.decision, &cold, SCHEME.block_size, &[]);
-    assert_eq!(demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]).prefill_tokens, 0);
-    assert_eq!((cold.prefill_tokens, cold.blocks), (16, PromptBlocks::Alone(4)));
+    let request = ask(&prompt);
+    let cold = world.scratch.demand(&request, &world.decision, &cold);
+    assert_eq!(world.scratch.demand(&request, &world.decision, &chosen).prefill_tokens, 0);
+    assert_eq!(cold.prefill_tokens, 16);
+    let cold = Demand { blocks: PromptBlocks::Alone(4), ..cold };
     world.loads.book(session, "a", 0, chosen.index, cold, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_eq!(world.order()[0], 2, "4 blocks of prefix against 4 of backlog and 4 of decode");
@@ -166,8 +168,7 @@ fn active_blocks_of_a_worker_are_not_added_to_its_decode() {
     world.decide(&ask(&prompt)).unwrap();
     let chosen = world.decision.candidates[0];
     let request = ask(&prompt);
-    let locals = world.scratch.locals(&request, &world.decision);
-    let demand = demand(&request, &world.decision, &chosen, SCHEME.block_size, locals);
+    let demand = world.scratch.demand(&request, &world.decision, &chosen);
     let booked = world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     world.loads.prefill_complete(session, BookingRef::Handle(booked.handle), 0, 0);
     let decode = |world: &World| {
@@ -190,10 +191,9 @@ fn a_booking_between_reading_and_choosing_is_noticed() {
     world.decide(&ask(&prompt)).unwrap();
     assert!(!world.scratch.chosen_moved(&world.decision, &world.loads));
     let chosen = world.decision.candidates[0];
-    world
-        .loads
-        .book(session, "a", 0, chosen.index, demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]), 0)
-        .unwrap();
+    let request = ask(&prompt);
+    let demand = world.scratch.demand(&request, &world.decision, &chosen);
+    world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     assert!(world.scratch.chosen_moved(&world.decision, &world.loads));
 }
 
@@ -292,10 +292,9 @@ fn without_a_scheme_load_decides_and_the_reply_notes_it() {
     assert!(world.decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN));
     assert_eq!(world.decision.ties, 2);
     let chosen = world.decision.candidates[0];
-    world
-        .loads
-        .book(session, "a", 0, chosen.index, demand(&ask(&prompt), &world.decision, &chosen, SCHEME.block_size, &[]), 0)
-        .unwrap();
+    let request = ask(&prompt);
+    let demand = world.scratch.demand(&request, &world.decision, &chosen);
+    world.loads.book(session, "a", 0, chosen.index, demand, 0).unwrap();
     world.decide(&ask(&prompt)).unwrap();
     assert_ne!(world.order()[0], chosen.worker.id.0);
 }

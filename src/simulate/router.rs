@@ -15,7 +15,7 @@ use crate::ids::{LocalHash, SpaceId, TierBlocks, Worker, WorkerIndex};
 use crate::load::{BookingHandle, BookingRef, Demand, Loads, LoadsConfig, PromptBlocks, SessionId};
 use crate::route::{
     AffinityTable, Bypass, Decision, Draws, Half, Policy, Prompt, RouteRequest, Scratch, View, WorkerFacts, decide,
-    decode_overrides, demand, prefill_pool, prefill_request,
+    decode_overrides, prefill_pool, prefill_request,
 };
 use crate::simulated_engine::{Block, RequestId};
 
@@ -305,7 +305,7 @@ impl Router {
             Decider::Product { .. } => {
                 let chosen = self.decision.candidates.first()?;
                 let (terms, held_tokens) = (&chosen.terms, chosen.overlap.device * block_size);
-                let demand = demand(request, &self.decision, chosen, block_size, locals);
+                let demand = self.scratch.demand(request, &self.decision, chosen);
                 Some(Booking {
                     work_s: if self.decision.tracks_prefill { terms.prefill_s } else { 0.0 },
                     predicted_ttft_s: terms.queue_s + terms.prefill_s + terms.fetch_s,
@@ -388,6 +388,7 @@ impl Router {
                 Charged::Alone(blocks) => PromptBlocks::Alone(blocks),
                 Charged::Shared => PromptBlocks::Shared(&self.locals),
             },
+            divergence: None,
             block_size: index.scheme.block_size,
             expected_output_tokens: 0,
             is_recorded: false,

@@ -7,7 +7,7 @@ use kvrouted::hash;
 use kvrouted::ids::{EngineHash, GroupId, Scheme, ShardId, SpaceId, Tier, Window, Worker, WorkerIndex, WorkerSlot};
 use kvrouted::index::{IndexReader, ShardLimits, ShardWriter, StoreBlocks, shard};
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide};
 
 /// How often this thread asks for memory within `run`.
 fn allocations(run: impl FnOnce()) -> u64 {
@@ -111,8 +111,8 @@ impl World {
 
     fn book(&self, prompt: usize, request_id: &str) {
         let request = RouteRequest::new(SpaceId(0), Prompt::of_tokens(&self.prompts[prompt]));
-        let (chosen, locals) = (&self.decision.candidates[0], self.scratch.shared_locals(&request, &self.decision));
-        let demand = demand(&request, &self.decision, chosen, SCHEME.block_size, locals);
+        let chosen = &self.decision.candidates[0];
+        let demand = self.scratch.demand(&request, &self.decision, chosen);
         let booked = self.loads.book(self.session, request_id, 0, chosen.index, demand, self.asked);
         assert!(booked.is_ok(), "{booked:?}");
     }

@@ -11,7 +11,7 @@ use kvrouted::ids::Scheme;
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingOutcome, BookingRef, Loads, LoadsConfig, SessionId};
 use kvrouted::route::{
-    AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, propose_again,
+    AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, propose_again,
 };
 
 use super::{HashedPrompt, Scheduled, Span};
@@ -292,7 +292,7 @@ impl<'a> ServingThread<'a> {
         }
         let chosen = decision.candidates.first();
         let chosen = chosen.ok_or_else(|| Failure::Contract("no worker was chosen".to_owned()))?;
-        let demand = demand(&request, decision, chosen, scheme.block_size, scratch.shared_locals(&request, decision));
+        let demand = scratch.demand(&request, decision, chosen);
         let book = || loads.book(self.session, request_id, 0, chosen.index, demand, now_ns);
         match self.timing {
             Timing::Whole => book().map(|_| 0),

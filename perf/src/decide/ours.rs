@@ -7,7 +7,7 @@ use kvrouted::fleet::{FleetTable, PoolRole};
 use kvrouted::ids::{Scheme, Window, Worker};
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide, demand};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide};
 
 use super::prompts::Prompts;
 use super::{Decider, Given, Timed, since};
@@ -91,8 +91,7 @@ impl Ours {
         let (scratch, decision) = (&mut self.scratch, &mut self.decision);
         decide(&view, &request, scratch, Draws::new(self.asked), decision).map_err(contract)?;
         let chosen = decision.candidates.first().ok_or_else(|| contract("nobody was chosen"))?;
-        let demand =
-            demand(&request, decision, chosen, self.scheme.block_size, scratch.shared_locals(&request, decision));
+        let demand = scratch.demand(&request, decision, chosen);
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }

@@ -9,7 +9,7 @@ use kvrouted::limits::CANDIDATES_MAX;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, PrefillModel, SessionId};
 use kvrouted::route::{
     AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Names, Overrides, Policy, Preferences, Prompt,
-    RouteRequest, Scratch, View, decide, demand, judge,
+    RouteRequest, Scratch, View, decide, judge,
 };
 
 use super::answer::{Answer, Refusal};
@@ -110,8 +110,7 @@ impl<'a> Ours<'a> {
         self.decide(&request, now_ns)?;
         let chosen =
             *self.decision.candidates.first().ok_or_else(|| Failure::Contract("no pinned worker".to_owned()))?;
-        let locals = self.scratch.shared_locals(&request, &self.decision);
-        let demand = demand(&request, &self.decision, &chosen, self.case.block_size, locals);
+        let demand = self.scratch.demand(&request, &self.decision, &chosen);
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }

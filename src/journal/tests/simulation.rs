@@ -14,7 +14,7 @@ use crate::journal::{DecisionRecord, Encoder, Origin, RequestIdentity};
 use crate::load::{BookingHandle, BookingRef, Demand, EndedBooking, Loads, LoadsConfig, SessionId};
 use crate::route::{
     AffinityMode, AffinityPolicy, AffinityTable, BookingRequest, BusyThresholds, Decision, Draws, Mode, Observation,
-    Overrides, Policy, Prompt, RouteRequest, Scratch, View, decide, demand, seconds,
+    Overrides, Policy, Prompt, RouteRequest, Scratch, View, decide, seconds,
 };
 use crate::trust::{Trust, TrustLevel, TrustReason};
 
@@ -207,9 +207,7 @@ impl Simulation {
         let mut decision = Decision::default();
         decide(&view, &request, &mut self.scratch, draws, &mut decision).expect("a decision");
         if let (Some(book), Some(chosen)) = (book, decision.candidates.first()) {
-            let block_size = self.scratch.request_facts().block_size;
-            let locals = self.scratch.shared_locals(&request, &decision);
-            let demand = Demand { is_recorded: true, ..demand(&request, &decision, chosen, block_size, locals) };
+            let demand = Demand { is_recorded: true, ..self.scratch.demand(&request, &decision, chosen) };
             let now_ns = self.steps * STEP_NS;
             let booked = self.loads.book(self.session, book.request_id, 0, chosen.index, demand, now_ns);
             let handle = booked.expect("room").handle;

@@ -70,7 +70,7 @@ impl Model {
 }
 
 fn add(tree: &ActiveTree, writer: &mut ActiveWriter, blocks: &[u64], worker: u32) -> u32 {
-    writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker)).expect("there is room").node
+    writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker), None).expect("there is room").node
 }
 
 /// A node splits, as when a prompt diverges within it. Its worker is unaffected.
@@ -167,7 +167,7 @@ fn words_used_again_by_another_thread() {
 fn words_used_again_by_another_thread_without_its_fence() {
     let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) = |tree, writer, node| {
         reuse_elsewhere(tree, writer, node, |tree, mut writer| {
-            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1)).expect("there is room");
+            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1), None).expect("there is room");
         });
     };
     Model { change, ..REUSE }.check();

@@ -45,6 +45,26 @@ const STRIDE: usize = 8;
 /// Roots: a change below one does not disturb the readers of another.
 const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 
+/// Where a prompt diverges from the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Divergence {
+    /// The last node that the prompt runs through, or the root.
+    parent: u32,
+    /// Blocks of the prompt that are in the tree.
+    depth: usize,
+    /// The node below that shares some blocks, and how many.
+    within: Option<(u32, u32)>,
+}
+
+/// Where the prompt of a look-up diverges from the tree. It holds until something below the prompt's root changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenDivergence {
+    root: usize,
+    /// The sequence of the root.
+    sequence: u64,
+    divergence: Divergence,
+}
+
 /// The prompts in flight, as every serving thread reads them.
 #[derive(Debug)]
 pub(in crate::load) struct ActiveTree {
@@ -69,11 +89,13 @@ impl ActiveTree {
     pub(in crate::load) fn read(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> bool {
         depths.clear();
         let Some(first) = locals.first() else { return true };
-        let root = &self.roots[self.root_at(space, *first)];
+        let at = self.root_at(space, *first);
+        let root = &self.roots[at];
         for _ in 0..TRIES_MAX {
             if let Some(sequence) = root.stable_sequence() {
-                self.walk(root, space, locals, depths);
+                let divergence = self.note_depths(at, space, locals, depths);
                 if root.is_unchanged_since(sequence) {
+                    depths.divergence = Some(SeenDivergence { root: at, sequence, divergence });
                     return true;
                 }
                 depths.clear();
@@ -87,31 +109,49 @@ impl ActiveTree {
     pub(in crate::load) fn read_alone(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
         depths.clear();
         if let Some(first) = locals.first() {
-            self.walk(&self.roots[self.root_at(space, *first)], space, locals, depths);
+            self.note_depths(self.root_at(space, *first), space, locals, depths);
         }
     }
 
-    fn walk(&self, root: &Root, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
-        let (mut parent, mut depth) = (root_of(space), 0);
-        while depth < locals.len() {
-            let key = self.key(parent, locals[depth]);
-            let Some(found) = root.find(&self.words, key, READER_PROBES_MAX) else { break };
-            let common = self.common(&found.node, &locals[depth..]);
-            if common == 0 {
-                // Torn words; the caller discards what was read.
-                break;
-            }
-            depth += common;
-            let list = found.node.list(&self.words);
-            for entry in list.get(..found.node.workers() as usize).unwrap_or_default() {
+    /// Notes the depth of every worker that runs leading blocks of a prompt.
+    fn note_depths(&self, root: usize, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> Divergence {
+        self.walk((root, space), locals, READER_PROBES_MAX, |node, depth| {
+            let list = node.list(&self.words);
+            for entry in list.get(..node.workers() as usize).unwrap_or_default() {
                 // Relaxed: see `read`.
                 depths.note(halves(entry.load(Ordering::Relaxed)).0, depth as u32);
             }
-            if common < found.node.len() as usize {
+        })
+    }
+
+    /// Follows a prompt down the tree as far as both agree. Calls `visit` with each node on the way, and with the blocks of
+    /// the prompt up to the last one that the node shares.
+    #[inline]
+    fn walk(
+        &self,
+        (root, space): (usize, SpaceId),
+        locals: &[LocalHash],
+        probes_max: u32,
+        mut visit: impl FnMut(&Node<'_>, usize),
+    ) -> Divergence {
+        let mut divergence = Divergence { parent: root_of(space), depth: 0, within: None };
+        while divergence.depth < locals.len() {
+            let key = self.key(divergence.parent, locals[divergence.depth]);
+            let Some(found) = self.roots[root].find(&self.words, key, probes_max) else { break };
+            let common = self.common(&found.node, &locals[divergence.depth..]);
+            if common == 0 {
+                // Torn words; the reader discards what it read.
                 break;
             }
-            parent = found.at;
+            divergence.depth += common;
+            visit(&found.node, divergence.depth);
+            if common < found.node.len() as usize {
+                divergence.within = Some((found.at, common as u32));
+                break;
+            }
+            divergence.parent = found.at;
         }
+        divergence
     }
 
     /// Leading blocks of `locals` that equal those of a node.
@@ -149,6 +189,8 @@ pub struct ActiveDepths {
     by_place: Vec<(u32, u32)>,
     /// Places with a depth.
     noted: Vec<u32>,
+    /// Where the prompt diverges from the tree, if the look-up took no lock.
+    divergence: Option<SeenDivergence>,
 }
 
 impl ActiveDepths {
@@ -164,8 +206,16 @@ impl ActiveDepths {
         entries.map(|(worker, depth)| (WorkerIndex(worker), depth))
     }
 
-    /// Forgets all depths.
+    /// Where the prompt diverges from the prompts in flight, to be given to [`Demand::divergence`](super::Demand) if the
+    /// prompt is booked; `None` = it has to be found again.
+    #[must_use]
+    pub const fn divergence(&self) -> Option<SeenDivergence> {
+        self.divergence
+    }
+
+    /// Forgets the look-up.
     pub fn clear(&mut self) {
+        self.divergence = None;
         for place in self.noted.drain(..) {
             self.by_place[place as usize].1 = 0;
         }

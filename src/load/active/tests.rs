@@ -27,12 +27,14 @@ struct CheckedTree {
     prompts: BTreeMap<u32, Prompt>,
     next: u32,
     depths: ActiveDepths,
+    /// What was asked for last, and what was seen.
+    asked: Option<(SpaceId, Vec<LocalHash>, SeenDivergence)>,
 }
 
 impl CheckedTree {
     fn new() -> Self {
         let (tree, writer) = (ActiveTree::new(7, ACTIVE_WORDS_MAX), ActiveWriter::default());
-        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default() }
+        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default(), asked: None }
     }
 
     /// The distinct prefixes of a worker.
@@ -42,14 +44,35 @@ impl CheckedTree {
     }
 
     fn add(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) {
+        self.add_seen(space, blocks, worker, None);
+    }
+
+    fn add_seen(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex, seen: Option<SeenDivergence>) {
         let before = self.prefixes(worker).len();
-        let added = self.put(space, blocks, worker);
+        let added = self.put_seen(space, blocks, worker, seen);
         assert_eq!(before + whole(added), self.prefixes(worker).len());
+    }
+
+    /// Adds the prompt that was asked for last, with what was seen then. Other prompts may have come and gone.
+    fn add_asked(&mut self, worker: WorkerIndex) {
+        if let Some((space, blocks, seen)) = self.asked.clone() {
+            self.add_seen(space, blocks, worker, Some(seen));
+        }
     }
 
     /// As `add`, without counting the blocks of the model, which is slow if they are many.
     fn put(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex) -> u64 {
-        let placed = self.writer.add(&self.tree, space, &blocks, worker).expect("there is room");
+        self.put_seen(space, blocks, worker, None)
+    }
+
+    fn put_seen(
+        &mut self,
+        space: SpaceId,
+        blocks: Vec<LocalHash>,
+        worker: WorkerIndex,
+        seen: Option<SeenDivergence>,
+    ) -> u64 {
+        let placed = self.writer.add(&self.tree, space, &blocks, worker, seen).expect("there is room");
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
         self.next += 1;
         placed.added_parts
@@ -81,6 +104,7 @@ impl CheckedTree {
     /// Looks up the depth of every worker.
     fn check(&mut self, space: SpaceId, query: &[LocalHash], workers: u32) {
         assert!(self.tree.read(space, query, &mut self.depths), "no writer is at work");
+        self.asked = self.depths.divergence().map(|seen| (space, query.to_vec(), seen));
         for worker in (0..workers).map(WorkerIndex) {
             let of_worker = self.prompts.values().filter(|prompt| prompt.0 == space && prompt.2 == worker);
             let common = |blocks: &[LocalHash]| blocks.iter().zip(query).take_while(|(a, b)| a == b).count();
@@ -105,6 +129,7 @@ enum Step {
     End(usize),
     Transfer(usize, u32),
     Ask(u32, Vec<u64>),
+    AddAsked(u32),
 }
 
 const WORKERS: u32 = 6;
@@ -121,6 +146,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any::<usize>().prop_map(Step::End),
         1 => (any::<usize>(), 0..WORKERS).prop_map(|(nth, to)| Step::Transfer(nth, to)),
         2 => (0..2_u32, prompt()).prop_map(|(space, blocks)| Step::Ask(space, blocks)),
+        2 => (0..WORKERS).prop_map(Step::AddAsked),
     ]
 }
 
@@ -138,6 +164,7 @@ proptest! {
                 Step::End(nth) => checked.end(nth),
                 Step::Transfer(nth, to) => checked.transfer(nth, WorkerIndex(to)),
                 Step::Ask(space, query) => checked.check(SpaceId(space), &locals(&query), WORKERS),
+                Step::AddAsked(worker) => checked.add_asked(WorkerIndex(worker)),
             }
         }
         checked.end_all();
@@ -186,7 +213,8 @@ fn a_prompt_without_room_changes_nothing() {
     for prompt in 0.. {
         let blocks = [run(0, 0, 10 + prompt % 7), run(1 + prompt, 0, 9_000)].concat();
         let before = checked.writer.words_used();
-        let Some(placed) = checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50))
+        let Some(placed) =
+            checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50), None)
         else {
             refused += 1;
             assert_eq!(checked.writer.words_used(), before);
@@ -208,7 +236,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
     let (tree, mut writer) = (ActiveTree::new(1, ACTIVE_WORDS_MAX), ActiveWriter::default());
     let done = AtomicBool::new(false);
     let (always, query) = (WorkerIndex(0), run(1, 0, 64));
-    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always).expect("there is room");
+    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always, None).expect("there is room");
     std::thread::scope(|scope| {
         for reader in 0..2 {
             let (tree, done, query) = (&tree, &done, &query);
@@ -244,7 +272,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
                     // The last workers run further blocks, so that nodes split and join.
                     let tail = if worker > 5 { run(9, 0, rng.random_range(1..30)) } else { Vec::new() };
                     let blocks = [run(1, 0, 8 * worker as u64), tail].concat();
-                    writer.add(&tree, SpaceId(0), &blocks, index).map(|placed| placed.node)
+                    writer.add(&tree, SpaceId(0), &blocks, index, None).map(|placed| placed.node)
                 }
             };
         }
@@ -267,7 +295,7 @@ fn blocks_of_one_prompt_have_its_weight_until_another_shares_them() {
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (4 * half) as i64);
     // A third shares six blocks with the second, which get their full weight back.
     let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
-    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker).expect("there is room");
+    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker, None).expect("there is room");
     assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
     assert_eq!(checked.writer.remove(&checked.tree, node, worker), 3 * half);
     assert_eq!(checked.writer.remove(&checked.tree, placed.node, worker), 7 * BLOCK_PARTS);

@@ -5,7 +5,7 @@ use super::memory::{CHUNK_WORDS, WordAllocator};
 use super::node::{
     LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
 };
-use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Ordering, STRIDE};
+use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, Ordering, STRIDE, SeenDivergence};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 use crate::sync::fence;
@@ -26,16 +26,6 @@ pub(in crate::load) struct ActiveWriter {
     pub(super) allocator: WordAllocator,
 }
 
-/// Where a prompt diverges from the tree.
-struct Divergence {
-    /// The last node that the prompt runs through, or the root.
-    parent: u32,
-    /// Blocks of the prompt that are in the tree.
-    depth: usize,
-    /// The node below that shares some blocks, and how many.
-    within: Option<(u32, u32)>,
-}
-
 /// New nodes in a chain, not linked to the tree yet.
 #[derive(Clone, Copy)]
 struct NewNodes {
@@ -50,19 +40,21 @@ impl ActiveWriter {
         self.allocator.used()
     }
 
-    /// Adds a prompt of at least one block to a worker. `None` if there is no memory, and nothing changed.
+    /// Adds a prompt of at least one block to a worker. `seen` is what a look-up of the same prompt saw. `None` if there
+    /// is no memory, and nothing changed.
     pub(in crate::load) fn add(
         &mut self,
         tree: &ActiveTree,
         space: SpaceId,
         locals: &[LocalHash],
         worker: WorkerIndex,
+        seen: Option<SeenDivergence>,
     ) -> Option<PlacedPrompt> {
         let root = tree.root_at(space, *locals.first()?);
         // As OPEN, for words that are reused below and that another thread may have freed: a reader that still reads
         // them as what they were sees that thread's change of `sequence` too.
         fence(Ordering::Release);
-        self.place(tree, (root, space), locals, worker)
+        self.place(tree, (root, space), locals, worker, seen)
     }
 
     /// As [`ActiveWriter::add`], after its fence.
@@ -72,12 +64,16 @@ impl ActiveWriter {
         (root, space): (usize, SpaceId),
         locals: &[LocalHash],
         worker: WorkerIndex,
+        seen: Option<SeenDivergence>,
     ) -> Option<PlacedPrompt> {
-        let branch = descend(tree, root, space, locals);
+        let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
+        let holds = |seen: &SeenDivergence| seen.root == root && tree.roots[root].is_unchanged_since(seen.sequence);
+        let divergence = seen.filter(holds).map_or_else(found, |seen| seen.divergence);
+        debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.
-        let tail = self.make_new_nodes(tree, root, &locals[branch.depth..], worker)?;
+        let tail = self.make_new_nodes(tree, root, &locals[divergence.depth..], worker)?;
         tree.roots[root].open();
-        let placed = self.attach_new(tree, root, &branch, tail, worker);
+        let placed = self.attach_new(tree, root, &divergence, tail, worker);
         if placed.is_none() {
             self.free_new_nodes(tree, tail);
         }
@@ -138,13 +134,13 @@ impl ActiveWriter {
         &mut self,
         tree: &ActiveTree,
         root: usize,
-        branch: &Divergence,
+        divergence: &Divergence,
         tail: Option<NewNodes>,
         worker: WorkerIndex,
     ) -> Option<PlacedPrompt> {
-        let attach = match branch.within {
+        let attach = match divergence.within {
             Some((node, common)) => self.split(tree, root, node, common)?,
-            None => branch.parent,
+            None => divergence.parent,
         };
         if self.reserve_for_attach(tree, root, attach, tail, worker).is_none() {
             if is_node(attach) {
@@ -440,22 +436,6 @@ fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
     let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<STRIDE>(), blocks.as_chunks::<STRIDE>());
     to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(store));
     to_rest.iter().zip(from_rest).for_each(store);
-}
-
-fn descend(tree: &ActiveTree, root: usize, space: SpaceId, locals: &[LocalHash]) -> Divergence {
-    let mut branch = Divergence { parent: root_of(space), depth: 0, within: None };
-    while branch.depth < locals.len() {
-        let key = tree.key(branch.parent, locals[branch.depth]);
-        let Some(found) = tree.roots[root].find(&tree.words, key, WRITER_PROBES_MAX) else { break };
-        let common = tree.common(&found.node, &locals[branch.depth..]);
-        branch.depth += common;
-        if common < found.node.len() as usize {
-            branch.within = Some((found.at, common as u32));
-            break;
-        }
-        branch.parent = found.at;
-    }
-    branch
 }
 
 /// Blocks from the first one to a node's last.

@@ -235,6 +235,7 @@ impl Model {
             prefill_tokens: *tokens,
             cached_tokens: 3,
             blocks: if *shared { PromptBlocks::Shared(&locals) } else { PromptBlocks::Alone(blocks.len() as u64) },
+            divergence: None,
             block_size: 16,
             expected_output_tokens: if tokens.is_multiple_of(2) { 100 } else { 0 },
             is_recorded: false,

@@ -9,7 +9,7 @@ use crate::ids::EventSeq;
 use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, RecentWork, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
-use crate::route::judge::implementations;
+use crate::route::judge::{judge_at, levels};
 use crate::route::space_cache::SpaceCache;
 use crate::trust::{TrustLevel, TrustReason};
 
@@ -46,6 +46,7 @@ fn demand_of(space: SpaceId, prefill_tokens: usize, blocks: PromptBlocks<'_>) ->
         prefill_tokens: prefill_tokens as u64,
         cached_tokens: 0,
         blocks,
+        divergence: None,
         block_size: SCHEME.block_size,
         expected_output_tokens: 0,
         is_recorded: false,
@@ -628,11 +629,11 @@ fn columns_and_rows_decide_to_the_same_bits() {
         let [mut at_once, mut by_rows] = [Decision::default(), Decision::default()];
         judge(&policy, &observation, draws, &mut at_once);
         let bits = |costs: &[f64]| costs.iter().map(|cost| cost.to_bits()).collect::<Vec<_>>();
-        for (number, judge) in implementations().iter().enumerate() {
+        for level in levels() {
             let mut again = Decision::default();
-            judge(&policy, &observation, draws, &mut again);
-            assert_eq!(format!("{at_once:?}"), format!("{again:?}"), "seed {seed}, implementation {number}");
-            assert_eq!(bits(&at_once.costs), bits(&again.costs), "seed {seed}, implementation {number}");
+            judge_at(level, &policy, &observation, draws, &mut again);
+            assert_eq!(format!("{at_once:?}"), format!("{again:?}"), "seed {seed}, {level:?}");
+            assert_eq!(bits(&at_once.costs), bits(&again.costs), "seed {seed}, {level:?}");
         }
         observation.workers.fill_sparse();
         assert!(observation.workers.is_empty() || observation.workers.plain(&policy).is_none());

@@ -172,6 +172,7 @@ impl Daemon {
             prefill_tokens: 100,
             cached_tokens: 0,
             blocks: PromptBlocks::Alone(10),
+            divergence: None,
             block_size: 16,
             expected_output_tokens: 0,
             is_recorded: false,

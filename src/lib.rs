@@ -69,6 +69,8 @@ mod nats;
 #[cfg(feature = "daemon")]
 mod owned_directory;
 #[cfg(feature = "daemon")]
+mod prefetch;
+#[cfg(feature = "daemon")]
 mod recycling_queue;
 #[cfg(feature = "daemon")]
 mod sync;

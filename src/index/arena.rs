@@ -26,7 +26,7 @@
 
 use super::pages;
 use super::prefault;
-use super::simd::prefetch;
+use crate::prefetch::prefetch;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};

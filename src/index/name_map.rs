@@ -32,8 +32,8 @@ mod tests;
 
 use self::bucket::{Bucket, ENTRIES};
 use super::row_pool::{Row, Rows};
-use super::simd::prefetch;
 use super::types::spread;
+use crate::prefetch::prefetch;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 

@@ -4,6 +4,7 @@
 //! emptied worker's nodes goes back to the system page by page.
 
 use super::node::{Node, NodeId};
+use crate::prefetch::prefetch;
 use std::collections::BTreeSet;
 
 const PAGE_NODES: usize = 256;
@@ -180,7 +181,7 @@ impl Nodes {
     pub(super) fn prefetch(&self, id: NodeId) {
         let (page, at) = split(id);
         if let Some(Some(page)) = self.pages.get(page) {
-            super::simd::prefetch(std::ptr::from_ref(&page[at]).cast());
+            prefetch(std::ptr::from_ref(&page[at]).cast());
         }
     }
 

@@ -1,5 +1,4 @@
-//! Vector code of the index: the common prefix of two runs of local hashes, one depth written for many holder bits, and
-//! prefetches.
+//! Vector code of the index: the common prefix of two runs of local hashes, and one depth written for many holder bits.
 //!
 //! The scalar functions are the reference. The vector functions give the same results. On x86-64, `SimdLevel` of
 //! `crate::simd` says which of them run on this processor; each processor of the aarch64 target has NEON. They are `#[target_feature]`
@@ -8,7 +7,7 @@
 
 #![cfg_attr(
     any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri))),
-    expect(unsafe_code, reason = "vector loads, masked stores and prefetches take raw pointers")
+    expect(unsafe_code, reason = "vector loads and masked stores take raw pointers")
 )]
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -55,7 +54,7 @@ fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 mod vector {
-    use super::prefetch;
+    use crate::prefetch::prefetch;
     use std::arch::x86_64::{
         __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
         _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
@@ -233,24 +232,6 @@ fn record_avx512(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     }
 }
 
-/// Prefetches the cache line at `line`, which may be any address: nothing is read, and nothing faults.
-#[inline(always)]
-pub(super) fn prefetch(line: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint; the instruction makes no access that the program could notice, at any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-    }
-    #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: as on x86-64: the instruction is a hint that never faults. It changes neither the stack nor the flags.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) line, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    let _ = line;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -352,12 +333,5 @@ mod tests {
             record(&mut found, mask, 99);
             assert_eq!(found, expected, "{mask:#x}");
         }
-    }
-
-    #[test]
-    fn any_address_may_be_prefetched() {
-        prefetch(std::ptr::null());
-        prefetch(std::ptr::without_provenance(usize::MAX));
-        prefetch([7_u8; 64].as_ptr());
     }
 }

@@ -53,8 +53,8 @@
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
 use super::reclaim::{Guard, Reclaimer};
 use super::row_pool::Rows;
-use super::simd::prefetch;
 use super::types::spread;
+use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
 
 /// Lines of the smallest table.

@@ -574,8 +574,9 @@ impl WorkerColumns {
         &mut self.device
     }
 
-    pub(super) fn set_active_depth(&mut self, row: usize, blocks: u32) {
-        self.active_depth_blocks[row] = blocks;
+    /// Leading blocks of the prompt that each worker already runs, to be overwritten.
+    pub(super) fn active_depths_mut(&mut self) -> &mut [u32] {
+        &mut self.active_depth_blocks
     }
 
     /// Overwrites the blocks that each worker holds below device memory.

@@ -43,8 +43,6 @@ pub(super) struct SpaceCache {
     changed: Vec<u32>,
     /// The count of trust changes that the rows show; `None` = one look-up changed them.
     trust_seen: Option<u64>,
-    /// Rows of workers with an active depth.
-    active: Vec<u32>,
 }
 
 /// A place in the fleet table without a row.
@@ -101,7 +99,6 @@ impl SpaceCache {
         (self.fleet_version, self.now_ns) = (Some(view.fleet.version), view.now_ns);
         self.sources.clear();
         self.time_dependent.clear();
-        self.active.clear();
         self.rows.clear();
         let workers = &mut self.observation.workers;
         workers.clear();
@@ -183,13 +180,10 @@ impl SpaceCache {
 
     /// Notes how many leading blocks of the prompt each worker already runs; `None` = nothing was looked up.
     pub(super) fn set_active_depths(&mut self, depths: Option<&ActiveDepths>) {
-        for row in self.active.drain(..) {
-            self.observation.workers.set_active_depth(row as usize, 0);
-        }
+        self.observation.workers.active_depths_mut().fill(0);
         for (index, depth) in depths.into_iter().flat_map(ActiveDepths::iter) {
             if let Some(row) = self.row(index) {
-                self.observation.workers.set_active_depth(row, depth);
-                self.active.push(row as u32);
+                self.observation.workers.active_depths_mut()[row] = depth;
             }
         }
     }

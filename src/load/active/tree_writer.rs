@@ -8,6 +8,7 @@ use super::node::{
 use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, Ordering, STRIDE, SeenDivergence};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+use crate::prefetch::prefetch;
 use crate::sync::fence;
 
 /// A prompt that is in the tree.
@@ -429,12 +430,19 @@ const fn are_contiguous((at, len): (u32, u32), behind: u32) -> bool {
     at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
 }
 
+/// Lines that are prefetched before they are written: the prompt that had these words before ended long ago.
+const LINES_AHEAD: usize = 16;
+
 /// Writes the hashes of new blocks, a chunk at a time.
 fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
     // Relaxed: the root's sequence tells readers of changes.
     let store = |(word, local): (&AtomicU64, &LocalHash)| word.store(local.0, Ordering::Relaxed);
     let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<STRIDE>(), blocks.as_chunks::<STRIDE>());
-    to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(store));
+    to.iter().take(LINES_AHEAD).for_each(|line| prefetch(line.as_ptr().cast()));
+    for (at, (line, from)) in to.iter().zip(from).enumerate() {
+        prefetch(to.as_ptr().wrapping_add(at + LINES_AHEAD).cast());
+        line.iter().zip(from).for_each(store);
+    }
     to_rest.iter().zip(from_rest).for_each(store);
 }
 

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use kvrouted::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
 use kvrouted::limits::LAWS_PUBLISHED_PER_LOCK_MAX;
+use kvrouted::limits::WORKERS_MAX;
 use kvrouted::load::{ActiveDepths, BookingRef, Demand, Loads, LoadsConfig, PromptBlocks, SessionId};
 
 const SPACE: SpaceId = SpaceId(0);
@@ -172,17 +173,30 @@ fn name_of(number: u64, name: &mut String) {
     name.extend((0..8).rev().map(|digit| char::from(b'a' + (number >> (4 * digit) & 15) as u8)));
 }
 
+/// Active blocks by place, as a decision keeps them by row.
+struct Depths(Vec<u32>);
+
+impl ActiveDepths for Depths {
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    fn set(&mut self, worker: WorkerIndex, blocks: u32) {
+        self.0[worker.place()] = blocks;
+    }
+}
+
 fn active(c: &mut Criterion) {
     let mut group = c.benchmark_group("load/active");
     for workers in WORKERS {
         let Some((loads, _)) = busy(workers) else { return };
-        let mut depths = ActiveDepths::default();
+        let mut depths = Depths(vec![0; WORKERS_MAX]);
         for (name, locals) in [("nothing", elsewhere()), ("beginning", prompt(1_000_000)), ("whole_prompt", prompt(1))]
         {
             group.bench_function(BenchmarkId::new(name, workers), |bencher| {
                 bencher.iter(|| {
                     loads.active(SPACE, black_box(&locals), &mut depths);
-                    depths.of(WorkerIndex(3))
+                    depths.0[3]
                 });
             });
         }

@@ -40,7 +40,7 @@ pub struct Demand<'a> {
     /// Whole blocks of the prompt.
     pub blocks: PromptBlocks<'a>,
     /// Where the blocks diverge from the prompts in flight, by the last look-up of the same blocks; `None` = unknown.
-    pub divergence: Option<SeenDivergence>,
+    pub divergence: Option<&'a SeenDivergence>,
     /// Tokens per block, to count output in blocks; 0 = output is not counted.
     pub block_size: u32,
     /// Expected output tokens; 0 = unknown.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, blocks_to};
+use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, SeenDivergence, blocks_to};
 use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
 use super::ended::{EndReason, EndedQueue};
@@ -39,8 +39,10 @@ pub struct Booked {
 /// How a look-up of active blocks went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveRead {
-    /// Without a lock.
-    LockFree,
+    /// The prompt has no blocks.
+    Empty,
+    /// Without a lock, and where the prompt diverges from the prompts in flight.
+    LockFree(SeenDivergence),
     /// Under the lock, because every try met a change.
     Locked,
 }
@@ -142,9 +144,14 @@ impl Loads {
 
     /// Leading blocks of a prompt that each worker already runs, in any of its requests. Takes no lock unless bookings
     /// of prompts with the same first block come too fast.
-    pub fn active(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> ActiveRead {
-        if self.tree.read(space, locals, depths) {
-            return ActiveRead::LockFree;
+    #[inline]
+    pub fn active(&self, space: SpaceId, locals: &[LocalHash], depths: &mut impl ActiveDepths) -> ActiveRead {
+        if locals.is_empty() {
+            depths.clear();
+            return ActiveRead::Empty;
+        }
+        if let Some(divergence) = self.tree.read(space, locals, depths) {
+            return ActiveRead::LockFree(divergence);
         }
         let _no_writer = self.ledger.lock();
         self.tree.read_alone(space, locals, depths);

@@ -104,9 +104,9 @@ impl Scratch {
     #[must_use]
     pub fn demand<'a>(&'a self, request: &RouteRequest<'a>, decision: &Decision, chosen: &Scored) -> Demand<'a> {
         let block_size = self.request_facts().block_size;
-        let (blocks, divergence) = match self.shared_locals(request, decision) {
-            [] => (PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64), None),
-            locals => (PromptBlocks::Shared(locals), self.buffers.divergence()),
+        let blocks = match self.shared_locals(request, decision) {
+            [] => PromptBlocks::Alone(chosen.terms.additional_decode_blocks as u64),
+            locals => PromptBlocks::Shared(locals),
         };
         let prompt_tokens = request.prompt.token_count() as u64;
         let expected_blocks = match decision.mode {
@@ -123,7 +123,7 @@ impl Scratch {
             prefill_tokens: prompt_tokens - cached_tokens,
             cached_tokens,
             blocks,
-            divergence,
+            divergence: self.buffers.divergence(),
             block_size,
             expected_output_tokens: request.expected_output_tokens,
             is_recorded: false,
@@ -147,7 +147,7 @@ impl Scratch {
     /// Whether the last decision waited for the bookings' lock to read active prompts.
     #[must_use]
     pub const fn active_locked(&self) -> bool {
-        self.buffers.active_locked
+        self.buffers.active_locked()
     }
 
     /// Whether the chosen worker's load changed since the decision read it, and the mode depends on load.

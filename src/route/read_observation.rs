@@ -14,7 +14,7 @@ use crate::hash;
 use crate::ids::{LocalHash, RankSelection, Scheme, Worker};
 use crate::index::{Depths, IndexReader};
 use crate::limits::PROMPT_TOKENS_MAX;
-use crate::load::{ActiveDepths, ActiveRead, Loads, SeenDivergence};
+use crate::load::{ActiveRead, Loads, SeenDivergence};
 use crate::predict::PredictionReader;
 use crate::protocol::{MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest};
 
@@ -44,18 +44,25 @@ pub struct View<'a> {
 pub(super) struct ObservationBuffers {
     pub(super) depths: Depths,
     predicted: Depths,
-    /// Leading blocks of the prompt that each worker already runs.
-    active: ActiveDepths,
-    pub(super) active_locked: bool,
+    /// How the look-up of active prompts went, if there was one.
+    active: Option<ActiveRead>,
     /// The request's allow-list, sorted for binary search.
     allowed: Vec<Worker>,
     shared: SharedHits,
 }
 
 impl ObservationBuffers {
-    /// Where the prompt diverges from the prompts in flight, if that was looked up.
-    pub(super) const fn divergence(&self) -> Option<SeenDivergence> {
-        self.active.divergence()
+    /// Where the prompt diverges from the prompts in flight, if that was seen.
+    pub(super) const fn divergence(&self) -> Option<&SeenDivergence> {
+        match &self.active {
+            Some(ActiveRead::LockFree(divergence)) => Some(divergence),
+            _ => None,
+        }
+    }
+
+    /// Whether the look-up of active prompts waited for the bookings' lock.
+    pub(super) const fn active_locked(&self) -> bool {
+        matches!(self.active, Some(ActiveRead::Locked))
     }
 }
 
@@ -81,8 +88,7 @@ pub(super) fn observe(
     facts.now_ns = view.now_ns;
     facts.session = session(view, request, &mut notes);
     cache.begin(facts, notes, view.fleet.version);
-    buffers.active_locked = false;
-    buffers.active.clear();
+    buffers.active = None;
     // Hashing comes before the workers are read, so that their facts are fresh when one is booked. Refusals come before
     // the workers are read too, because they are not charged to the connection's share of the thread.
     let locals = match scheme {
@@ -340,9 +346,7 @@ fn read_active(
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
-    let read = view.loads.active(request.space, locals, &mut buffers.active);
-    buffers.active_locked = read == ActiveRead::Locked;
-    cache.set_active_depths(Some(&buffers.active));
+    buffers.active = Some(view.loads.active(request.space, locals, &mut cache.active_rows()));
 }
 
 /// Reads the predictions once, for the workers that publish no events.

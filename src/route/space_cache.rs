@@ -162,15 +162,9 @@ impl SpaceCache {
         }
     }
 
-    /// The row of a worker; `None` if another worker has its place.
-    fn row(&self, index: WorkerIndex) -> Option<usize> {
-        let (worker, row) = *self.rows.get(index.place())?;
-        (worker == index && row != NO_ROW).then_some(row as usize)
-    }
-
     /// The version of a worker's load when it was read; 0 for a worker of no row.
     pub(super) fn load_version_of(&self, index: WorkerIndex) -> u64 {
-        self.row(index).map_or(0, |row| self.observation.workers.load_version(row))
+        row_of(&self.rows, index).map_or(0, |row| self.observation.workers.load_version(row))
     }
 
     /// Notes how each worker meets the constraints of the request.
@@ -178,21 +172,16 @@ impl SpaceCache {
         self.observation.workers.set_constraints(constraints);
     }
 
-    /// Notes how many leading blocks of the prompt each worker already runs; `None` = nothing was looked up.
-    pub(super) fn set_active_depths(&mut self, depths: Option<&ActiveDepths>) {
-        self.observation.workers.active_depths_mut().fill(0);
-        for (index, depth) in depths.into_iter().flat_map(ActiveDepths::iter) {
-            if let Some(row) = self.row(index) {
-                self.observation.workers.active_depths_mut()[row] = depth;
-            }
-        }
+    /// The rows to which a look-up writes how many leading blocks of the prompt each worker already runs.
+    pub(super) fn active_rows(&mut self) -> ActiveRows<'_> {
+        ActiveRows { rows: &self.rows, blocks: self.observation.workers.active_depths_mut() }
     }
 
     /// Notes that the prompt cannot be compared with the index.
     pub(super) fn set_unmatchable(&mut self) {
         self.observation.matched = MatchStatus::Unmatchable;
         self.note(ReplyNotes::SCHEME_UNKNOWN);
-        self.set_active_depths(None);
+        self.active_rows().clear();
         self.clear_overlaps();
     }
 
@@ -270,6 +259,32 @@ impl SpaceCache {
     pub(super) const fn set_round_robin_counter(&mut self, counter: u64) {
         self.observation.request.round_robin_counter = counter;
     }
+}
+
+/// The active depths of a space's workers, by row.
+pub(super) struct ActiveRows<'a> {
+    rows: &'a [(WorkerIndex, u32)],
+    blocks: &'a mut [u32],
+}
+
+impl ActiveDepths for ActiveRows<'_> {
+    fn clear(&mut self) {
+        self.blocks.fill(0);
+    }
+
+    #[inline]
+    fn set(&mut self, worker: WorkerIndex, blocks: u32) {
+        if let Some(row) = row_of(self.rows, worker) {
+            self.blocks[row] = blocks;
+        }
+    }
+}
+
+/// The row of a worker; `None` if another worker has its place.
+#[inline]
+fn row_of(rows: &[(WorkerIndex, u32)], index: WorkerIndex) -> Option<usize> {
+    let (worker, row) = *rows.get(index.place())?;
+    (worker == index && row != NO_ROW).then_some(row as usize)
 }
 
 /// An idle worker, as its record describes it.

@@ -10,6 +10,7 @@
 //! Each model lists the possible answers, and checks that each of them occurs. Each model with a middle state has a
 //! mutant, which must fail: its reader omits the second read, or its writer omits a fence.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Counter;
 
@@ -49,14 +50,14 @@ impl Model {
             let node = (self.before)(&tree, &mut writer);
             let (shared, query, is_mutant) = (Arc::clone(&tree), self.query, self.is_mutant);
             let reader = ::loom::thread::spawn(move || {
-                let mut depths = ActiveDepths::default();
+                let mut depths = BTreeMap::new();
                 let known = if is_mutant {
                     shared.read_alone(SPACE, &locals(query), &mut depths);
                     true
                 } else {
-                    shared.read(SPACE, &locals(query), &mut depths)
+                    shared.read(SPACE, &locals(query), &mut depths).is_some()
                 };
-                known.then(|| depths.of(WorkerIndex(1)))
+                known.then(|| depths.get(&WorkerIndex(1)).copied().unwrap_or(0))
             });
             (self.change)(&tree, writer, node);
             if let Some(answer) = reader.join().expect("the reader ended") {

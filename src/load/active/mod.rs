@@ -29,7 +29,7 @@ mod tests;
 
 pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to, nodes_to};
 
-use crate::ids::{LocalHash, SpaceId, WORKER_PLACE_BITS, WorkerIndex};
+use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::ACTIVE_READ_TRIES_MAX;
 use crate::sync::{AtomicU64, Ordering, spin};
 use edge_table::{Key, READER_PROBES_MAX, Root};
@@ -84,42 +84,44 @@ impl ActiveTree {
         self.words.bytes()
     }
 
-    /// Overwrites `depths` with the leading blocks of `locals` that each worker already runs. `false` = every try met a
-    /// change, and nothing is known.
-    pub(in crate::load) fn read(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> bool {
-        depths.clear();
-        let Some(first) = locals.first() else { return true };
-        let at = self.root_at(space, *first);
+    /// Finds the leading blocks of `locals`, at least one, that each worker already runs, and where the prompt diverges.
+    /// `None` = every try met a change, and nothing is known.
+    pub(in crate::load) fn read(
+        &self,
+        space: SpaceId,
+        locals: &[LocalHash],
+        depths: &mut impl ActiveDepths,
+    ) -> Option<SeenDivergence> {
+        let at = self.root_at(space, *locals.first()?);
         let root = &self.roots[at];
         for _ in 0..TRIES_MAX {
             if let Some(sequence) = root.stable_sequence() {
-                let divergence = self.note_depths(at, space, locals, depths);
+                let divergence = self.note_depths((at, space), locals, depths);
                 if root.is_unchanged_since(sequence) {
-                    depths.divergence = Some(SeenDivergence { root: at, sequence, divergence });
-                    return true;
+                    return Some(SeenDivergence { root: at, sequence, divergence });
                 }
-                depths.clear();
             }
             spin();
         }
-        false
+        None
     }
 
     /// As [`ActiveTree::read`], while the caller keeps the writer out.
-    pub(in crate::load) fn read_alone(&self, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) {
-        depths.clear();
+    pub(in crate::load) fn read_alone(&self, space: SpaceId, locals: &[LocalHash], depths: &mut impl ActiveDepths) {
         if let Some(first) = locals.first() {
-            self.note_depths(self.root_at(space, *first), space, locals, depths);
+            self.note_depths((self.root_at(space, *first), space), locals, depths);
         }
     }
 
     /// Notes the depth of every worker that runs leading blocks of a prompt.
-    fn note_depths(&self, root: usize, space: SpaceId, locals: &[LocalHash], depths: &mut ActiveDepths) -> Divergence {
-        self.walk((root, space), locals, READER_PROBES_MAX, |node, depth| {
+    #[inline]
+    fn note_depths(&self, root: (usize, SpaceId), locals: &[LocalHash], depths: &mut impl ActiveDepths) -> Divergence {
+        depths.clear();
+        self.walk(root, locals, READER_PROBES_MAX, |node, depth| {
             let list = node.list(&self.words);
             for entry in list.get(..node.workers() as usize).unwrap_or_default() {
                 // Relaxed: see `read`.
-                depths.note(halves(entry.load(Ordering::Relaxed)).0, depth as u32);
+                depths.set(WorkerIndex(halves(entry.load(Ordering::Relaxed)).0), depth as u32);
             }
         })
     }
@@ -182,59 +184,23 @@ impl ActiveTree {
     }
 }
 
-/// The leading blocks of a prompt that each worker already runs. Reused by the next look-up.
-#[derive(Debug, Default)]
-pub struct ActiveDepths {
-    /// By place: the worker and its depth; 0 = none.
-    by_place: Vec<(u32, u32)>,
-    /// Places with a depth.
-    noted: Vec<u32>,
-    /// Where the prompt diverges from the tree, if the look-up took no lock.
-    divergence: Option<SeenDivergence>,
+/// Takes the leading blocks of a prompt that each worker already runs.
+pub trait ActiveDepths {
+    /// No worker runs any: a look-up begins, or begins again.
+    fn clear(&mut self);
+
+    /// A worker runs that many. Later calls for a worker have larger numbers. The worker may have left, or be one that
+    /// never was: of these nothing counts.
+    fn set(&mut self, worker: WorkerIndex, blocks: u32);
 }
 
-impl ActiveDepths {
-    /// Leading blocks of the prompt that a worker already runs.
-    #[must_use]
-    pub fn of(&self, worker: WorkerIndex) -> u32 {
-        self.by_place.get(worker.place()).filter(|(whose, _)| *whose == worker.0).map_or(0, |(_, depth)| *depth)
+#[cfg(test)]
+impl ActiveDepths for std::collections::BTreeMap<WorkerIndex, u32> {
+    fn clear(&mut self) {
+        self.clear();
     }
 
-    /// The workers with a depth, and their depths.
-    pub fn iter(&self) -> impl Iterator<Item = (WorkerIndex, u32)> {
-        let entries = self.noted.iter().map(|place| self.by_place[*place as usize]);
-        entries.map(|(worker, depth)| (WorkerIndex(worker), depth))
-    }
-
-    /// Where the prompt diverges from the prompts in flight, to be given to [`Demand::divergence`](super::Demand) if the
-    /// prompt is booked; `None` = it has to be found again.
-    #[must_use]
-    pub const fn divergence(&self) -> Option<SeenDivergence> {
-        self.divergence
-    }
-
-    /// Forgets the look-up.
-    pub fn clear(&mut self) {
-        self.divergence = None;
-        for place in self.noted.drain(..) {
-            self.by_place[place as usize].1 = 0;
-        }
-    }
-
-    /// Notes the depth of a worker; later calls have larger depths. Of two workers that had the same place, the later
-    /// one counts, because the other has left.
-    #[inline]
-    pub(super) fn note(&mut self, worker: u32, depth: u32) {
-        let place = WorkerIndex(worker).place();
-        if place >= self.by_place.len() {
-            self.by_place.resize((place + 1).next_power_of_two().min(1 << WORKER_PLACE_BITS), (0, 0));
-        }
-        let entry = &mut self.by_place[place];
-        if entry.1 == 0 {
-            self.noted.push(place as u32);
-        }
-        if entry.1 == 0 || worker >= entry.0 {
-            *entry = (worker, depth);
-        }
+    fn set(&mut self, worker: WorkerIndex, blocks: u32) {
+        self.insert(worker, blocks);
     }
 }

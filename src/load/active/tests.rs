@@ -26,7 +26,7 @@ struct CheckedTree {
     writer: ActiveWriter,
     prompts: BTreeMap<u32, Prompt>,
     next: u32,
-    depths: ActiveDepths,
+    depths: BTreeMap<WorkerIndex, u32>,
     /// What was asked for last, and what was seen.
     asked: Option<(SpaceId, Vec<LocalHash>, SeenDivergence)>,
 }
@@ -34,7 +34,7 @@ struct CheckedTree {
 impl CheckedTree {
     fn new() -> Self {
         let (tree, writer) = (ActiveTree::new(7, ACTIVE_WORDS_MAX), ActiveWriter::default());
-        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: ActiveDepths::default(), asked: None }
+        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: BTreeMap::new(), asked: None }
     }
 
     /// The distinct prefixes of a worker.
@@ -47,7 +47,7 @@ impl CheckedTree {
         self.add_seen(space, blocks, worker, None);
     }
 
-    fn add_seen(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex, seen: Option<SeenDivergence>) {
+    fn add_seen(&mut self, space: SpaceId, blocks: Vec<LocalHash>, worker: WorkerIndex, seen: Option<&SeenDivergence>) {
         let before = self.prefixes(worker).len();
         let added = self.put_seen(space, blocks, worker, seen);
         assert_eq!(before + whole(added), self.prefixes(worker).len());
@@ -56,7 +56,7 @@ impl CheckedTree {
     /// Adds the prompt that was asked for last, with what was seen then. Other prompts may have come and gone.
     fn add_asked(&mut self, worker: WorkerIndex) {
         if let Some((space, blocks, seen)) = self.asked.clone() {
-            self.add_seen(space, blocks, worker, Some(seen));
+            self.add_seen(space, blocks, worker, Some(&seen));
         }
     }
 
@@ -70,7 +70,7 @@ impl CheckedTree {
         space: SpaceId,
         blocks: Vec<LocalHash>,
         worker: WorkerIndex,
-        seen: Option<SeenDivergence>,
+        seen: Option<&SeenDivergence>,
     ) -> u64 {
         let placed = self.writer.add(&self.tree, space, &blocks, worker, seen).expect("there is room");
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
@@ -103,13 +103,13 @@ impl CheckedTree {
 
     /// Looks up the depth of every worker.
     fn check(&mut self, space: SpaceId, query: &[LocalHash], workers: u32) {
-        assert!(self.tree.read(space, query, &mut self.depths), "no writer is at work");
-        self.asked = self.depths.divergence().map(|seen| (space, query.to_vec(), seen));
+        let seen = self.tree.read(space, query, &mut self.depths).expect("no writer is at work");
+        self.asked = Some((space, query.to_vec(), seen));
         for worker in (0..workers).map(WorkerIndex) {
             let of_worker = self.prompts.values().filter(|prompt| prompt.0 == space && prompt.2 == worker);
             let common = |blocks: &[LocalHash]| blocks.iter().zip(query).take_while(|(a, b)| a == b).count();
             let depth = of_worker.map(|(_, blocks, ..)| common(blocks)).max().unwrap_or(0);
-            assert_eq!(self.depths.of(worker) as usize, depth, "{worker}");
+            assert_eq!(self.depths.get(&worker).map_or(0, |blocks| *blocks as usize), depth, "{worker}");
         }
     }
 
@@ -195,14 +195,14 @@ fn long_prompts_many_branches_and_many_workers() {
 }
 
 #[test]
-fn the_successor_in_a_place_is_not_mistaken_for_its_predecessor() {
+fn the_successor_in_a_place_is_told_from_its_predecessor() {
     let mut checked = CheckedTree::new();
     let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
     checked.add(SpaceId(0), run(1, 0, 9), left);
     checked.add(SpaceId(0), run(1, 0, 4), here);
-    let mut depths = ActiveDepths::default();
-    assert!(checked.tree.read(SpaceId(0), &run(1, 0, 9), &mut depths));
-    assert_eq!(depths.of(here), 4);
+    let mut depths = BTreeMap::new();
+    assert!(checked.tree.read(SpaceId(0), &run(1, 0, 9), &mut depths).is_some());
+    assert_eq!(depths, BTreeMap::from([(left, 9), (here, 4)]));
     checked.end_all();
 }
 
@@ -241,17 +241,17 @@ fn readers_beside_the_writer_see_whole_prompts() {
         for reader in 0..2 {
             let (tree, done, query) = (&tree, &done, &query);
             scope.spawn(move || {
-                let mut depths = ActiveDepths::default();
+                let mut depths = BTreeMap::new();
                 let (mut known, mut some) = (0, 0);
                 while !done.load(Ordering::Relaxed) || known == 0 {
-                    if !tree.read(SpaceId(0), query, &mut depths) {
+                    if tree.read(SpaceId(0), query, &mut depths).is_none() {
                         continue;
                     }
                     known += 1;
-                    assert_eq!(depths.of(WorkerIndex(0)), 40);
+                    assert_eq!(depths.get(&WorkerIndex(0)), Some(&40));
                     for worker in 1..8 {
                         // Worker `w` runs nothing, or 8 `w` blocks.
-                        let depth = depths.of(WorkerIndex(worker));
+                        let depth = depths.get(&WorkerIndex(worker)).copied().unwrap_or(0);
                         assert!(depth == 0 || depth == 8 * worker, "{reader}: {worker} runs {depth}");
                         some += u64::from(depth > 0);
                     }

@@ -49,7 +49,7 @@ impl ActiveWriter {
         space: SpaceId,
         locals: &[LocalHash],
         worker: WorkerIndex,
-        seen: Option<SeenDivergence>,
+        seen: Option<&SeenDivergence>,
     ) -> Option<PlacedPrompt> {
         let root = tree.root_at(space, *locals.first()?);
         // As OPEN, for words that are reused below and that another thread may have freed: a reader that still reads
@@ -65,10 +65,10 @@ impl ActiveWriter {
         (root, space): (usize, SpaceId),
         locals: &[LocalHash],
         worker: WorkerIndex,
-        seen: Option<SeenDivergence>,
+        seen: Option<&SeenDivergence>,
     ) -> Option<PlacedPrompt> {
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
-        let holds = |seen: &SeenDivergence| seen.root == root && tree.roots[root].is_unchanged_since(seen.sequence);
+        let holds = |seen: &&SeenDivergence| seen.root == root && tree.roots[root].is_unchanged_since(seen.sequence);
         let divergence = seen.filter(holds).map_or_else(found, |seen| seen.divergence);
         debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.

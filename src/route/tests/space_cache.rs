@@ -1,12 +1,14 @@
 //! The space cache: a cached decision equals one that reads everything anew, and contended look-ups lower trust.
 
+use std::collections::BTreeMap;
+
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
 use crate::engine_law::PrefillLaw;
 use crate::ids::EventSeq;
-use crate::load::{ActiveDepths, Demand, Load, PrefillModel, PrefillWork, RecentWork, Reporter, SessionId};
+use crate::load::{Demand, Load, PrefillModel, PrefillWork, RecentWork, Reporter, SessionId};
 use crate::predict::{self, PredictionLimits, Predictor};
 use crate::protocol::{BookingHandle, DeviceClass, EngineLoad};
 use crate::route::judge::{judge_at, levels};
@@ -268,7 +270,7 @@ impl RandomWorld {
         let ago_ns = if self.one_in(8) { STEP_NS * self.rng.random_range(0..40) } else { 0 };
         let World { fleet, indexes, predictions, loads, policy, scratch, .. } = &mut self.world;
         let (affinities, now_ns) = (&self.affinities, self.now_ns.saturating_sub(ago_ns));
-        let mut active = ActiveDepths::default();
+        let mut active = BTreeMap::new();
         loads.active(SpaceId(0), &locals_of(&prompt, lora), &mut active);
         let view = View { fleet, indexes, predictions, loads, policy, round_robin_counters: &[], affinities, now_ns };
         let draws = Draws::new(self.names);
@@ -277,7 +279,8 @@ impl RandomWorld {
             decide(&view, &request, scratch, draws, &mut decision).unwrap();
             let observation = scratch.observation().clone();
             for facts in observation.workers.iter() {
-                assert_eq!(facts.active_depth_blocks, active.of(facts.index), "what runs on it, and on no other");
+                let expected = active.get(&facts.index).copied().unwrap_or(0);
+                assert_eq!(facts.active_depth_blocks, expected, "what runs on it, and on no other");
             }
             let mut again = Decision::default();
             judge(policy, &observation, draws, &mut again);

@@ -58,11 +58,6 @@ pub(super) struct Entries(u32);
 
 impl Entries {
     #[inline]
-    pub(super) const fn is_none(self) -> bool {
-        self.0 == 0
-    }
-
-    #[inline]
     pub(super) const fn first(self) -> Option<usize> {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
     }
@@ -98,7 +93,7 @@ impl Bucket {
 
     #[inline]
     pub(super) fn vacant(&self) -> Entries {
-        Entries(vacant(self))
+        Entries(matching(self, u16::MAX, NO_TAG))
     }
 
     #[inline]
@@ -134,6 +129,33 @@ impl Bucket {
         self.words[at]
     }
 
+    /// The entries that [`split`](Self::split) moves: this bucket is their home, and more than the fewest bits of their
+    /// tags are left.
+    #[inline]
+    fn movable(&self) -> Entries {
+        let short = matching(self, LAST_BITS, 0);
+        Entries(!(matching(self, AWAY, AWAY) | short) & ALL)
+    }
+
+    /// Moves entries to the two empty buckets that take the place of this one when the segment doubles: the first bit of
+    /// the tag says to which. There is room in them for all entries of this bucket.
+    #[inline]
+    pub(super) fn split(&self, into: &mut [Self; 2]) {
+        let (movable, upper) = (self.movable().0, matching(self, FIRST_BIT, FIRST_BIT));
+        for (half, moved) in into.iter_mut().zip([movable & !upper, movable & upper]) {
+            for ((tag, word), from) in half.tags.iter_mut().zip(&mut half.words).zip(Entries(moved)) {
+                *tag = self.tags[from] << 1 & !AWAY;
+                *word = self.words[from];
+            }
+        }
+    }
+
+    /// The entries that a split does not move.
+    #[inline]
+    pub(super) fn strays(&self) -> Entries {
+        Entries(self.filled().0 & !self.movable().0)
+    }
+
     /// The tag of an entry, if this bucket is its home.
     #[inline]
     pub(super) fn tag_at_home(&self, at: usize) -> Option<Tag> {
@@ -165,6 +187,12 @@ const NO_TAG: u16 = 0;
 /// Set if an entry is in another bucket than its home.
 const AWAY: u16 = 1 << 15;
 
+/// The first bit of a tag, as it is stored.
+const FIRST_BIT: u16 = AWAY >> 1;
+
+/// Bits of a stored tag that are all zero if only the fewest bits are left.
+const LAST_BITS: u16 = (FIRST_BIT >> Tag::BITS_MIN) - 1;
+
 /// Which of the tags may be the wanted one, one bit each: their known bits are equal.
 #[inline]
 fn alike(bucket: &Bucket, wanted: u16) -> u32 {
@@ -177,22 +205,22 @@ fn alike(bucket: &Bucket, wanted: u16) -> u32 {
     scalar::alike(bucket, wanted)
 }
 
-/// Which of the places are vacant, one bit each.
+/// Which of the tags have this value in these bits, one bit each.
 #[inline]
-fn vacant(bucket: &Bucket) -> u32 {
+fn matching(bucket: &Bucket, bits: u16, value: u16) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    return sse2::vacant(bucket);
+    return sse2::matching(bucket, bits, value);
     // SAFETY: each processor of the target has NEON.
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    return unsafe { neon::vacant(bucket) };
+    return unsafe { neon::matching(bucket, bits, value) };
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-    scalar::vacant(bucket)
+    scalar::matching(bucket, bits, value)
 }
 
 /// The reference.
 #[cfg(any(test, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod scalar {
-    use super::{Bucket, ENTRIES, NO_TAG};
+    use super::{Bucket, ENTRIES};
 
     pub(super) fn alike(bucket: &Bucket, wanted: u16) -> u32 {
         which(&bucket.tags, |stored| {
@@ -203,8 +231,8 @@ mod scalar {
         })
     }
 
-    pub(super) fn vacant(bucket: &Bucket) -> u32 {
-        which(&bucket.tags, |stored| stored == NO_TAG)
+    pub(super) fn matching(bucket: &Bucket, bits: u16, value: u16) -> u32 {
+        which(&bucket.tags, |stored| stored & bits == value)
     }
 
     pub(super) fn which(tags: &[u16; ENTRIES], is_it: impl Fn(u16) -> bool) -> u32 {
@@ -222,10 +250,10 @@ const WIDE: usize = 8;
 /// As the scalar reference.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod sse2 {
-    use super::{ALL, Bucket, NO_TAG, REGISTERS, WIDE};
+    use super::{ALL, Bucket, REGISTERS, WIDE};
     use std::arch::x86_64::{
-        __m128i, _mm_cmpeq_epi16, _mm_load_si128, _mm_movemask_epi8, _mm_or_si128, _mm_packs_epi16, _mm_set1_epi16,
-        _mm_slli_epi16, _mm_subs_epu16, _mm_xor_si128,
+        __m128i, _mm_and_si128, _mm_cmpeq_epi16, _mm_load_si128, _mm_movemask_epi8, _mm_or_si128, _mm_packs_epi16,
+        _mm_set1_epi16, _mm_slli_epi16, _mm_subs_epu16, _mm_xor_si128,
     };
 
     #[inline]
@@ -243,9 +271,12 @@ mod sse2 {
     }
 
     #[inline]
-    pub(super) fn vacant(bucket: &Bucket) -> u32 {
+    pub(super) fn matching(bucket: &Bucket, bits: u16, value: u16) -> u32 {
         // SAFETY: as above.
-        gather(registers(bucket).map(|stored| unsafe { _mm_cmpeq_epi16(stored, _mm_set1_epi16(NO_TAG.cast_signed())) }))
+        unsafe {
+            let (bits, value) = (_mm_set1_epi16(bits.cast_signed()), _mm_set1_epi16(value.cast_signed()));
+            gather(registers(bucket).map(|stored| _mm_cmpeq_epi16(_mm_and_si128(stored, bits), value)))
+        }
     }
 
     #[inline]
@@ -269,7 +300,7 @@ mod sse2 {
 /// As the scalar reference.
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod neon {
-    use super::{ALL, Bucket, NO_TAG, REGISTERS, WIDE};
+    use super::{ALL, Bucket, REGISTERS, WIDE};
     use std::arch::aarch64::{
         uint16x8_t, vaddvq_u16, vandq_u16, vceqq_u16, vdupq_n_u16, veorq_u16, vld1q_u16, vorrq_u16, vqsubq_u16,
         vshlq_n_u16,
@@ -290,10 +321,15 @@ mod neon {
     }
 
     #[target_feature(enable = "neon")]
-    pub(super) fn vacant(bucket: &Bucket) -> u32 {
+    pub(super) fn matching(bucket: &Bucket, bits: u16, value: u16) -> u32 {
         let [low, middle, high] = registers(bucket);
-        let nothing = vdupq_n_u16(NO_TAG);
-        gather([vceqq_u16(low, nothing), vceqq_u16(middle, nothing), vceqq_u16(high, nothing)])
+        gather([one_matching(low, bits, value), one_matching(middle, bits, value), one_matching(high, bits, value)])
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn one_matching(stored: uint16x8_t, bits: u16, value: u16) -> uint16x8_t {
+        vceqq_u16(vandq_u16(stored, vdupq_n_u16(bits)), vdupq_n_u16(value))
     }
 
     #[target_feature(enable = "neon")]
@@ -318,6 +354,7 @@ mod neon {
 
 #[cfg(test)]
 mod tests {
+    use super::super::home::Home;
     use super::*;
 
     /// A tag of these bits, highest first, with a one after them.
@@ -384,6 +421,50 @@ mod tests {
     }
 
     #[test]
+    fn bits_are_compared_with_a_value() {
+        for stored in 0..=u16::MAX {
+            let bucket = with_tags(std::array::from_fn(|at| stored.rotate_left(at as u32)));
+            for (bits, value) in [(u16::MAX, NO_TAG), (AWAY, AWAY), (FIRST_BIT, FIRST_BIT), (LAST_BITS, 0)] {
+                let expected = scalar::which(&bucket.tags, |stored| stored & bits == value);
+                assert_eq!(scalar::matching(&bucket, bits, value), expected);
+                assert_eq!(matching(&bucket, bits, value), expected, "{bits:x} of {:x?}", bucket.tags);
+            }
+        }
+    }
+
+    #[test]
+    fn a_split_moves_entries_to_their_new_homes() {
+        for seed in 0..1_000_u64 {
+            let random = |at: usize| super::super::spread(seed << 8 | at as u64);
+            // Vacant places, entries of other homes, and tags of every length.
+            let tags = std::array::from_fn(|at| match random(at) % 8 {
+                0 => NO_TAG,
+                1 => (random(at) >> 16) as u16 | AWAY | 1,
+                _ => {
+                    let end = 1 << (random(at) >> 8) % 9;
+                    (random(at) >> 32) as u16 & !AWAY & !(2 * end - 1) | end
+                }
+            });
+            let bucket = Bucket { tags, passed: Passed(0), words: std::array::from_fn(|at| at as u32) };
+            let mut halves = [Bucket::EMPTY; 2];
+            bucket.split(&mut halves);
+            let strays: Vec<usize> = bucket.strays().collect();
+            let mut expected = [Vec::new(), Vec::new()];
+            for at in bucket.filled() {
+                match bucket.tag_at_home(at).and_then(|tag| Home::known(5, tag).doubled()) {
+                    Some(home) => expected[home.bucket() - 10].push((Some(home.tag()), at as u32)),
+                    None => assert!(strays.contains(&at)),
+                }
+            }
+            let found = halves
+                .each_ref()
+                .map(|half| half.filled().map(|at| (half.tag_at_home(at), half.word(at))).collect::<Vec<_>>());
+            assert_eq!(found, expected);
+            assert_eq!(found[0].len() + found[1].len() + strays.len(), bucket.filled().count());
+        }
+    }
+
+    #[test]
     fn tags_are_found_wherever_they_are() {
         const WINDOW: u32 = 6;
         // All patterns of some neighbours, among tags that are and among tags that are not what is sought.
@@ -392,8 +473,8 @@ mod tests {
             for (wanted, stored, other) in [(0x0002, AWAY | 1, 3), (0x8002, 0x4001, NO_TAG), (0xfffe, 0x7000, 0x5000)] {
                 let bucket = with_tags(std::array::from_fn(|at| if pattern >> at & 1 == 1 { stored } else { other }));
                 let rest = if other == NO_TAG { !pattern & ALL } else { 0 };
-                assert_eq!((scalar::alike(&bucket, wanted), scalar::vacant(&bucket)), (pattern, rest));
-                assert_eq!((alike(&bucket, wanted), vacant(&bucket)), (pattern, rest));
+                assert_eq!((scalar::alike(&bucket, wanted), scalar::matching(&bucket, u16::MAX, 0)), (pattern, rest));
+                assert_eq!((alike(&bucket, wanted), matching(&bucket, u16::MAX, 0)), (pattern, rest));
             }
         }
     }

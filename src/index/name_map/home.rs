@@ -108,8 +108,9 @@ impl Home {
         self.tag
     }
 
-    /// The home after a doubling of the segment. `None` if hardly a bit of the tag would be left.
-    #[inline]
+    /// The home after a doubling of the segment, to which a bucket's `split` moves an entry. `None` if hardly a bit of the
+    /// tag would be left.
+    #[cfg(test)]
     pub(super) const fn doubled(self) -> Option<Self> {
         if self.tag.known() <= Tag::BITS_MIN {
             return None;

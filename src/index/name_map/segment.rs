@@ -148,7 +148,7 @@ impl Segment {
     pub(super) fn put_unless(&mut self, home: Home, word: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
         let line = &self.buckets[home.bucket()];
         // Nearly always the first line answers.
-        if !line.with_tag(home.tag()).is_none() || line.has_passed(home.tag()) {
+        if line.with_tag(home.tag()).first().is_some() || line.has_passed(home.tag()) {
             self.refuse_same(home, same)?;
         }
         self.put(home, word);
@@ -197,27 +197,18 @@ impl Segment {
 
     /// Doubles the segment, in one step.
     ///
-    /// The entries of a bucket go to two new ones, so those at home find room there without a search. Strays, whose home
+    /// Two buckets take the place of one, so the entries at home find room there without a search. Strays, whose home
     /// follows only from their names, are put afterwards.
     #[cold]
     #[inline(never)]
     pub(super) fn double(&mut self, rows: &Rows, spot_of: impl Fn(u32) -> Spot) {
         let mut old = self.replace_buckets(rows, self.buckets.len() * 2);
-        for (bucket, line) in old.iter_mut().enumerate() {
-            let mut next = [0; 2];
-            for at in line.filled() {
-                let home = line.tag_at_home(at).and_then(|tag| Home::known(bucket, tag).doubled());
-                if let Some(home) = home {
-                    let next = &mut next[home.bucket() % 2];
-                    self.buckets[home.bucket()].fill(*next, home.tag(), true, line.word(at));
-                    *next += 1;
-                    line.vacate(at);
-                }
-            }
+        for (line, halves) in old.iter().zip(self.buckets.as_chunks_mut().0) {
+            line.split(halves);
         }
         let mut strays = Strays::new();
         for line in old.iter() {
-            line.filled().for_each(|at| strays.push(line.word(at)));
+            line.strays().for_each(|at| strays.push(line.word(at)));
             self.put_strays_if_many(&mut strays, &spot_of);
         }
         self.put_strays(&mut strays, &spot_of);

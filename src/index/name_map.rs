@@ -155,13 +155,16 @@ impl NameMap {
     /// Adds consecutive words, of which `base` is the first. Ends at the first name that another word has: returns how
     /// many words before it were added.
     pub(super) fn put_new(&mut self, names: &[u64], base: u32, name_of: impl Fn(u32) -> u64) -> Result<(), usize> {
+        if let [name] = names {
+            return if self.put_one_new(*name, base, name_of) { Ok(()) } else { Err(0) };
+        }
         let mut ahead = AimsAhead::new(self, names);
         for (at, name) in names.iter().enumerate() {
             let aim = ahead.next(self, names, at);
             let mut home = aim.home;
             if self.segments[aim.segment()].is_full() {
                 home = self.double(aim.segment(), *name, &name_of);
-                ahead.renew(self, &names, at + 1);
+                ahead.renew(self, names, at + 1);
             }
             let put = self.segments[aim.segment()].put_unless(home, base + at as u32, |other| name_of(other) == *name);
             if put.is_err() {
@@ -171,6 +174,19 @@ impl NameMap {
         }
         self.entries += names.len();
         Ok(())
+    }
+
+    /// As [`put_new`](Self::put_new), for a block that an engine has just generated: there are no names behind it to compute
+    /// ahead. Returns whether it added the word.
+    fn put_one_new(&mut self, name: u64, word: u32, name_of: impl Fn(u32) -> u64) -> bool {
+        let Aim { segment, mut home } = self.aim(name);
+        let segment = usize::from(segment);
+        if self.segments[segment].is_full() {
+            home = self.double(segment, name, &name_of);
+        }
+        let is_put = self.segments[segment].put_unless(home, word, |other| name_of(other) == name).is_ok();
+        self.entries += usize::from(is_put);
+        is_put
     }
 
     /// Removes consecutive words, of which `base` is the first; returns how many of them were there. Segments are shrunk

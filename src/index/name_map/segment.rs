@@ -144,7 +144,7 @@ impl Segment {
 
     /// Adds an entry, unless `same` returns `true` for the word of a candidate: then returns that word and changes nothing.
     /// The segment is not full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put_unless(&mut self, home: Home, word: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
         let line = &self.buckets[home.bucket()];
         // Nearly always the first line answers.

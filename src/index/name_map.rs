@@ -18,7 +18,7 @@
 //! to the size of the segment: the integer part is the home, and the fraction is the tag. In a segment of twice the
 //! size, the first bit of the tag becomes the last bit of the home. So a resize moves most entries by their tags, in the
 //! order of memory. It reads names only of entries outside their home, and of the few that have moved so often that
-//! hardly a bit of their tag is left. On the way to any size, that is about one name for every six entries.
+//! hardly a bit of their tag is left. On the way to any size, that is about one name for every fourteen entries.
 //!
 //! Segments are out of step by design: the map spreads hashes twice as densely over the first segment as over the last.
 //! So each segment changes size at another number of entries of the map, and the map is always as full as segments are on

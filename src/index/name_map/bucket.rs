@@ -1,4 +1,4 @@
-//! A bucket of the name map: one cache line of entries, and the comparison of all its tags at once.
+//! A bucket of the name map: two cache lines of entries, and the comparison of all its tags at once.
 //!
 //! A stored tag is a bit ([`AWAY`] or not), then known bits of the hash, a one, and zeros. A searched tag has all its
 //! bits and is shifted left by one: it has no bit for [`AWAY`], and its lowest bit is not used.

@@ -22,7 +22,7 @@ impl Spot {
         (self.hash >> (u64::BITS - SEGMENT_BITS)) as u8
     }
 
-    /// All bits below them choose the home in a segment of so many `buckets`.
+    /// All bits below them choose the home in a segment of `buckets` buckets.
     #[inline]
     pub(super) const fn home(self, buckets: usize) -> Home {
         Home::new(self.hash << SEGMENT_BITS, buckets)
@@ -82,7 +82,7 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// The home of a hash's fraction of one, in a segment of so many `buckets`: the integer part of their product is the
+    /// The home of a hash's fraction of one, in a segment of `buckets` buckets: the integer part of their product is the
     /// bucket, and the tag comes from its fraction.
     #[inline]
     pub(super) const fn new(fraction: u64, buckets: usize) -> Self {

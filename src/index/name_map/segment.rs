@@ -31,7 +31,7 @@ pub(super) struct Place {
     at: usize,
 }
 
-/// The number of entries that fill this percentage of so many buckets.
+/// The number of entries that fill this percentage of a number of buckets.
 const fn entries_at(buckets: usize, percent: u64) -> u32 {
     (buckets as u64 * ENTRIES as u64 * percent / 100) as u32
 }
@@ -242,7 +242,7 @@ impl Segment {
         old.give_back(rows);
     }
 
-    /// Replaces the buckets by so many empty ones; returns those before.
+    /// Replaces the buckets by a number of empty ones; returns those before.
     fn replace_buckets(&mut self, rows: &Rows, buckets: usize) -> BucketRow {
         self.full = entries_at(buckets, FULL_PERCENT);
         self.underfull = if buckets == 1 { 0 } else { entries_at(buckets, UNDERFULL_PERCENT) };

@@ -27,16 +27,26 @@
 //! The hash is keyed: without the secret, a client that chooses names cannot aim at one bucket. Many words with the same
 //! name do fill one bucket after another, and a search for that name may read all of these.
 
+#![cfg_attr(
+    all(target_arch = "x86_64", not(miri)),
+    expect(unsafe_code, reason = "a function with vectors that not every processor has")
+)]
+
 mod bucket;
 mod home;
 mod segment;
 #[cfg(test)]
 mod tests;
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use self::bucket::Wide;
+use self::bucket::{CompareTags, Narrow};
 use self::home::{Home, SEGMENTS, Spot};
 use self::segment::Segment;
 use super::row_pool::Rows;
 use super::types::spread;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use crate::simd::SimdLevel;
 
 /// The keyed hash of names.
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +158,7 @@ impl NameMap {
         if self.segments[at].is_full() {
             home = self.double(at, name, &name_of);
         }
-        self.segments[at].put(home, word);
+        self.segments[at].put::<Narrow>(home, word);
         self.entries += 1;
     }
 
@@ -158,6 +168,27 @@ impl NameMap {
         if let [name] = names {
             return if self.put_one_new(*name, base, name_of) { Ok(()) } else { Err(0) };
         }
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if SimdLevel::here() >= SimdLevel::Avx512Ifma {
+            // SAFETY: this level has AVX-512BW.
+            return unsafe { self.put_new_wide(names, base, name_of) };
+        }
+        self.put_new_by::<Narrow>(names, base, name_of)
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn put_new_wide(&mut self, names: &[u64], base: u32, name_of: impl Fn(u32) -> u64) -> Result<(), usize> {
+        self.put_new_by::<Wide>(names, base, name_of)
+    }
+
+    #[inline(always)]
+    fn put_new_by<C: CompareTags>(
+        &mut self,
+        names: &[u64],
+        base: u32,
+        name_of: impl Fn(u32) -> u64,
+    ) -> Result<(), usize> {
         let mut ahead = AimsAhead::new(self, names);
         for (at, name) in names.iter().enumerate() {
             let aim = ahead.next(self, names, at);
@@ -166,8 +197,8 @@ impl NameMap {
                 home = self.double(aim.segment(), *name, &name_of);
                 ahead.renew(self, names, at + 1);
             }
-            let put = self.segments[aim.segment()].put_unless(home, base + at as u32, |other| name_of(other) == *name);
-            if put.is_err() {
+            let segment = &mut self.segments[aim.segment()];
+            if segment.put_unless::<C>(home, base + at as u32, |other| name_of(other) == *name).is_err() {
                 self.entries += at;
                 return Err(at);
             }
@@ -184,7 +215,7 @@ impl NameMap {
         if self.segments[segment].is_full() {
             home = self.double(segment, name, &name_of);
         }
-        let is_put = self.segments[segment].put_unless(home, word, |other| name_of(other) == name).is_ok();
+        let is_put = self.segments[segment].put_unless::<Narrow>(home, word, |other| name_of(other) == name).is_ok();
         self.entries += usize::from(is_put);
         is_put
     }
@@ -192,11 +223,27 @@ impl NameMap {
     /// Removes consecutive words, of which `base` is the first; returns how many of them were there. Segments are shrunk
     /// only by [`shrink`](Self::shrink), because names may not be readable in the middle of a removal.
     pub(super) fn take(&mut self, names: &[u64], base: u32) -> usize {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if SimdLevel::here() >= SimdLevel::Avx512Ifma {
+            // SAFETY: this level has AVX-512BW.
+            return unsafe { self.take_wide(names, base) };
+        }
+        self.take_by::<Narrow>(names, base)
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn take_wide(&mut self, names: &[u64], base: u32) -> usize {
+        self.take_by::<Wide>(names, base)
+    }
+
+    #[inline(always)]
+    fn take_by<C: CompareTags>(&mut self, names: &[u64], base: u32) -> usize {
         let mut ahead = AimsAhead::new(self, names);
         let mut taken = 0;
         for at in 0..names.len() {
             let (segment, home) = ahead.next(self, names, at).parts();
-            taken += usize::from(self.segments[segment].take(home, base + at as u32));
+            taken += usize::from(self.segments[segment].take::<C>(home, base + at as u32));
             if self.segments[segment].is_underfull() {
                 self.underfull[segment / 64] |= 1 << (segment % 64);
             }

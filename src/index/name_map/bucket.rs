@@ -86,19 +86,19 @@ impl Bucket {
     }
 
     /// The entries that may have this tag: their known bits are equal.
-    #[inline]
-    pub(super) fn with_tag(&self, tag: Tag) -> Entries {
-        Entries(alike(self, tag.bits()))
+    #[inline(always)]
+    pub(super) fn with_tag<C: CompareTags>(&self, tag: Tag) -> Entries {
+        Entries(C::alike(self, tag.bits()))
     }
 
-    #[inline]
-    pub(super) fn vacant(&self) -> Entries {
-        Entries(matching(self, u16::MAX, NO_TAG))
+    #[inline(always)]
+    pub(super) fn vacant<C: CompareTags>(&self) -> Entries {
+        Entries(C::vacant(self))
     }
 
     #[inline]
     pub(super) fn filled(&self) -> Entries {
-        Entries(!self.vacant().0 & ALL)
+        Entries(!self.vacant::<Narrow>().0 & ALL)
     }
 
     /// Whether entries with this tag may have been sent past the bucket.
@@ -192,6 +192,50 @@ const FIRST_BIT: u16 = AWAY >> 1;
 
 /// Bits of a stored tag that are all zero if only the fewest bits are left.
 const LAST_BITS: u16 = (FIRST_BIT >> Tag::BITS_MIN) - 1;
+
+/// The comparison of all tags of a bucket.
+pub(super) trait CompareTags {
+    /// Which of the tags may be the wanted one, one bit each: their known bits are equal.
+    fn alike(bucket: &Bucket, wanted: u16) -> u32;
+
+    /// Which of the places are vacant, one bit each.
+    fn vacant(bucket: &Bucket) -> u32;
+}
+
+/// By the vectors that every processor of the target has.
+pub(super) struct Narrow;
+
+impl CompareTags for Narrow {
+    #[inline(always)]
+    fn alike(bucket: &Bucket, wanted: u16) -> u32 {
+        alike(bucket, wanted)
+    }
+
+    #[inline(always)]
+    fn vacant(bucket: &Bucket) -> u32 {
+        matching(bucket, u16::MAX, NO_TAG)
+    }
+}
+
+/// By one register of 512 bits. Only functions that enable AVX-512BW may name this type; what they call is inlined into them,
+/// down to the instructions.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) struct Wide;
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl CompareTags for Wide {
+    #[inline(always)]
+    fn alike(bucket: &Bucket, wanted: u16) -> u32 {
+        // SAFETY: the function that names this type is called only on processors with AVX-512BW.
+        unsafe { avx512::alike(bucket, wanted) }
+    }
+
+    #[inline(always)]
+    fn vacant(bucket: &Bucket) -> u32 {
+        // SAFETY: as above.
+        unsafe { avx512::vacant(bucket) }
+    }
+}
 
 /// Which of the tags may be the wanted one, one bit each: their known bits are equal.
 #[inline]
@@ -298,6 +342,42 @@ mod sse2 {
 }
 
 /// As the scalar reference.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod avx512 {
+    use super::{ALL, Bucket};
+    use std::arch::x86_64::{
+        __m512i, _mm512_add_epi16, _mm512_andnot_si512, _mm512_load_si512, _mm512_set1_epi16, _mm512_subs_epu16,
+        _mm512_testn_epi16_mask, _mm512_xor_si512,
+    };
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) fn alike(bucket: &Bucket, wanted: u16) -> u32 {
+        let stored = first_line(bucket);
+        let tag = _mm512_add_epi16(stored, stored);
+        let unknown = _mm512_xor_si512(tag, _mm512_subs_epu16(tag, _mm512_set1_epi16(1)));
+        let differ = _mm512_xor_si512(tag, _mm512_set1_epi16(wanted.cast_signed()));
+        let differ = _mm512_andnot_si512(unknown, differ);
+        _mm512_testn_epi16_mask(differ, differ) & ALL
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    pub(super) fn vacant(bucket: &Bucket) -> u32 {
+        let stored = first_line(bucket);
+        _mm512_testn_epi16_mask(stored, stored) & ALL
+    }
+
+    /// All tags, the counts, and some words.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    fn first_line(bucket: &Bucket) -> __m512i {
+        // SAFETY: a bucket is longer than the register, and is aligned.
+        unsafe { _mm512_load_si512(std::ptr::from_ref(bucket).cast()) }
+    }
+}
+
+/// As the scalar reference.
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod neon {
     use super::{ALL, Bucket, REGISTERS, WIDE};
@@ -366,17 +446,17 @@ mod tests {
     #[test]
     fn entries_come_and_go() {
         let mut bucket = Bucket::EMPTY;
-        assert_eq!((bucket.filled().count(), bucket.vacant().count()), (0, ENTRIES));
+        assert_eq!((bucket.filled().count(), bucket.vacant::<Narrow>().count()), (0, ENTRIES));
         let [seven, eight, nine] = [tag("000111"), tag("001000"), tag("001001")];
         bucket.fill(9, seven, true, 70);
         bucket.fill(0, seven, false, 71);
         bucket.fill(4, eight, true, 80);
-        assert_eq!(bucket.with_tag(seven).map(|at| bucket.word(at)).collect::<Vec<_>>(), [71, 70]);
+        assert_eq!(bucket.with_tag::<Narrow>(seven).map(|at| bucket.word(at)).collect::<Vec<_>>(), [71, 70]);
         assert_eq!([0, 4, 9].map(|at| bucket.tag_at_home(at)), [None, Some(eight), Some(seven)]);
         bucket.vacate(0);
         bucket.set_word(9, 72);
         assert_eq!(bucket.filled().map(|at| bucket.word(at)).collect::<Vec<_>>(), [80, 72]);
-        assert_eq!(bucket.with_tag(nine).first(), None);
+        assert_eq!(bucket.with_tag::<Narrow>(nine).first(), None);
     }
 
     #[test]
@@ -408,6 +488,15 @@ mod tests {
         Bucket { tags, passed: Passed(0x0001_8000_7000_0003), words: [0; ENTRIES] }
     }
 
+    /// The tags that are alike, and the vacant places, by AVX-512 if this machine has it.
+    fn wide(_bucket: &Bucket, _wanted: u16) -> Option<(u32, u32)> {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if is_x86_feature_detected!("avx512bw") {
+            return Some((Wide::alike(_bucket, _wanted), Wide::vacant(_bucket)));
+        }
+        None
+    }
+
     #[test]
     fn tags_are_alike_down_to_the_last_one() {
         for wanted in [0x0002, 0xfffe, 0x5556, 0xaaaa, 0x8002, 0x1236] {
@@ -416,6 +505,7 @@ mod tests {
                 let alike = scalar::which(&tags, |stored| is_alike(stored, wanted));
                 assert_eq!(scalar::alike(&with_tags(tags), wanted), alike, "{wanted:x} among {tags:x?}");
                 assert_eq!(super::alike(&with_tags(tags), wanted), alike, "{wanted:x} among {tags:x?}");
+                assert!(wide(&with_tags(tags), wanted).is_none_or(|(wide, _)| wide == alike), "{wanted:x}, {tags:x?}");
             }
         }
     }
@@ -475,6 +565,7 @@ mod tests {
                 let rest = if other == NO_TAG { !pattern & ALL } else { 0 };
                 assert_eq!((scalar::alike(&bucket, wanted), scalar::matching(&bucket, u16::MAX, 0)), (pattern, rest));
                 assert_eq!((alike(&bucket, wanted), matching(&bucket, u16::MAX, 0)), (pattern, rest));
+                assert!(wide(&bucket, wanted).is_none_or(|wide| wide == (pattern, rest)));
             }
         }
     }

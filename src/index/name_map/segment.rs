@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "memory comes from the system as pointers")]
 
 use super::super::row_pool::{Row, Rows};
-use super::bucket::{BUCKET_LINES, Bucket, ENTRIES};
+use super::bucket::{BUCKET_LINES, Bucket, CompareTags, ENTRIES, Narrow};
 use super::home::{Home, Spot};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -99,7 +99,7 @@ impl Segment {
         // Bounded, because counts that have stayed at their maximum may lead all the way round.
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket];
-            if let Some(at) = line.with_tag(home.tag()).find(|at| is_it(line.word(*at))) {
+            if let Some(at) = line.with_tag::<Narrow>(home.tag()).find(|at| is_it(line.word(*at))) {
                 return Some(Place { bucket, at });
             }
             if !line.has_passed(home.tag()) {
@@ -111,17 +111,17 @@ impl Segment {
     }
 
     /// Adds an entry. The segment is not full, so there is room.
-    #[inline]
-    pub(super) fn put(&mut self, home: Home, word: u32) {
-        self.put_from(home, word);
+    #[inline(always)]
+    pub(super) fn put<C: CompareTags>(&mut self, home: Home, word: u32) {
+        self.put_from::<C>(home, word);
         self.entries += 1;
     }
 
     /// Puts an entry at the first free position from its home on.
-    #[inline]
-    fn put_from(&mut self, home: Home, word: u32) {
+    #[inline(always)]
+    fn put_from<C: CompareTags>(&mut self, home: Home, word: u32) {
         let line = &mut self.buckets[home.bucket()];
-        match line.vacant().first() {
+        match line.vacant::<C>().first() {
             Some(at) => line.fill(at, home.tag(), true, word),
             None => self.put_past(home, word),
         }
@@ -135,7 +135,7 @@ impl Segment {
             self.buckets[bucket].pass(home.tag());
             bucket = self.after(bucket);
             let line = &mut self.buckets[bucket];
-            if let Some(at) = line.vacant().first() {
+            if let Some(at) = line.vacant::<Narrow>().first() {
                 line.fill(at, home.tag(), false, word);
                 return;
             }
@@ -145,13 +145,18 @@ impl Segment {
     /// Adds an entry, unless `same` returns `true` for the word of a candidate: then returns that word and changes nothing.
     /// The segment is not full.
     #[inline(always)]
-    pub(super) fn put_unless(&mut self, home: Home, word: u32, same: impl FnMut(u32) -> bool) -> Result<(), u32> {
+    pub(super) fn put_unless<C: CompareTags>(
+        &mut self,
+        home: Home,
+        word: u32,
+        same: impl FnMut(u32) -> bool,
+    ) -> Result<(), u32> {
         let line = &self.buckets[home.bucket()];
         // Nearly always the first line answers.
-        if line.with_tag(home.tag()).first().is_some() || line.has_passed(home.tag()) {
+        if line.with_tag::<C>(home.tag()).first().is_some() || line.has_passed(home.tag()) {
             self.refuse_same(home, same)?;
         }
-        self.put(home, word);
+        self.put::<C>(home, word);
         Ok(())
     }
 
@@ -162,11 +167,11 @@ impl Segment {
     }
 
     /// Removes the entry with this word; returns whether there was one.
-    #[inline]
-    pub(super) fn take(&mut self, home: Home, word: u32) -> bool {
+    #[inline(always)]
+    pub(super) fn take<C: CompareTags>(&mut self, home: Home, word: u32) -> bool {
         let line = &mut self.buckets[home.bucket()];
         // Nearly every entry is at home.
-        if let Some(at) = line.with_tag(home.tag()).find(|at| line.word(*at) == word) {
+        if let Some(at) = line.with_tag::<C>(home.tag()).find(|at| line.word(*at) == word) {
             line.vacate(at);
             self.entries -= 1;
             return true;
@@ -232,7 +237,7 @@ impl Segment {
         for (bucket, line) in old.iter().enumerate() {
             for at in line.filled() {
                 match line.tag_at_home(at) {
-                    Some(tag) => self.put_from(Home::known(bucket, tag).halved(times), line.word(at)),
+                    Some(tag) => self.put_from::<Narrow>(Home::known(bucket, tag).halved(times), line.word(at)),
                     None => strays.push(line.word(at)),
                 }
             }
@@ -258,7 +263,7 @@ impl Segment {
 
     fn put_strays(&mut self, strays: &mut Strays, spot_of: impl Fn(u32) -> Spot) {
         for (word, spot) in strays.take(spot_of) {
-            self.put_from(self.home(spot), word);
+            self.put_from::<Narrow>(self.home(spot), word);
         }
     }
 }

@@ -18,7 +18,8 @@ pub(crate) enum SimdLevel {
     Avx2,
     /// AVX-512F.
     Avx512,
-    /// AVX-512DQ, VL and IFMA: IFMA has products of 52 bits, VL gives AVX-512 instructions to narrower registers.
+    /// AVX-512BW, DQ, VL and IFMA: BW has elements of 16 bits, IFMA has products of 52 bits, and VL gives AVX-512
+    /// instructions to narrower registers.
     Avx512Ifma,
 }
 
@@ -54,7 +55,8 @@ impl SimdLevel {
             Self::Scalar
         } else if !is_x86_feature_detected!("avx512f") {
             Self::Avx2
-        } else if is_x86_feature_detected!("avx512dq")
+        } else if is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512ifma")
         {

@@ -2,7 +2,6 @@
 //! them until their nodes are published.
 
 use super::holders::HolderBit;
-use super::name_map::SpotsAhead;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
 use crate::ids::{EngineHash, LocalHash, Seed};
@@ -70,24 +69,11 @@ impl Tree {
             return Ok(());
         }
         let Self { name_map, arena, .. } = self;
-        let name_of = |word: u32| arena.word(word);
-        if let [name] = names {
-            // A block that an engine generates comes alone. To look for names behind it would take longer than to put it.
-            let put = name_map.put_unless(name_map.spot(*name), base, |other| name_of(other) == *name, name_of);
-            return put.map_err(|_| StoreError::NeedsSlowPath);
-        }
-        let mut spots = SpotsAhead::new(name_map, names);
-        for (at, name) in names.iter().enumerate() {
-            let spot = spots.next(name_map, names, at);
-            let put = name_map.put_unless(spot, base + at as u32, |other| name_of(other) == *name, name_of);
-            if put.is_err() {
-                for (at, name) in names[..at].iter().enumerate() {
-                    name_map.take(name_map.spot(*name), base + at as u32);
-                }
-                return Err(StoreError::NeedsSlowPath);
-            }
-        }
-        Ok(())
+        let put = name_map.put_new(names, base, |word| arena.word(word));
+        put.map_err(|done| {
+            name_map.take(&names[..done], base);
+            StoreError::NeedsSlowPath
+        })
     }
 
     /// Makes a chain of nodes below `parent` from blocks with new names; `holder` covers them all. Returns the nodes,
@@ -430,12 +416,7 @@ impl Tree {
     /// Lets names that have been copied lead to their new words.
     pub(super) fn rename(&mut self, from: u32, to: u32, len: u16) {
         let Self { name_map, arena, .. } = self;
-        let names = arena.words(to, u32::from(len));
-        let mut spots = SpotsAhead::new(name_map, names);
-        for at in 0..u32::from(len) {
-            let spot = spots.next(name_map, names, at as usize);
-            let replaced = name_map.replace(spot, from + at, to + at);
-            debug_assert!(replaced, "a name that moves was known");
-        }
+        let replaced = name_map.replace(arena.words(to, u32::from(len)), from, to);
+        debug_assert_eq!(replaced, usize::from(len), "names that move were known");
     }
 }

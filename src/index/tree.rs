@@ -11,7 +11,7 @@
 use super::arena::{Arena, CHUNK_WORDS};
 use super::header::{Header, Overflow, encode};
 use super::holders::{HolderBit, HolderBits, HolderTable};
-use super::name_map::{NameMap, SpotsAhead};
+use super::name_map::NameMap;
 use super::node::{Column, Entry, Extent, GRANULE_WORDS, NodeId, Place};
 use super::node_pages::Nodes;
 use super::reclaim::{Garbage, Reclaimer};
@@ -402,10 +402,9 @@ impl Tree {
     /// Adds a name for a word, even if other words have the same name.
     pub(super) fn put_name(&mut self, name: u64, word: u32) {
         let Self { name_map, arena, .. } = self;
-        let spot = name_map.spot(name);
         let name_of = |word: u32| arena.word(word);
-        if name_map.put_unless(spot, word, |other| name_of(other) == name, name_of).is_err() {
-            name_map.put(spot, word, name_of);
+        if name_map.put_new(&[name], word, name_of).is_err() {
+            name_map.put(name, word, name_of);
             *self.duplicate_names.entry(EngineHash(name)).or_insert(0) += 1;
         }
     }
@@ -415,14 +414,13 @@ impl Tree {
         let Self { name_map, arena, duplicate_names, .. } = self;
         let base = names.base + u32::from(from);
         let names = arena.words(base, u32::from(to.saturating_sub(from)));
-        let mut spots = SpotsAhead::new(name_map, names);
-        for (at, name) in names.iter().enumerate() {
-            let spot = spots.next(name_map, names, at);
-            let taken = name_map.take(spot, base + at as u32);
-            debug_assert!(taken, "a name that is forgotten was known");
-            if !duplicate_names.is_empty()
-                && let Some(others) = duplicate_names.get_mut(&EngineHash(*name))
-            {
+        let taken = name_map.take(names, base);
+        debug_assert_eq!(taken, names.len(), "names that are forgotten were known");
+        if duplicate_names.is_empty() {
+            return;
+        }
+        for name in names {
+            if let Some(others) = duplicate_names.get_mut(&EngineHash(*name)) {
                 *others -= 1;
                 if *others == 0 {
                     duplicate_names.remove(&EngineHash(*name));

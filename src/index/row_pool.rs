@@ -43,8 +43,8 @@ impl Row {
     }
 
     /// Its lines.
-    #[inline]
-    pub(super) const fn lines(&self) -> usize {
+    #[cfg(test)]
+    const fn lines(&self) -> usize {
         1 << self.order
     }
 

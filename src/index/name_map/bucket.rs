@@ -531,7 +531,7 @@ mod tests {
                 0 => NO_TAG,
                 1 => (random(at) >> 16) as u16 | AWAY | 1,
                 _ => {
-                    let end = 1 << (random(at) >> 8) % 9;
+                    let end = 1 << ((random(at) >> 8) % 9);
                     (random(at) >> 32) as u16 & !AWAY & !(2 * end - 1) | end
                 }
             });

@@ -195,7 +195,7 @@ fn long_prompts_many_branches_and_many_workers() {
 }
 
 #[test]
-fn the_successor_in_a_place_is_told_from_its_predecessor() {
+fn a_worker_and_its_predecessor_in_a_place_have_depths_of_their_own() {
     let mut checked = CheckedTree::new();
     let (left, here) = (WorkerIndex::at(3, 0), WorkerIndex::at(3, 1));
     checked.add(SpaceId(0), run(1, 0, 9), left);

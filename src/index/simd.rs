@@ -14,6 +14,10 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use crate::simd::SimdLevel;
 
+/// Cache lines of `a` that [`common_prefix`] prefetches ahead of the current one: the caller prefetches the first. The
+/// processor's own prefetcher begins later, and stops at each page.
+pub(super) const LINES_AHEAD: usize = 64;
+
 /// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory.
 #[inline]
 pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
@@ -55,16 +59,12 @@ fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 mod vector {
-    use super::prefetch;
+    use super::{LINES_AHEAD, prefetch};
     use std::arch::x86_64::{
         __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
         _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
     };
 
-    /// Cache lines of `a` that are prefetched before the first is compared, and ahead of the current one. The
-    /// processor's own prefetcher begins later, and stops at each page.
-    const LINES_FIRST: usize = 8;
-    const LINES_AHEAD: usize = 16;
     /// Elements of a 512-bit and of a 256-bit register.
     const WIDE: usize = 8;
     const NARROW: usize = 4;
@@ -87,13 +87,12 @@ mod vector {
         let blocks = a.len().min(b.len());
         let (left, right) = (a.as_ptr(), b.as_ptr());
         let mut at = 0;
-        for line in 1..LINES_FIRST.min(blocks.div_ceil(WIDE)) {
-            prefetch(left.wrapping_add(line * WIDE).cast());
-        }
         // Two registers in each iteration: one branch for 16 elements, and the loads of both overlap.
         while at + 2 * WIDE <= blocks {
-            prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
-            prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
+            if at + LINES_AHEAD * WIDE < blocks {
+                prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
+                prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
+            }
             // SAFETY: both slices have at least `at + 16` elements.
             let (low, high) = unsafe {
                 let middle = at + WIDE;
@@ -112,6 +111,9 @@ mod vector {
                 return at + differ.trailing_zeros() as usize;
             }
             at += WIDE;
+        }
+        if at == blocks {
+            return blocks;
         }
         let rest: __mmask8 = (1 << (blocks - at)) - 1;
         // SAFETY: `at` is at most the length of both, and elements beyond that are masked, so they are not read.

@@ -83,32 +83,38 @@ impl Partial {
 }
 
 /// All that a walk knows of one node.
+///
+/// Without padding: a copy of padding beside a byte that was just written waits for the write, and a walk copies one of
+/// these for each edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub(super) struct Header {
-    /// The node above (key), at most [`PARENT_MAX`].
-    pub(super) parent: u32,
-    /// Which of the nodes that begin with `first` below `parent` (key).
-    pub(super) variant: u8,
     /// The node's first local hash (key).
     pub(super) first: u64,
-    /// The node's own id: the parent of its children.
-    pub(super) id: u32,
-    /// Blocks of the node.
-    pub(super) len: u16,
-    /// Where the node's local hashes begin in the arena, in words.
-    pub(super) base: u32,
-    /// [`FORKED`], [`LEAF`] and others.
-    pub(super) flags: u8,
     /// Which of the holder bits 0..64 cover all of the node.
     pub(super) mask: u64,
     /// Other holder bits: covering a part, or beyond 64; as many as a line has room for, as in words 5 and 6. Only the
     /// first `partials_len` are meaningful.
     pub(super) partials: [u64; 2],
     /// Number of `partials` in use, at most [`PARTIALS_MAX`].
-    pub(super) partials_len: u8,
+    pub(super) partials_len: u64,
     /// 0, or the address of the [`Overflow`] record.
     pub(super) overflow: u64,
+    /// The node above (key), at most [`PARENT_MAX`].
+    pub(super) parent: u32,
+    /// The node's own id: the parent of its children.
+    pub(super) id: u32,
+    /// Where the node's local hashes begin in the arena, in words.
+    pub(super) base: u32,
+    /// Blocks of the node.
+    pub(super) len: u16,
+    /// Which of the nodes that begin with `first` below `parent` (key).
+    pub(super) variant: u8,
+    /// [`FORKED`], [`LEAF`] and others.
+    pub(super) flags: u8,
 }
+
+const _: () = assert!(size_of::<Header>() == 64, "there is no padding");
 
 impl Header {
     /// Other holder bits that it shows: those that cover a part, or are beyond 64.
@@ -116,13 +122,12 @@ impl Header {
     pub(super) fn partials(&self) -> impl Iterator<Item = Partial> + use<> {
         let [low, high] = self.partials;
         let packed = u128::from(high) << 64 | u128::from(low);
-        (0..PARTIALS_MAX.min(usize::from(self.partials_len)))
-            .map(move |at| Partial::unpack((packed >> (32 * at)) as u64))
+        (0..PARTIALS_MAX.min(self.partials_len as usize)).map(move |at| Partial::unpack((packed >> (32 * at)) as u64))
     }
 
     /// Shows one more of them; `false` if there is no room.
     fn push_partial(&mut self, partial: Partial) -> bool {
-        let at = usize::from(self.partials_len);
+        let at = self.partials_len as usize;
         let Some(two) = self.partials.get_mut(at / 2) else { return false };
         *two |= partial.pack() << (at % 2 * 32);
         self.partials_len += 1;
@@ -154,10 +159,8 @@ impl Header {
 
     /// Words 1 to 7.
     fn pack(&self) -> [u64; 7] {
-        let small = u64::from(self.partials_len) << 32
-            | u64::from(self.flags) << 24
-            | u64::from(self.variant) << 16
-            | u64::from(self.len);
+        let small =
+            self.partials_len << 32 | u64::from(self.flags) << 24 | u64::from(self.variant) << 16 | u64::from(self.len);
         [
             self.first,
             u64::from(self.id) << 32 | u64::from(self.base),
@@ -181,7 +184,7 @@ impl Header {
             flags: (small >> 24) as u8,
             mask,
             partials: [low, high],
-            partials_len: (small >> 32) as u8,
+            partials_len: small >> 32,
             overflow,
         }
     }
@@ -350,7 +353,7 @@ impl Line {
 
     /// Changes an open line.
     pub(super) fn write(&self, header: &Header) {
-        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.partials_len) <= PARTIALS_MAX);
+        debug_assert!(header.parent <= PARENT_MAX && header.partials_len as usize <= PARTIALS_MAX);
         // Relaxed, here and below: a reader of any of these words reloads word 0 behind a fence (OPEN).
         let word = self.0[0].load(Ordering::Relaxed);
         debug_assert!(is_open(word), "only an open line is changed");
@@ -624,7 +627,7 @@ mod tests {
             |header| header.flags = u8::MAX,
             |header| header.mask = u64::MAX,
             |header| header.partials = [u64::MAX; 2],
-            |header| header.partials_len = u8::MAX,
+            |header| header.partials_len = u64::from(u8::MAX),
             |header| header.overflow = u64::MAX,
         ];
         for set in ones {
@@ -697,7 +700,7 @@ mod tests {
             flags: n as u8,
             mask: u64::from(n) * 3,
             partials: packed([(n as u16, !n as u16); PARTIALS_MAX]),
-            partials_len: (n % 5) as u8,
+            partials_len: u64::from(n % 5),
             overflow: u64::from(n) << 20,
         };
         line.publish(&of(0));

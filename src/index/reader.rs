@@ -6,7 +6,7 @@ use super::holders::{HolderBit, HolderTable};
 use super::lookup_walk::{View, Walk};
 use super::reclaim::{Guard, Reader};
 use super::shared_index::{ShardHead, SharedIndex, SharedIndexCell};
-use super::simd::WORD_HOLDERS;
+use super::simd::{WORD_HOLDERS, prefetch};
 use super::types;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
@@ -20,6 +20,11 @@ pub struct ShardReader {
     shared: Arc<SharedIndexCell>,
     reader: Reader,
 }
+
+/// Lines of a query that are prefetched when a lookup begins: a caller may have put them aside since it hashed the prompt.
+const QUERY_LINES_FIRST: usize = 8;
+/// Blocks of a line.
+const LINE_BLOCKS: usize = 8;
 
 /// Spins of a lookup, before each try, while a multi-write is in progress.
 const MULTI_WRITE_SPINS_MAX: u32 = 256;
@@ -182,6 +187,8 @@ impl IndexReader {
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
         let locals = types::of_locals(locals);
+        // The search for the second edge needs a block that is a few lines behind the first.
+        locals.chunks(LINE_BLOCKS).take(QUERY_LINES_FIRST).for_each(|line| prefetch(line.as_ptr().cast()));
         walk.branching.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;

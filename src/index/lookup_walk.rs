@@ -28,13 +28,16 @@ use super::header::{FORKED, Header, LEAF, Overflow, Partial, partials};
 use super::holders::{HolderBit, HolderTable, Layer, TieredWorker};
 use super::node::{Bits, NodeId, Run};
 use super::reader::ShardDepths;
-use super::simd::{LINES_AHEAD, WORD_HOLDERS, common_prefix, record};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::simd::Avx512;
+use super::simd::{Chosen, LINES_AHEAD, Vectors, WORD_HOLDERS, common_prefix, record};
 use super::slow_path::ALIASES_CEILING;
 use super::table::{Found, Search, Segments};
 use crate::ids::Tier;
 
-/// Blocks from which on a node is long enough to prefetch the next one from its middle.
-const PEEK_BLOCKS_MIN: usize = 64;
+/// Blocks from which on a node is long enough to prefetch its blocks, and the next one's from its middle. The processor
+/// reads fewer side by side in any case.
+const LONG_BLOCKS_MIN: usize = 64;
 /// Lines of the next node's blocks that are prefetched then.
 const PEEK_LINES: u32 = 8;
 /// Lines of a node's blocks that are prefetched when its header is known. The vector code prefetches those behind.
@@ -67,18 +70,22 @@ impl<'a> View<'a> {
     /// of a long node, it looks up the header of the next one, so that the next one's first blocks are prefetched in
     /// time.
     #[inline(always)]
-    fn compare(&self, header: &Header, rest: &[u64], next: Option<Search<'a>>) -> usize {
+    fn compare(&self, with: impl Vectors, header: &Header, rest: &[u64], next: Option<Search<'a>>) -> usize {
         let blocks = self.blocks(header);
-        let Some(next) = next.filter(|_| blocks.len() >= PEEK_BLOCKS_MIN) else { return common_prefix(blocks, rest) };
+        if blocks.len() < LONG_BLOCKS_MIN {
+            return with.common_prefix(blocks, rest);
+        }
+        self.prefetch_blocks(header, BLOCK_LINES_FIRST);
+        let Some(next) = next else { return with.common_prefix(blocks, rest) };
         let half = blocks.len() / 2;
-        let run = common_prefix(&blocks[..half], rest);
+        let run = with.common_prefix(&blocks[..half], rest);
         if run < half {
             return run;
         }
         if let Found::Here(_, _, next) = next.find() {
             self.prefetch_blocks(&next, PEEK_LINES);
         }
-        half + common_prefix(&blocks[half..], &rest[half..])
+        half + with.common_prefix(&blocks[half..], &rest[half..])
     }
 
     /// The overflow record of a header, if it has one.
@@ -141,7 +148,7 @@ impl<'a, 'q> Path<'a, 'q> {
 
     /// The next edge.
     #[inline(always)]
-    fn hop(&mut self, steps: &mut Vec<(u32, u32)>) -> Result<Option<Edge<'a>>, Stop> {
+    fn hop(&mut self, with: impl Vectors, steps: &mut Vec<(u32, u32)>) -> Result<Option<Edge<'a>>, Stop> {
         let Some(search) = self.next.take() else { return Ok(None) };
         let (line, version, header) = match search.find() {
             Found::Here(line, version, header) => (line, version, header),
@@ -155,8 +162,7 @@ impl<'a, 'q> Path<'a, 'q> {
         // Its key follows from the header, so it is prefetched before the blocks are compared.
         let following = self.rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF));
         let next = following.map(|first| self.view.table.search(header.id, *first));
-        self.view.prefetch_blocks(&header, BLOCK_LINES_FIRST);
-        let run = self.view.compare(&header, self.rest, next);
+        let run = self.view.compare(with, &header, self.rest, next);
         let edge = Edge { overflow: self.view.overflow(&header), depth: self.depth, run, header };
         if run == usize::from(edge.header.len) {
             (self.next, self.rest) = (next, &self.rest[run..]);
@@ -168,11 +174,28 @@ impl<'a, 'q> Path<'a, 'q> {
 
 impl Walk {
     /// Fills `out` with the shard's state; `false` if the walk met a node that was being changed.
+    #[inline]
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(vectors) = Avx512::here() {
+            // SAFETY: `vectors` proves that the processor has these instructions.
+            return unsafe { self.run_avx512(vectors, view, locals, out) };
+        }
+        self.run_with(Chosen, view, locals, out)
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx512f,bmi2")]
+    fn run_avx512(&mut self, with: Avx512, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
+        self.run_with(with, view, locals, out)
+    }
+
+    #[inline(always)]
+    fn run_with(&mut self, with: impl Vectors, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
         out.fit(view.holders);
         if !view.holders.has_windows {
             self.steps.clear();
-            match self.walk(view, locals, out) {
+            match self.walk(with, view, locals, out) {
                 Ok(()) => return true,
                 Err(Stop::Busy) => return false,
                 Err(Stop::Forked) => {}
@@ -183,17 +206,17 @@ impl Walk {
         self.branching.run(view, locals, &mut self.steps, out)
     }
 
-    #[inline]
-    fn walk(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> Result<(), Stop> {
+    #[inline(always)]
+    fn walk(&mut self, with: impl Vectors, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> Result<(), Stop> {
         let path = Path::new(*view, locals);
         if view.holders.tiered.is_empty()
             && let ([device], [out]) = (&view.holders.device[..], out.device.as_chunks_mut().0)
         {
-            return self.walk_word(path, *device, out);
+            return self.walk_word(with, path, *device, out);
         }
         out.clear(view.holders);
         if view.holders.tiered.is_empty() {
-            self.walk_words(path, out.device.as_chunks_mut().0)
+            self.walk_words(with, path, out.device.as_chunks_mut().0)
         } else {
             self.walk_tiers(path, out)
         }
@@ -219,11 +242,17 @@ impl Walk {
 
     /// Writes the depth of each device holder bit, so `out` need not be cleared before.
     #[inline(always)]
-    fn walk_word(&mut self, mut path: Path<'_, '_>, device: u64, out: &mut [u32; WORD_HOLDERS]) -> Result<(), Stop> {
+    fn walk_word(
+        &mut self,
+        with: impl Vectors,
+        mut path: Path<'_, '_>,
+        device: u64,
+        out: &mut [u32; WORD_HOLDERS],
+    ) -> Result<(), Stop> {
         let mut active = device;
         let mut end = Ok(());
         while active != 0 {
-            let Edge { header, overflow, depth, run } = match path.hop(&mut self.steps) {
+            let Edge { header, overflow, depth, run } = match path.hop(with, &mut self.steps) {
                 Ok(Some(edge)) => edge,
                 Ok(None) => break,
                 Err(stop) => {
@@ -243,13 +272,19 @@ impl Walk {
                     out[usize::from(holder & 63)] = (depth + run.min(usize::from(cut))) as u32;
                 }
             }
-            record(out, leaving, depth as u32);
+            with.record(out, leaving, depth as u32);
         }
-        record(out, active, path.depth as u32);
+        with.record(out, active, path.depth as u32);
         end
     }
 
-    fn walk_words(&mut self, mut path: Path<'_, '_>, out: &mut [[u32; WORD_HOLDERS]]) -> Result<(), Stop> {
+    #[inline(always)]
+    fn walk_words(
+        &mut self,
+        with: impl Vectors,
+        mut path: Path<'_, '_>,
+        out: &mut [[u32; WORD_HOLDERS]],
+    ) -> Result<(), Stop> {
         let active = &mut self.active;
         active.clone_from(&path.view.holders.device);
         // From the first holder bit that exists to the last. Without any, nothing is walked, and no overflow record is
@@ -257,13 +292,13 @@ impl Walk {
         let mut words = 0..active.len();
         narrow(active, &mut words);
         while !words.is_empty()
-            && let Some(edge) = path.hop(&mut self.steps)?
+            && let Some(edge) = path.hop(with, &mut self.steps)?
         {
-            drop_out(&edge, (&mut *active, words.clone()), out);
+            drop_out(with, &edge, (&mut *active, words.clone()), out);
             narrow(active, &mut words);
         }
         for at in words {
-            record(&mut out[at], active[at], path.depth as u32);
+            with.record(&mut out[at], active[at], path.depth as u32);
         }
         Ok(())
     }
@@ -280,10 +315,10 @@ impl Walk {
         let mut words = 0..active.len();
         narrow(active, &mut words);
         while !(words.is_empty() && descended.is_empty())
-            && let Some(edge) = path.hop(steps)?
+            && let Some(edge) = path.hop(Chosen, steps)?
         {
             left.clone_from(active);
-            drop_out(&edge, (&mut *active, words.clone()), out.device.as_chunks_mut().0);
+            drop_out(Chosen, &edge, (&mut *active, words.clone()), out.device.as_chunks_mut().0);
             left.iter_mut().zip(&*active).for_each(|(left, stays)| *left &= !stays);
             let (node, way) = ((&edge.header, edge.overflow), (edge.depth as u32, edge.run as u16));
             descended.retain_mut(|(at, reach)| descend(reach, node, &holders.tiered[usize::from(*at)], way, out));
@@ -318,6 +353,7 @@ impl Walk {
 /// which some are.
 #[inline(always)]
 fn drop_out(
+    with: impl Vectors,
     Edge { header, overflow, depth, run }: &Edge<'_>,
     (active, words): (&mut [u64], std::ops::Range<usize>),
     out: &mut [[u32; WORD_HOLDERS]],
@@ -341,7 +377,7 @@ fn drop_out(
         let leaving = active[at] & !full;
         active[at] &= full;
         if depth > 0 {
-            record(&mut out[at], leaving, depth as u32);
+            with.record(&mut out[at], leaving, depth as u32);
         }
     }
 }

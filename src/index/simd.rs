@@ -14,6 +14,61 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use crate::simd::SimdLevel;
 
+/// The vector functions of a walk. A walk is compiled once for each set of them, so that they are a part of it: most runs
+/// are short, and a call would take longer than the comparison.
+pub(super) trait Vectors: Copy {
+    /// As [`common_prefix`].
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize;
+
+    /// As [`record`].
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32);
+}
+
+/// Those of any processor, chosen at each call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen;
+
+impl Vectors for Chosen {
+    #[inline]
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize {
+        common_prefix(a, b)
+    }
+
+    #[inline]
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
+        record(out, holders, depth);
+    }
+}
+
+/// Those of a processor with AVX-512F and BMI2.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512(());
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Avx512 {
+    /// A proof that this processor has them.
+    #[inline]
+    pub(super) fn here() -> Option<Self> {
+        (SimdLevel::here() >= SimdLevel::Avx512).then_some(Self(()))
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Vectors for Avx512 {
+    #[inline(always)]
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize {
+        // SAFETY: `self` proves that the processor has AVX-512F.
+        unsafe { vector::common_prefix_avx512(a, b) }
+    }
+
+    #[inline(always)]
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
+        // SAFETY: as above.
+        unsafe { record_avx512(out, holders, depth) }
+    }
+}
+
 /// Cache lines of `a` that [`common_prefix`] prefetches ahead of the current one: the caller prefetches the first. The
 /// processor's own prefetcher begins later, and stops at each page.
 pub(super) const LINES_AHEAD: usize = 64;
@@ -83,6 +138,7 @@ mod vector {
 
     /// As the scalar reference.
     #[target_feature(enable = "avx512f")]
+    #[inline]
     pub(super) fn common_prefix_avx512(a: &[u64], b: &[u64]) -> usize {
         let blocks = a.len().min(b.len());
         let (left, right) = (a.as_ptr(), b.as_ptr());
@@ -226,6 +282,7 @@ fn record_scalar(out: &mut [u32; WORD_HOLDERS], mut holders: u64, depth: u32) {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 #[target_feature(enable = "avx512f")]
+#[inline]
 fn record_avx512(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_set1_epi32};
     let depths = _mm512_set1_epi32(depth.cast_signed());

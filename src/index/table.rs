@@ -1,23 +1,24 @@
 //! The hash table of a shard: a line for every node, found by (parent, first local hash, variant).
 //!
-//! Some bits of a key's hash choose one of its segments. Each segment grows on its own: no insert moves more
-//! lines than those of one segment. A segment is open addressing with linear probing over a power of two of [`Line`]s,
-//! at most six in ten of them in use. One word says where its lines are and how many. So a search goes from the words
-//! of all segments, which stay in the cache, to the line; and the line *is* the node's header, so a hop of a walk is
-//! one cache miss. One thread writes ([`TableWriter`]); any number read ([`TableView`] gives them the current
-//! [`Segments`]).
+//! Some bits of a key's hash choose one of its segments. Each segment grows on its own: no insert moves more lines than
+//! those of one segment. A segment is open addressing with linear probing over a power of two of [`Line`]s, at most six
+//! in ten of them in use. Beside its lines a segment has a [tag](tags) of a byte for each. One word says where its lines
+//! are and how many, another where its tags are. So a search goes from the words of all segments, which stay in the
+//! cache, to the tags, and reads only a line whose tag is the key's. The line *is* the node's header: a hop of a walk is
+//! one cache miss, and to find nothing is none where the tags are in the cache. One thread writes ([`TableWriter`]); any
+//! number read ([`TableView`] gives them the current [`Segments`]).
 //!
 //! # What a reader can see at each step
 //!
-//! Word 0 of a line (see [`header`](super::header)) says all that a search needs to go on. So each step is one store to
-//! it, with the tags CLOSE and OPEN explained there.
+//! Word 0 of a line (see [`header`](super::header)) says whether a search may read it. So each step is one store to it,
+//! with CLOSE and OPEN explained there. [`tags`] says when the line's tag is stored, and why a search may trust it.
 //!
 //! * **insert**: the words, then word 0 with the parent. Before the last store the line is unused or busy; after it,
 //!   complete: a search finds nothing, or the whole node (or tries again).
 //! * **update**: odd, the words, even. The key stays; a search for it is busy between the two.
 //! * **remove**: odd, then unused. If the next line is empty, the line becomes empty, and so do the tombstones just
 //!   before it, last first; else it becomes a tombstone. A line becomes empty only when the next one is. So no search
-//!   for an existing node meets an empty line on its path.
+//!   for an existing node meets an empty line, or its tag, on its path.
 //! * A node never moves within a table, so a search that passes its line while it exists finds it.
 //! * **`Missing`** means: at some moment during the search the key was not there. The caller checks what this says of
 //!   several keys together: by the versions of the lines that it walked, and by a word of its own for searches that no
@@ -31,23 +32,23 @@
 //! | tag    | writer                                                             | reader                               |
 //! |--------|--------------------------------------------------------------------|--------------------------------------|
 //! | SHIFT  | Relaxed store of an odd generation, then a Release fence, before SWING | the load of GROWTH after the walk |
-//! | SWING  | Release store of the pointer, all lines of the new table before it | SeqCst load of the pointer for each search |
+//! | SWING  | Release stores of both pointers, all lines and tags of the new table before them | SeqCst loads of both for each search |
 //! | GROWTH | Release store of the next even generation, after SWING, before any change in the new table | Acquire load before the walk, which must be even; behind a fence once more after the walk |
 //!
-//! * The new table is filled while no reader knows it. SWING makes its lines visible with its address.
-//! * The old table is not changed again: all its lines can be read, as they were, until its grace period has passed.
+//! * The new table is filled while no reader knows it. SWING makes its lines and tags visible with their addresses.
+//! * The old table is not changed again: all its lines and tags can be read, as they were, until its grace period has passed.
 //! * A reader loads the generation, walks, checks the versions, and compares the generation. An equal generation says
 //!   that no change was made in any newer table than those it walked. GROWTH comes before such a change. So a reader
 //!   that has met one, or anything that the writer published after it, is shown the new generation by CLOSE and the
 //!   fence. Any other reader may have walked the old table, which is the segment as it was at the swing.
-//! * Two loads of a pointer can give two tables: both within one walk, or one in the walk and one when the versions are
-//!   checked. A reader that has loaded the new one is shown SHIFT or later by its last load of the generation, and a
+//! * Two loads can give two tables: both within one walk, one of lines and one of tags, or one in the walk and one when
+//!   the versions are checked. A reader that has loaded a pointer of the new one is shown SHIFT or later by its last load of the generation, and a
 //!   reader begins only with an even one.
-//! * The load of the pointer is SeqCst for the grace period, like the load that begins the read of a line.
+//! * The loads of the pointers are SeqCst for the grace period, like the load that begins the read of a line.
 
 #![expect(
     unsafe_code,
-    reason = "a segment is one word: the address of its lines, which are zeroed memory, and their number"
+    reason = "a segment is two words: the addresses of its lines and of its tags, each with their number"
 )]
 
 mod memory;

@@ -78,7 +78,7 @@ impl<'a> View<'a> {
         self.prefetch_blocks(header, BLOCK_LINES_FIRST);
         let Some(next) = next else { return with.common_prefix(blocks, rest) };
         let half = blocks.len() / 2;
-        let run = with.common_prefix(&blocks[..half], rest);
+        let run = with.common_prefix(blocks, &rest[..half]);
         if run < half {
             return run;
         }

@@ -71,9 +71,10 @@ impl Vectors for Avx512 {
 
 /// Cache lines of `a` that [`common_prefix`] prefetches ahead of the current one: the caller prefetches the first. The
 /// processor's own prefetcher begins later, and stops at each page.
-pub(super) const LINES_AHEAD: usize = 64;
+pub(super) const LINES_AHEAD: usize = 16;
 
-/// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory.
+/// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory, and is
+/// prefetched up to its end even if `b` is shorter.
 #[inline]
 pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     // Most runs that differ do so in their first element, which needs neither a call nor a vector.
@@ -145,7 +146,7 @@ mod vector {
         let mut at = 0;
         // Two registers in each iteration: one branch for 16 elements, and the loads of both overlap.
         while at + 2 * WIDE <= blocks {
-            if at + LINES_AHEAD * WIDE < blocks {
+            if at + LINES_AHEAD * WIDE < a.len() {
                 prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
                 prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
             }

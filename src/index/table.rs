@@ -420,6 +420,7 @@ fn lines_for(nodes: usize) -> usize {
 }
 
 /// The result of a search; `P` says where a line is.
+#[derive(Clone, Copy)]
 pub(super) enum Found<P> {
     /// The node: its line, and its header as of a version of that line.
     Here(P, u32, Header),

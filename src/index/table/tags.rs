@@ -38,7 +38,9 @@ const HIGHS: u64 = ONES << 7;
 /// The tags of 64 lines, or of all lines of a smaller segment.
 #[repr(align(64))]
 #[derive(Debug)]
-pub(super) struct TagLine([AtomicU64; TagLine::WORDS]);
+pub(super) struct TagLine(
+    #[expect(dead_code, reason = "tags are reached through the address of a line of them")] [AtomicU64; TagLine::WORDS],
+);
 
 impl TagLine {
     const WORDS: usize = 8;

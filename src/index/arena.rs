@@ -300,7 +300,7 @@ impl Arena {
 
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
-        self.chunks.prefetch(word);
+        prefetch(self.chunks.address(word).cast());
     }
 
     /// Prefetches the owner of a word.
@@ -648,11 +648,12 @@ impl ChunkTable {
         unsafe { std::slice::from_raw_parts(self.at(base), len as usize) }
     }
 
+    /// The address of a word, to prefetch it.
     #[inline]
-    fn prefetch(&self, word: u32) {
+    fn address(&self, word: u32) -> *const u64 {
         // Relaxed: a hint reads nothing, so there is nothing to be ordered.
         let base = self.starts[chunk(word)].load(Ordering::Relaxed);
-        prefetch(base.wrapping_add((word % CHUNK_WORDS) as usize).cast());
+        base.wrapping_add((word % CHUNK_WORDS) as usize)
     }
 }
 
@@ -706,10 +707,13 @@ impl ArenaView {
         unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
     }
 
-    /// Prefetches the line of this word.
-    #[inline]
-    pub(super) fn prefetch(&self, word: u32) {
-        self.chunks.prefetch(word);
+    /// Prefetches the lines of these words.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, base: u32, len: u32) {
+        let first = self.chunks.address(base);
+        for word in (0..len).step_by(GRANULE_WORDS as usize) {
+            prefetch(first.wrapping_add(word as usize).cast());
+        }
     }
 }
 

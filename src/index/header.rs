@@ -83,35 +83,55 @@ impl Partial {
 }
 
 /// All that a walk knows of one node.
+///
+/// Without padding: a copy of padding beside a byte that was just written waits for the write, and a walk copies one of
+/// these for each edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub(super) struct Header {
-    /// The node above (key), at most [`PARENT_MAX`].
-    pub(super) parent: u32,
-    /// Which of the nodes that begin with `first` below `parent` (key).
-    pub(super) variant: u8,
     /// The node's first local hash (key).
     pub(super) first: u64,
-    /// The node's own id: the parent of its children.
-    pub(super) id: u32,
-    /// Blocks of the node.
-    pub(super) len: u16,
-    /// Where the node's local hashes begin in the arena, in words.
-    pub(super) base: u32,
-    /// [`FORKED`], [`LEAF`] and others.
-    pub(super) flags: u8,
     /// Which of the holder bits 0..64 cover all of the node.
     pub(super) mask: u64,
-    /// Other holder bits: covering a part, or beyond 64. Only the first `partials_len` are meaningful.
-    pub(super) partials: [Partial; PARTIALS_MAX],
+    /// Other holder bits: covering a part, or beyond 64; as many as a line has room for, as in words 5 and 6. Only the
+    /// first `partials_len` are meaningful.
+    pub(super) partials: [u64; 2],
     /// Number of `partials` in use, at most [`PARTIALS_MAX`].
-    pub(super) partials_len: u8,
+    pub(super) partials_len: u64,
     /// 0, or the address of the [`Overflow`] record.
     pub(super) overflow: u64,
+    /// The node above (key), at most [`PARENT_MAX`].
+    pub(super) parent: u32,
+    /// The node's own id: the parent of its children.
+    pub(super) id: u32,
+    /// Where the node's local hashes begin in the arena, in words.
+    pub(super) base: u32,
+    /// Blocks of the node.
+    pub(super) len: u16,
+    /// Which of the nodes that begin with `first` below `parent` (key).
+    pub(super) variant: u8,
+    /// [`FORKED`], [`LEAF`] and others.
+    pub(super) flags: u8,
 }
 
+const _: () = assert!(size_of::<Header>() == 64, "there is no padding");
+
 impl Header {
-    pub(super) fn partials(&self) -> &[Partial] {
-        &self.partials[..PARTIALS_MAX.min(usize::from(self.partials_len))]
+    /// Other holder bits that it shows: those that cover a part, or are beyond 64.
+    #[inline]
+    pub(super) fn partials(&self) -> impl Iterator<Item = Partial> + use<> {
+        let [low, high] = self.partials;
+        let packed = u128::from(high) << 64 | u128::from(low);
+        (0..PARTIALS_MAX.min(self.partials_len as usize)).map(move |at| Partial::unpack((packed >> (32 * at)) as u64))
+    }
+
+    /// Shows one more of them; `false` if there is no room.
+    fn push_partial(&mut self, partial: Partial) -> bool {
+        let at = self.partials_len as usize;
+        let Some(two) = self.partials.get_mut(at / 2) else { return false };
+        *two |= partial.pack() << (at % 2 * 32);
+        self.partials_len += 1;
+        true
     }
 
     /// The flags for a number of other variants of a key.
@@ -139,12 +159,17 @@ impl Header {
 
     /// Words 1 to 7.
     fn pack(&self) -> [u64; 7] {
-        let two = |at: usize| self.partials[at + 1].pack() << 32 | self.partials[at].pack();
-        let small = u64::from(self.partials_len) << 32
-            | u64::from(self.flags) << 24
-            | u64::from(self.variant) << 16
-            | u64::from(self.len);
-        [self.first, u64::from(self.id) << 32 | u64::from(self.base), small, self.mask, two(0), two(2), self.overflow]
+        let small =
+            self.partials_len << 32 | u64::from(self.flags) << 24 | u64::from(self.variant) << 16 | u64::from(self.len);
+        [
+            self.first,
+            u64::from(self.id) << 32 | u64::from(self.base),
+            small,
+            self.mask,
+            self.partials[0],
+            self.partials[1],
+            self.overflow,
+        ]
     }
 
     fn unpack(parent: u32, words: [u64; 7]) -> Self {
@@ -158,8 +183,8 @@ impl Header {
             base: place as u32,
             flags: (small >> 24) as u8,
             mask,
-            partials: [low, low >> 32, high, high >> 32].map(Partial::unpack),
-            partials_len: (small >> 32) as u8,
+            partials: [low, high],
+            partials_len: small >> 32,
             overflow,
         }
     }
@@ -194,8 +219,6 @@ fn is_open(word_0: u64) -> bool {
 
 /// The result of a search in one line.
 pub(super) enum Probe {
-    /// No node, here or further on.
-    Empty,
     /// Another node, or none.
     Other,
     /// The node, as of a version.
@@ -273,10 +296,8 @@ impl Line {
     pub(super) fn probe(&self, parent: u32, first: u64, variant: u8) -> Probe {
         // CLOSE: as in `read`.
         let word = self.0[0].load(Ordering::SeqCst);
-        match parent_of(word) {
-            PARENT_EMPTY => return Probe::Empty,
-            tenant if tenant != parent => return Probe::Other,
-            _ => {}
+        if parent_of(word) != parent {
+            return Probe::Other;
         }
         // Relaxed: if they are newer than `word`, then the node of `word` is gone, and "not here" was true when it
         // went; if they are the key's, `read_from` checks again.
@@ -332,7 +353,7 @@ impl Line {
 
     /// Changes an open line.
     pub(super) fn write(&self, header: &Header) {
-        debug_assert!(header.parent <= PARENT_MAX && usize::from(header.partials_len) <= PARTIALS_MAX);
+        debug_assert!(header.parent <= PARENT_MAX && header.partials_len as usize <= PARTIALS_MAX);
         // Relaxed, here and below: a reader of any of these words reloads word 0 behind a fence (OPEN).
         let word = self.0[0].load(Ordering::Relaxed);
         debug_assert!(is_open(word), "only an open line is changed");
@@ -427,6 +448,13 @@ impl Overflow {
     }
 }
 
+/// Holder bits that cover a part of a node, or are beyond 64 where there is no overflow record.
+#[inline]
+pub(super) fn partials<'a>(header: &Header, overflow: Option<&'a Overflow>) -> impl Iterator<Item = Partial> + use<'a> {
+    // A header with an overflow record shows none.
+    header.partials().chain(overflow.into_iter().flat_map(|overflow| overflow.partials.iter().copied()))
+}
+
 /// What a header shows of one entry.
 enum Shown<'a> {
     Nothing,
@@ -464,7 +492,7 @@ pub(super) fn encode(
         base: node.locals.base,
         flags: Header::forked(node.forks) | if node.has_children() { 0 } else { LEAF },
         mask: 0,
-        partials: [Partial { holder: 0, cut: 0 }; PARTIALS_MAX],
+        partials: [0; 2],
         partials_len: 0,
         overflow: 0,
     };
@@ -483,13 +511,7 @@ pub(super) fn encode(
                 continue;
             }
         };
-        match header.partials.get_mut(usize::from(header.partials_len)) {
-            Some(partial) => {
-                *partial = Partial { holder: entry.holder.0, cut };
-                header.partials_len += 1;
-            }
-            None => fits = false,
-        }
+        fits &= header.push_partial(Partial { holder: entry.holder.0, cut });
     }
     if !fits {
         header.partials_len = 0;
@@ -521,6 +543,13 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
+    fn packed(partials: [(u16, u16); PARTIALS_MAX]) -> [u64; 2] {
+        let mut header = Header::default();
+        assert!(partials.into_iter().all(|(holder, cut)| header.push_partial(Partial { holder, cut })));
+        assert!(!header.push_partial(Partial::default()), "there is no room for more");
+        header.partials
+    }
+
     fn full() -> Header {
         Header {
             parent: PARENT_MAX,
@@ -531,7 +560,7 @@ mod tests {
             base: 0xfeed_f00d,
             flags: FORKED | LEAF | 1 << 7,
             mask: 0x8000_0000_0000_0001,
-            partials: [(1, 2), (u16::MAX, 1023), (64, u16::MAX), (0, 0)].map(|(holder, cut)| Partial { holder, cut }),
+            partials: packed([(1, 2), (u16::MAX, 1023), (64, u16::MAX), (0, 0)]),
             partials_len: 3,
             overflow: 0xffff_8000_1234_5678,
         }
@@ -554,7 +583,8 @@ mod tests {
             assert!(line.is_at(header.parent, header.first, header.variant));
         }
         assert_eq!(line.version(), 6);
-        assert_eq!(full().partials(), &full().partials[..3]);
+        let shown: Vec<(u16, u16)> = full().partials().map(|partial| (partial.holder, partial.cut)).collect();
+        assert_eq!(shown, [(1, 2), (u16::MAX, 1023), (64, u16::MAX)]);
         assert!(full().has(FORKED) && full().has(LEAF) && !Header::default().has(LEAF));
     }
 
@@ -570,11 +600,11 @@ mod tests {
     #[test]
     fn a_lengthened_line_keeps_its_other_fields() {
         let line = Line::new();
-        let whole = Header { partials: [Partial::default(); PARTIALS_MAX], partials_len: 0, overflow: 0, ..full() };
+        let whole = Header { partials: [0; 2], partials_len: 0, overflow: 0, ..full() };
         let in_part = |cut| {
-            let mut partials = [Partial::default(); PARTIALS_MAX];
-            partials[0] = Partial { holder: u16::MAX, cut };
-            Header { partials, partials_len: 1, mask: 0, ..whole }
+            let mut header = Header { mask: 0, ..whole };
+            assert!(header.push_partial(Partial { holder: u16::MAX, cut }));
+            header
         };
         for (before, after) in [(whole, Header { len: 7, ..whole }), (in_part(6), Header { len: 7, ..in_part(7) })] {
             line.publish(&before);
@@ -596,8 +626,8 @@ mod tests {
             |header| header.base = u32::MAX,
             |header| header.flags = u8::MAX,
             |header| header.mask = u64::MAX,
-            |header| header.partials = [Partial { holder: u16::MAX, cut: u16::MAX }; PARTIALS_MAX],
-            |header| header.partials_len = u8::MAX,
+            |header| header.partials = [u64::MAX; 2],
+            |header| header.partials_len = u64::from(u8::MAX),
             |header| header.overflow = u64::MAX,
         ];
         for set in ones {
@@ -616,7 +646,7 @@ mod tests {
         let line = Line::new();
         let header = full();
         let find = |first| line.probe(header.parent, first, header.variant);
-        assert!(matches!(find(header.first), Probe::Empty));
+        assert!(matches!(find(header.first), Probe::Other));
         line.publish(&header);
         assert!(matches!(find(header.first), Probe::Here(2, found) if found == header));
         line.open();
@@ -669,8 +699,8 @@ mod tests {
             base: !n,
             flags: n as u8,
             mask: u64::from(n) * 3,
-            partials: [Partial { holder: n as u16, cut: !n as u16 }; PARTIALS_MAX],
-            partials_len: (n % 5) as u8,
+            partials: packed([(n as u16, !n as u16); PARTIALS_MAX]),
+            partials_len: u64::from(n % 5),
             overflow: u64::from(n) << 20,
         };
         line.publish(&of(0));

@@ -1,7 +1,7 @@
 //! Invariants of a whole shard between two events, for tests: each check starts from nothing.
 
 use super::ShardWriter;
-use super::header::{Header, Overflow, encode};
+use super::header::{Header, Overflow, encode, partials};
 use super::holders::{HolderBit, HolderState, Layer};
 use super::node::{Bits, GRANULE_WORDS, Node, NodeId, Place};
 use super::tree::Tree;
@@ -208,8 +208,8 @@ fn covered(header: &Header, overflow: Option<&Overflow>, holder: HolderBit) -> B
     if let Some((_, bits)) = overflow.and_then(|overflow| overflow.sparse.iter().find(|(of, _)| *of == holder)) {
         return bits.clone();
     }
-    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
-    Bits::range(0, partials.iter().find(|partial| partial.holder == holder.0).map_or(0, |partial| partial.cut))
+    let partial = partials(header, overflow).find(|partial| partial.holder == holder.0);
+    Bits::range(0, partial.map_or(0, |partial| partial.cut))
 }
 
 /// The counts of a worker equal a recount, and a search for each of its names finds the block.

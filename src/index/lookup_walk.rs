@@ -24,19 +24,24 @@
 #![expect(unsafe_code, reason = "readers follow addresses in headers that were read as a whole")]
 
 use super::arena::ArenaView;
-use super::header::{FORKED, Header, LEAF, Overflow, Partial};
+use super::header::{FORKED, Header, LEAF, Overflow, Partial, partials};
 use super::holders::{HolderBit, HolderTable, Layer, TieredWorker};
 use super::node::{Bits, NodeId, Run};
 use super::reader::ShardDepths;
-use super::simd::{WORD_HOLDERS, common_prefix, record};
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::simd::Avx512;
+use super::simd::{Chosen, LINES_AHEAD, Vectors, WORD_HOLDERS, common_prefix, record};
 use super::slow_path::ALIASES_CEILING;
-use super::table::{Found, Segments};
+use super::table::{Found, Search, Segments};
 use crate::ids::Tier;
 
-/// Blocks from which on a node is long enough to prefetch the next one from its middle.
-const PEEK_BLOCKS_MIN: usize = 64;
+/// Blocks from which on a node is long enough to prefetch its blocks, and the next one's from its middle. The processor
+/// reads fewer side by side in any case.
+const LONG_BLOCKS_MIN: usize = 64;
 /// Lines of the next node's blocks that are prefetched then.
 const PEEK_LINES: u32 = 8;
+/// Lines of a node's blocks that are prefetched when its header is known. The vector code prefetches those behind.
+const BLOCK_LINES_FIRST: u32 = LINES_AHEAD as u32;
 const BLOCKS_OF_LINE: u32 = 8;
 
 /// The shared memory that a walk reads. All of it stays mapped while the reader is inside.
@@ -55,26 +60,32 @@ impl<'a> View<'a> {
         unsafe { self.arena.words(header.base, u32::from(header.len)) }
     }
 
-    /// As [`common_prefix`] of a node's blocks and the rest of the query. In the middle of a long node, it looks up the
-    /// header of the next one, so that the next one's first blocks are prefetched in time.
-    #[inline]
-    fn compare(&self, header: &Header, rest: &[u64]) -> usize {
+    /// Prefetches the first lines of a node's blocks.
+    #[inline(always)]
+    fn prefetch_blocks(&self, header: &Header, lines_max: u32) {
+        self.arena.prefetch(header.base, u32::from(header.len).min(lines_max * BLOCKS_OF_LINE));
+    }
+
+    /// As [`common_prefix`] of a node's blocks and the rest of the query, which begin with the same block. In the middle
+    /// of a long node, it looks up the header of the next one, so that the next one's first blocks are prefetched in
+    /// time.
+    #[inline(always)]
+    fn compare(&self, with: impl Vectors, header: &Header, rest: &[u64], next: Option<Search<'a>>) -> usize {
         let blocks = self.blocks(header);
-        let len = blocks.len();
-        if len < PEEK_BLOCKS_MIN || rest.len() <= len || header.has(LEAF) {
-            return common_prefix(blocks, rest);
+        if blocks.len() < LONG_BLOCKS_MIN {
+            return with.common_prefix(blocks, rest);
         }
-        let half = len / 2;
-        let run = common_prefix(&blocks[..half], rest);
+        self.prefetch_blocks(header, BLOCK_LINES_FIRST);
+        let Some(next) = next else { return with.common_prefix(blocks, rest) };
+        let half = blocks.len() / 2;
+        let run = with.common_prefix(blocks, &rest[..half]);
         if run < half {
             return run;
         }
-        if let Found::Here(_, _, next) = self.table.find(header.id, rest[len], 0) {
-            for line in 0..PEEK_LINES.min(u32::from(next.len).div_ceil(BLOCKS_OF_LINE)) {
-                self.arena.prefetch(next.base + line * BLOCKS_OF_LINE);
-            }
+        if let Found::Here(_, _, next) = next.find() {
+            self.prefetch_blocks(&next, PEEK_LINES);
         }
-        half + common_prefix(&blocks[half..], &rest[half..])
+        half + with.common_prefix(&blocks[half..], &rest[half..])
     }
 
     /// The overflow record of a header, if it has one.
@@ -98,46 +109,117 @@ pub(super) struct Walk {
     pub(super) branching: BranchingWalk,
 }
 
-/// The end of a walk.
+/// Why a fast walk did not come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Whole,
+enum Stop {
     /// A node was being changed.
     Busy,
     /// One content has several names here.
     Forked,
 }
 
+/// The way of a fast walk: an edge at a time, for as long as the query has all blocks of each.
+struct Path<'a, 'q> {
+    view: View<'a>,
+    /// The blocks of the query from the next edge on.
+    rest: &'q [u64],
+    /// Blocks before them.
+    depth: usize,
+    /// The search for the next edge; `None` if there is none.
+    next: Option<Search<'a>>,
+}
+
+/// An edge of a path.
+struct Edge<'a> {
+    header: Header,
+    overflow: Option<&'a Overflow>,
+    /// Blocks before it.
+    depth: usize,
+    /// How many of its blocks the query has.
+    run: usize,
+}
+
+impl<'a, 'q> Path<'a, 'q> {
+    #[inline(always)]
+    fn new(view: View<'a>, query: &'q [u64]) -> Self {
+        let next = query.first().map(|first| view.table.search(NodeId::ROOT.0, *first));
+        Self { view, rest: query, depth: 0, next }
+    }
+
+    /// The next edge.
+    #[inline(always)]
+    fn hop(&mut self, with: impl Vectors, steps: &mut Vec<(u32, u32)>) -> Result<Option<Edge<'a>>, Stop> {
+        let Some(search) = self.next.take() else { return Ok(None) };
+        let (line, version, header) = match search.find() {
+            Found::Here(line, version, header) => (line, version, header),
+            Found::Missing => return Ok(None),
+            Found::Busy => return Err(Stop::Busy),
+        };
+        steps.push((line, version));
+        if header.has(FORKED) {
+            return Err(Stop::Forked);
+        }
+        // Its key follows from the header, so it is prefetched before the blocks are compared.
+        let following = self.rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF));
+        let next = following.map(|first| self.view.table.search(header.id, *first));
+        let run = self.view.compare(with, &header, self.rest, next);
+        let edge = Edge { overflow: self.view.overflow(&header), depth: self.depth, run, header };
+        if run == usize::from(edge.header.len) {
+            (self.next, self.rest) = (next, &self.rest[run..]);
+        }
+        self.depth += run;
+        Ok(Some(edge))
+    }
+}
+
 impl Walk {
     /// Fills `out` with the shard's state; `false` if the walk met a node that was being changed.
+    #[inline]
     pub(super) fn run(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
-        let holders = view.holders;
-        if out.edition != holders.edition {
-            out.edition = holders.edition;
-            out.holders.clone_from(&holders.devices);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(vectors) = Avx512::here() {
+            // SAFETY: `vectors` proves that the processor has these instructions.
+            return unsafe { self.run_avx512(vectors, view, locals, out) };
         }
-        out.device.clear();
-        out.device.resize(holders.device.len() * WORD_HOLDERS, 0);
-        out.lower.clear();
-        self.steps.clear();
-        if !holders.tiered.is_empty() {
-            out.lower.resize(holders.workers, [0; 3]);
-        }
-        if !holders.has_windows {
-            let end = match &holders.device[..] {
-                _ if !holders.tiered.is_empty() => self.walk_tiers(view, locals, out),
-                [] => End::Whole,
-                [device] => self.walk_word(view, locals, *device, &mut out.device),
-                _ => self.walk_words(view, locals, &mut out.device),
-            };
-            if end != End::Forked {
-                return end == End::Whole;
-            }
+        self.run_with(Chosen, view, locals, out)
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx512f,bmi2")]
+    fn run_avx512(&mut self, with: Avx512, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
+        self.run_with(with, view, locals, out)
+    }
+
+    #[inline(always)]
+    fn run_with(&mut self, with: impl Vectors, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> bool {
+        out.fit(view.holders);
+        if !view.holders.has_windows {
             self.steps.clear();
-            out.device.fill(0);
-            out.lower.fill([0; 3]);
+            match self.walk(with, view, locals, out) {
+                Ok(()) => return true,
+                Err(Stop::Busy) => return false,
+                Err(Stop::Forked) => {}
+            }
         }
+        self.steps.clear();
+        out.clear(view.holders);
         self.branching.run(view, locals, &mut self.steps, out)
+    }
+
+    #[inline(always)]
+    fn walk(&mut self, with: impl Vectors, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> Result<(), Stop> {
+        let path = Path::new(*view, locals);
+        if view.holders.tiered.is_empty()
+            && let ([device], [out]) = (&view.holders.device[..], out.device.as_chunks_mut().0)
+        {
+            return self.walk_word(with, path, *device, out);
+        }
+        out.clear(view.holders);
+        if view.holders.tiered.is_empty() {
+            self.walk_words(with, path, out.device.as_chunks_mut().0)
+        } else {
+            self.walk_tiers(path, out)
+        }
     }
 
     /// Lines searched and holder bits visited by all branching walks so far.
@@ -158,94 +240,87 @@ impl Walk {
         self.steps.iter().all(|(line, version)| table.version(*line) == *version)
     }
 
-    fn walk_word(&mut self, view: &View<'_>, locals: &[u64], device: u64, out: &mut [u32]) -> End {
-        let Some(out) = out.first_chunk_mut::<WORD_HOLDERS>() else { return End::Whole };
+    /// Writes the depth of each device holder bit, so `out` need not be cleared before.
+    #[inline(always)]
+    fn walk_word(
+        &mut self,
+        with: impl Vectors,
+        mut path: Path<'_, '_>,
+        device: u64,
+        out: &mut [u32; WORD_HOLDERS],
+    ) -> Result<(), Stop> {
         let mut active = device;
-        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
-        while depth < locals.len() && active != 0 {
-            let (header, run) = match hop(&mut self.steps, view, parent, &locals[depth..]) {
+        let mut end = Ok(());
+        while active != 0 {
+            let Edge { header, overflow, depth, run } = match path.hop(with, &mut self.steps) {
                 Ok(Some(edge)) => edge,
                 Ok(None) => break,
-                Err(end) => return end,
+                Err(stop) => {
+                    end = Err(stop);
+                    break;
+                }
             };
             let mut leaving = active & !header.mask;
             active &= header.mask;
-            let partials = view.overflow(&header).map_or(header.partials(), |overflow| &overflow.partials);
-            for Partial { holder, cut } in partials {
+            if leaving == 0 {
+                continue;
+            }
+            for Partial { holder, cut } in partials(&header, overflow) {
                 let bit = 1 << (holder & 63);
                 if leaving & bit != 0 {
                     leaving &= !bit;
-                    out[usize::from(holder & 63)] = (depth + run.min(usize::from(*cut))) as u32;
+                    out[usize::from(holder & 63)] = (depth + run.min(usize::from(cut))) as u32;
                 }
             }
-            if depth > 0 {
-                record(out, leaving, depth as u32);
-            }
-            depth += run;
-            if run < usize::from(header.len) || header.has(LEAF) {
-                break;
-            }
-            parent = header.id;
+            with.record(out, leaving, depth as u32);
         }
-        record(out, active, depth as u32);
-        End::Whole
+        with.record(out, active, path.depth as u32);
+        end
     }
 
-    fn walk_words(&mut self, view: &View<'_>, locals: &[u64], out: &mut [u32]) -> End {
-        let (out, _) = out.as_chunks_mut::<WORD_HOLDERS>();
+    #[inline(always)]
+    fn walk_words(
+        &mut self,
+        with: impl Vectors,
+        mut path: Path<'_, '_>,
+        out: &mut [[u32; WORD_HOLDERS]],
+    ) -> Result<(), Stop> {
         let active = &mut self.active;
-        active.clear();
-        active.extend_from_slice(&view.holders.device);
+        active.clone_from(&path.view.holders.device);
         // From the first holder bit that exists to the last. Without any, nothing is walked, and no overflow record is
         // followed that was freed with its writer.
         let mut words = 0..active.len();
         narrow(active, &mut words);
-        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
-        while depth < locals.len() && !words.is_empty() {
-            let (header, run) = match hop(&mut self.steps, view, parent, &locals[depth..]) {
-                Ok(Some(edge)) => edge,
-                Ok(None) => break,
-                Err(end) => return end,
-            };
-            let overflow = view.overflow(&header);
-            drop_out((&header, overflow), (depth, run), (&mut *active, words.clone()), out);
+        while !words.is_empty()
+            && let Some(edge) = path.hop(with, &mut self.steps)?
+        {
+            drop_out(with, &edge, (&mut *active, words.clone()), out);
             narrow(active, &mut words);
-            depth += run;
-            if run < usize::from(header.len) || header.has(LEAF) {
-                break;
-            }
-            parent = header.id;
         }
         for at in words {
-            record(&mut out[at], active[at], depth as u32);
+            with.record(&mut out[at], active[at], path.depth as u32);
         }
-        End::Whole
+        Ok(())
     }
 
     /// As [`Self::walk_words`], beside workers with several tiers.
-    fn walk_tiers(&mut self, view: &View<'_>, locals: &[u64], out: &mut ShardDepths) -> End {
+    fn walk_tiers(&mut self, mut path: Path<'_, '_>, out: &mut ShardDepths) -> Result<(), Stop> {
         let Self { steps, active, left, descended, .. } = self;
-        let holders = view.holders;
-        active.clear();
-        active.extend_from_slice(&holders.device);
+        let holders = path.view.holders;
+        active.clone_from(&holders.device);
         descended.clear();
         // Those without a device holder bit begin below it.
         let has_no_device = |at: &u16| !holders.tiered[usize::from(*at)].holders[Layer::Device.index()].is_some();
         descended.extend((0..holders.tiered.len() as u16).filter(has_no_device).map(|at| (at, START)));
         let mut words = 0..active.len();
         narrow(active, &mut words);
-        let (mut parent, mut depth) = (NodeId::ROOT.0, 0);
-        while depth < locals.len() && !(words.is_empty() && descended.is_empty()) {
-            let (header, run) = match hop(steps, view, parent, &locals[depth..]) {
-                Ok(Some(edge)) => edge,
-                Ok(None) => break,
-                Err(end) => return end,
-            };
-            let node = (&header, view.overflow(&header));
+        while !(words.is_empty() && descended.is_empty())
+            && let Some(edge) = path.hop(Chosen, steps)?
+        {
             left.clone_from(active);
-            drop_out(node, (depth, run), (&mut *active, words.clone()), out.device.as_chunks_mut().0);
+            drop_out(Chosen, &edge, (&mut *active, words.clone()), out.device.as_chunks_mut().0);
             left.iter_mut().zip(&*active).for_each(|(left, stays)| *left &= !stays);
-            let way = (depth as u32, run as u16);
+            let (node, way) = ((&edge.header, edge.overflow), (edge.depth as u32, edge.run as u16));
             descended.retain_mut(|(at, reach)| descend(reach, node, &holders.tiered[usize::from(*at)], way, out));
             if left.iter().any(|word| *word != 0) {
                 lower_entries(node, holders, |at| {
@@ -263,40 +338,35 @@ impl Walk {
                 });
             }
             narrow(active, &mut words);
-            depth += run;
-            if run < usize::from(header.len) || header.has(LEAF) {
-                break;
-            }
-            parent = header.id;
         }
         for at in words {
-            record(&mut out.device.as_chunks_mut().0[at], active[at], depth as u32);
+            record(&mut out.device.as_chunks_mut().0[at], active[at], path.depth as u32);
         }
         for (at, reach) in &*descended {
-            reach.arrive(&holders.tiered[usize::from(*at)], depth as u32, out);
+            reach.arrive(&holders.tiered[usize::from(*at)], path.depth as u32, out);
         }
-        End::Whole
+        Ok(())
     }
 }
 
-/// Takes out of `active` the device holder bits that do not cover a node of which the query has the first `run` blocks, and
-/// notes their depths. `words` are those in which some are.
+/// Takes out of `active` the device holder bits that do not cover an edge, and notes their depths. `words` are those in
+/// which some are.
 #[inline(always)]
 fn drop_out(
-    (header, overflow): (&Header, Option<&Overflow>),
-    (depth, run): (usize, usize),
+    with: impl Vectors,
+    Edge { header, overflow, depth, run }: &Edge<'_>,
     (active, words): (&mut [u64], std::ops::Range<usize>),
     out: &mut [[u32; WORD_HOLDERS]],
 ) {
-    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
+    let (overflow, depth, run) = (*overflow, *depth, *run);
     // Holder bits that cover a part of the node end in it; those that cover all of it and are listed, not masked, go on.
-    for Partial { holder, cut } in partials.iter().filter(|partial| partial.cut < header.len) {
+    for Partial { holder, cut } in partials(header, overflow).filter(|partial| partial.cut < header.len) {
         // A holder bit that is newer than the table of this walk: there was a multi-write since.
         let Some(word) = active.get_mut(usize::from(holder / 64)) else { continue };
         let bit = 1 << (holder % 64);
         if *word & bit != 0 {
             *word &= !bit;
-            out[usize::from(holder / 64)][usize::from(holder % 64)] = (depth + run.min(usize::from(*cut))) as u32;
+            out[usize::from(holder / 64)][usize::from(holder % 64)] = (depth + run.min(usize::from(cut))) as u32;
         }
     }
     for at in words {
@@ -307,7 +377,7 @@ fn drop_out(
         let leaving = active[at] & !full;
         active[at] &= full;
         if depth > 0 {
-            record(&mut out[at], leaving, depth as u32);
+            with.record(&mut out[at], leaving, depth as u32);
         }
     }
 }
@@ -325,8 +395,7 @@ fn lower_entries((header, overflow): (&Header, Option<&Overflow>), holders: &Hol
             entries &= entries - 1;
         }
     }
-    let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
-    partials.iter().filter_map(|partial| holders.tiered_by_lower(partial.holder)).for_each(&mut take);
+    partials(header, overflow).filter_map(|partial| holders.tiered_by_lower(partial.holder)).for_each(&mut take);
     let sparse = overflow.into_iter().flat_map(|overflow| &overflow.sparse);
     sparse.filter_map(|(holder, _)| holders.tiered_by_lower(holder.0)).for_each(take);
 }
@@ -347,30 +416,6 @@ fn descend(
     reach.tier < TIERS
 }
 
-/// The edge below `parent` that continues the query, and how many of its blocks the query has.
-#[inline(always)]
-fn hop(
-    steps: &mut Vec<(u32, u32)>,
-    view: &View<'_>,
-    parent: u32,
-    rest: &[u64],
-) -> Result<Option<(Header, usize)>, End> {
-    let (line, version, header) = match view.table.find(parent, rest[0], 0) {
-        Found::Here(line, version, header) => (line, version, header),
-        Found::Missing => return Ok(None),
-        Found::Busy => return Err(End::Busy),
-    };
-    steps.push((line, version));
-    if header.has(FORKED) {
-        return Err(End::Forked);
-    }
-    if let Some(next) = rest.get(usize::from(header.len)).filter(|_| !header.has(LEAF)) {
-        view.table.prefetch(header.id, *next, 0);
-    }
-    let run = view.compare(&header, rest);
-    Ok(Some((header, run)))
-}
-
 /// Drops empty words at either end.
 #[inline]
 fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
@@ -385,10 +430,8 @@ fn narrow(active: &[u64], words: &mut std::ops::Range<usize>) {
 /// The holder bits of one word that cover all of a node without an overflow record.
 pub(super) fn named(header: &Header, word: usize) -> u64 {
     let masked = if word == 0 { header.mask } else { 0 };
-    let named = header
-        .partials()
-        .iter()
-        .filter(|partial| partial.cut == header.len && usize::from(partial.holder / 64) == word);
+    let named =
+        header.partials().filter(|partial| partial.cut == header.len && usize::from(partial.holder / 64) == word);
     named.fold(masked, |holders, partial| holders | 1 << (partial.holder % 64))
 }
 
@@ -568,8 +611,7 @@ impl BranchingWalk {
             self.steps += self.active.len() + self.going.len();
         }
         let overflow = view.overflow(header);
-        let partials = overflow.map_or(header.partials(), |overflow| &overflow.partials);
-        for partial in partials.iter().filter(|partial| partial.cut < header.len) {
+        for partial in partials(header, overflow).filter(|partial| partial.cut < header.len) {
             // A holder bit that is newer than the table of this walk: there was a multi-write since.
             let Some(word) = self.active.get_mut(usize::from(partial.holder / 64)) else { continue };
             let bit = 1 << (partial.holder % 64);
@@ -727,7 +769,6 @@ fn covered_to(header: &Header, overflow: Option<&Overflow>, holder: HolderBit, l
     let Some(overflow) = overflow else {
         return header
             .partials()
-            .iter()
             .find(|partial| partial.holder == holder.0)
             .map_or(from, |partial| partial.cut.max(from));
     };

@@ -116,7 +116,7 @@ fn node(parent: u32, first: u64, id: u32, base: u32, len: u16) -> Header {
 fn hops<'a>(world: &World, table: Table<'a>, query: &[u64]) -> Option<(usize, Vec<(&'a Line, u32)>)> {
     let (mut parent, mut depth, mut lines) = (ROOT, 0, Vec::new());
     while depth < query.len() {
-        let (line, version, header) = match table.find(parent, query[depth], 0) {
+        let (line, version, header) = match world.head.find(table, parent, query[depth], 0) {
             Found::Here(line, version, header) => (line, version, header),
             Found::Missing => break,
             Found::Busy => return None,
@@ -386,7 +386,8 @@ const GROWTH: Model = Model {
 fn walk_two_tables(world: &World, looks_at_the_generation: bool) -> Option<usize> {
     let generation = world.head.generation()?;
     // SAFETY: retired tables live until the reader has joined.
-    let (first, second) = unsafe { (world.head.table().find(ROOT, 10, 0), world.head.table().find(ROOT, 20, 0)) };
+    let find = |first| world.head.find(unsafe { world.head.table() }, ROOT, first, 0);
+    let (first, second) = (find(10), find(20));
     let Found::Here(line, version, header) = first else { return None };
     let both = match second {
         Found::Here(..) => 2,

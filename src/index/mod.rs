@@ -54,7 +54,8 @@
 //! [`NODE_BLOCKS_MAX`](crate::limits::NODE_BLOCKS_MAX) blocks.
 //!
 //! * Its **header** is one cache line of the hash table (`table`), which finds a child by (parent, first local hash):
-//!   one cache miss a hop, whatever the fan-out. The line is a seqlock (`header`).
+//!   one cache miss a hop, whatever the fan-out. A byte beside the lines says that a child is not there without that
+//!   miss. The line is a seqlock (`header`).
 //! * Its **local hashes** are words of the `arena`, which readers compare (`simd`). They are written before a header
 //!   names them, and are reused only after a grace period (`reclaim`).
 //! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the same

@@ -2,13 +2,15 @@
 
 #![expect(unsafe_code, reason = "the table of holder bits is replaced behind a pointer")]
 
-use super::holders::HolderBit;
+use super::holders::{HolderBit, HolderTable};
 use super::lookup_walk::{View, Walk};
 use super::reclaim::{Guard, Reader};
-use super::shared_index::{ShardHead, SharedIndexCell};
+use super::shared_index::{ShardHead, SharedIndex, SharedIndexCell};
+use super::simd::WORD_HOLDERS;
 use super::types;
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
+use crate::prefetch::prefetch;
 use crate::sync::{Ordering, fence, spin};
 use std::sync::Arc;
 
@@ -19,6 +21,11 @@ pub struct ShardReader {
     shared: Arc<SharedIndexCell>,
     reader: Reader,
 }
+
+/// Lines of a query that are prefetched when a lookup begins: a caller may have put them aside since it hashed the prompt.
+const QUERY_LINES_FIRST: usize = 8;
+/// Blocks of a line.
+const LINE_BLOCKS: usize = 8;
 
 /// Spins of a lookup, before each try, while a multi-write is in progress.
 const MULTI_WRITE_SPINS_MAX: u32 = 256;
@@ -36,17 +43,30 @@ impl ShardReader {
 
     /// Fills `out` with the depths of all workers of the shard. The guard is another shard's and may protect this one
     /// too.
+    #[inline]
     fn lookup(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
+        if self.reader.is_inside(guard) {
+            let shared = self.shared.load(guard);
+            let epoch = shared.head.epoch();
+            if let (Some(structure), Some(generation)) = (shared.head.multi_writes(), shared.table.generation())
+                && attempt(shared, guard, (structure, generation), (locals, walk, out))
+            {
+                return Lookup { epoch, contended: false };
+            }
+        }
+        self.lookup_patiently(guard, locals, walk, out)
+    }
+
+    /// As [`lookup`](Self::lookup), with several tries and waits between them.
+    #[cold]
+    fn lookup_patiently(&self, guard: &Guard<'_>, locals: &[u64], walk: &mut Walk, out: &mut ShardDepths) -> Lookup {
         let own = (!self.reader.is_inside(guard)).then(|| self.reader.enter());
         let guard = own.as_ref().unwrap_or(guard);
-        let mut shared = self.shared.load(guard);
-        let epoch = shared.head.epoch();
-        for attempt in 0..=LOOKUP_TRIES_MAX {
-            let last = attempt == LOOKUP_TRIES_MAX;
-            if attempt > 0 {
-                // An empty index may have replaced one whose multi-write never ends.
-                shared = self.shared.load(guard);
-            }
+        let epoch = self.shared.load(guard).head.epoch();
+        for tries in 0..=LOOKUP_TRIES_MAX {
+            let last = tries == LOOKUP_TRIES_MAX;
+            // Each time: an empty index may have replaced one whose multi-write never ends.
+            let shared = self.shared.load(guard);
             let structure = match settled(&shared.head) {
                 Some(structure) => structure,
                 None if last => 0,
@@ -57,18 +77,7 @@ impl ShardReader {
                 None if last => 0,
                 None => continue,
             };
-            let table = shared.table.load(guard);
-            // SAFETY: a replaced table goes to the garbage, which waits for the guard.
-            let holders = unsafe { shared.head.holders() };
-            let view = View { table, arena: &shared.arena, holders };
-            let whole = walk.run(&view, locals, out);
-            // Orders every load of the walk before the loads below. If the walk has read a part of a change, the
-            // version or the sequence that announces the change is visible here.
-            fence(Ordering::Acquire);
-            let unchanged = whole
-                && walk.is_unchanged(table)
-                && shared.head.is_still(structure)
-                && shared.table.generation() == Some(generation);
+            let unchanged = attempt(shared, guard, (structure, generation), (locals, walk, out));
             if unchanged || last {
                 return Lookup { epoch, contended: !unchanged };
             }
@@ -100,6 +109,28 @@ impl ShardReader {
         // SAFETY: the calling tests change nothing while this call lasts.
         unsafe { self.shared.load(&guard).head.holders() }.clone()
     }
+}
+
+/// One try of a lookup, which began with these numbers of the multi-writes and of the table; whether all of it was read
+/// as of one moment.
+#[inline(always)]
+fn attempt(
+    shared: &SharedIndex,
+    guard: &Guard<'_>,
+    (structure, generation): (u64, u64),
+    (locals, walk, out): (&[u64], &mut Walk, &mut ShardDepths),
+) -> bool {
+    let table = shared.table.load(guard);
+    // SAFETY: a replaced table goes to the garbage, which waits for the guard.
+    let holders = unsafe { shared.head.holders() };
+    let whole = walk.run(&View { table, arena: &shared.arena, holders }, locals, out);
+    // Orders every load of the walk before the loads below. If the walk has read a part of a change, the version or the
+    // sequence that announces the change is visible here.
+    fence(Ordering::Acquire);
+    whole
+        && walk.is_unchanged(table)
+        && shared.head.is_still(structure)
+        && shared.table.generation() == Some(generation)
 }
 
 /// The sequence to compare later, once no multi-write is in progress; `None` if that takes too long.
@@ -157,6 +188,8 @@ impl IndexReader {
         shards.resize_with(self.shards.len(), ShardDepths::default);
         let Some(guard) = self.shards.first().map(|shard| shard.reader.enter()) else { return lookup };
         let locals = types::of_locals(locals);
+        // The search for the second edge needs a block that is a few lines behind the first.
+        locals.chunks(LINE_BLOCKS).take(QUERY_LINES_FIRST).for_each(|line| prefetch(line.as_ptr().cast()));
         walk.branching.windowed_blocks_max = windowed_blocks_max;
         for (reader, depths) in self.shards.iter().zip(shards) {
             depths.shard = reader.id;
@@ -190,6 +223,29 @@ pub(super) struct ShardDepths {
 }
 
 impl ShardDepths {
+    /// Makes room for the depths of these holder bits.
+    #[inline]
+    pub(super) fn fit(&mut self, holders: &HolderTable) {
+        let device = holders.device.len() * WORD_HOLDERS;
+        if self.edition != holders.edition || self.device.len() != device {
+            self.edition = holders.edition;
+            self.holders.clone_from(&holders.devices);
+            // Those of holder bits that are not a device's stay 0.
+            self.device.clear();
+            self.device.resize(device, 0);
+        }
+        self.lower.clear();
+    }
+
+    /// Sets all depths to 0.
+    pub(super) fn clear(&mut self, holders: &HolderTable) {
+        self.device.fill(0);
+        self.lower.clear();
+        if !holders.tiered.is_empty() {
+            self.lower.resize(holders.workers, [0; 3]);
+        }
+    }
+
     fn device(&self, slot: WorkerSlot) -> u32 {
         let holder = self.holders.get(usize::from(slot.0));
         holder.and_then(|holder| self.device.get(usize::from(holder.0))).copied().unwrap_or(0)

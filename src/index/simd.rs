@@ -13,7 +13,67 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use crate::simd::SimdLevel;
 
-/// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory.
+/// The vector functions of a walk. A walk is compiled once for each set of them, so that they are a part of it: most runs
+/// are short, and a call would take longer than the comparison.
+pub(super) trait Vectors: Copy {
+    /// As [`common_prefix`].
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize;
+
+    /// As [`record`].
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32);
+}
+
+/// Those of any processor, chosen at each call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen;
+
+impl Vectors for Chosen {
+    #[inline]
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize {
+        common_prefix(a, b)
+    }
+
+    #[inline]
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
+        record(out, holders, depth);
+    }
+}
+
+/// Those of a processor with AVX-512F and BMI2.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512(());
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Avx512 {
+    /// A proof that this processor has them.
+    #[inline]
+    pub(super) fn here() -> Option<Self> {
+        (SimdLevel::here() >= SimdLevel::Avx512).then_some(Self(()))
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Vectors for Avx512 {
+    #[inline(always)]
+    fn common_prefix(self, a: &[u64], b: &[u64]) -> usize {
+        // SAFETY: `self` proves that the processor has AVX-512F.
+        unsafe { vector::common_prefix_avx512(a, b) }
+    }
+
+    #[inline(always)]
+    fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
+        // SAFETY: as above.
+        unsafe { record_avx512(out, holders, depth) }
+    }
+}
+
+/// Cache lines of `a` that [`common_prefix`] prefetches ahead of the current one: the caller prefetches the first. The
+/// processor's own prefetcher begins later, and stops at each page.
+pub(super) const LINES_AHEAD: usize = 16;
+
+/// The number of leading elements at which `a` and `b` are equal. `a` is the one that may be far away in memory, and is
+/// prefetched up to its end even if `b` is shorter.
 #[inline]
 pub(super) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     // Most runs that differ do so in their first element, which needs neither a call nor a vector.
@@ -54,16 +114,13 @@ fn common_prefix_scalar(a: &[u64], b: &[u64]) -> usize {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 mod vector {
+    use super::LINES_AHEAD;
     use crate::prefetch::prefetch;
     use std::arch::x86_64::{
         __mmask8, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd,
         _mm512_cmpneq_epi64_mask, _mm512_loadu_epi64, _mm512_mask_cmpneq_epi64_mask, _mm512_maskz_loadu_epi64,
     };
 
-    /// Cache lines of `a` that are prefetched before the first is compared, and ahead of the current one. The
-    /// processor's own prefetcher begins later, and stops at each page.
-    const LINES_FIRST: usize = 8;
-    const LINES_AHEAD: usize = 16;
     /// Elements of a 512-bit and of a 256-bit register.
     const WIDE: usize = 8;
     const NARROW: usize = 4;
@@ -82,17 +139,17 @@ mod vector {
 
     /// As the scalar reference.
     #[target_feature(enable = "avx512f")]
+    #[inline]
     pub(super) fn common_prefix_avx512(a: &[u64], b: &[u64]) -> usize {
         let blocks = a.len().min(b.len());
         let (left, right) = (a.as_ptr(), b.as_ptr());
         let mut at = 0;
-        for line in 1..LINES_FIRST.min(blocks.div_ceil(WIDE)) {
-            prefetch(left.wrapping_add(line * WIDE).cast());
-        }
         // Two registers in each iteration: one branch for 16 elements, and the loads of both overlap.
         while at + 2 * WIDE <= blocks {
-            prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
-            prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
+            if at + LINES_AHEAD * WIDE < a.len() {
+                prefetch(left.wrapping_add(at + LINES_AHEAD * WIDE).cast());
+                prefetch(left.wrapping_add(at + (LINES_AHEAD + 1) * WIDE).cast());
+            }
             // SAFETY: both slices have at least `at + 16` elements.
             let (low, high) = unsafe {
                 let middle = at + WIDE;
@@ -111,6 +168,9 @@ mod vector {
                 return at + differ.trailing_zeros() as usize;
             }
             at += WIDE;
+        }
+        if at == blocks {
+            return blocks;
         }
         let rest: __mmask8 = (1 << (blocks - at)) - 1;
         // SAFETY: `at` is at most the length of both, and elements beyond that are masked, so they are not read.
@@ -223,6 +283,7 @@ fn record_scalar(out: &mut [u32; WORD_HOLDERS], mut holders: u64, depth: u32) {
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(miri, expect(dead_code, reason = "miri runs the scalar reference"))]
 #[target_feature(enable = "avx512f")]
+#[inline]
 fn record_avx512(out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32) {
     use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_set1_epi32};
     let depths = _mm512_set1_epi32(depth.cast_signed());

@@ -1,23 +1,24 @@
 //! The hash table of a shard: a line for every node, found by (parent, first local hash, variant).
 //!
-//! The highest bits of a key's hash choose one of its segments. Each segment grows on its own: no insert moves more
-//! lines than those of one segment. A segment is open addressing with linear probing over a power of two of [`Line`]s,
-//! at most six in ten of them in use. One word says where its lines are and how many. So a search goes from the words
-//! of all segments, which stay in the cache, to the line; and the line *is* the node's header, so a hop of a walk is
-//! one cache miss. One thread writes ([`TableWriter`]); any number read ([`TableView`] gives them the current
-//! [`Segments`]).
+//! Some bits of a key's hash choose one of its segments. Each segment grows on its own: no insert moves more lines than
+//! those of one segment. A segment is open addressing with linear probing over a power of two of [`Line`]s, at most six
+//! in ten of them in use. Beside its lines a segment has a [tag](tags) of a byte for each. One word says where its lines
+//! are and how many, another where its tags are. So a search goes from the words of all segments, which stay in the
+//! cache, to the tags, and reads only a line whose tag is the key's. The line *is* the node's header: a hop of a walk is
+//! one cache miss, and to find nothing is none where the tags are in the cache. One thread writes ([`TableWriter`]); any
+//! number read ([`TableView`] gives them the current [`Segments`]).
 //!
 //! # What a reader can see at each step
 //!
-//! Word 0 of a line (see [`header`](super::header)) says all that a search needs to go on. So each step is one store to
-//! it, with the tags CLOSE and OPEN explained there.
+//! Word 0 of a line (see [`header`](super::header)) says whether a search may read it. So each step is one store to it,
+//! with CLOSE and OPEN explained there. [`tags`] says when the line's tag is stored, and why a search may trust it.
 //!
 //! * **insert**: the words, then word 0 with the parent. Before the last store the line is unused or busy; after it,
 //!   complete: a search finds nothing, or the whole node (or tries again).
 //! * **update**: odd, the words, even. The key stays; a search for it is busy between the two.
 //! * **remove**: odd, then unused. If the next line is empty, the line becomes empty, and so do the tombstones just
 //!   before it, last first; else it becomes a tombstone. A line becomes empty only when the next one is. So no search
-//!   for an existing node meets an empty line on its path.
+//!   for an existing node meets an empty line, or its tag, on its path.
 //! * A node never moves within a table, so a search that passes its line while it exists finds it.
 //! * **`Missing`** means: at some moment during the search the key was not there. The caller checks what this says of
 //!   several keys together: by the versions of the lines that it walked, and by a word of its own for searches that no
@@ -31,24 +32,27 @@
 //! | tag    | writer                                                             | reader                               |
 //! |--------|--------------------------------------------------------------------|--------------------------------------|
 //! | SHIFT  | Relaxed store of an odd generation, then a Release fence, before SWING | the load of GROWTH after the walk |
-//! | SWING  | Release store of the pointer, all lines of the new table before it | SeqCst load of the pointer for each search |
+//! | SWING  | Release stores of both pointers, all lines and tags of the new table before them | SeqCst loads of both for each search |
 //! | GROWTH | Release store of the next even generation, after SWING, before any change in the new table | Acquire load before the walk, which must be even; behind a fence once more after the walk |
 //!
-//! * The new table is filled while no reader knows it. SWING makes its lines visible with its address.
-//! * The old table is not changed again: all its lines can be read, as they were, until its grace period has passed.
+//! * The new table is filled while no reader knows it. SWING makes its lines and tags visible with their addresses.
+//! * The old table is not changed again: all its lines and tags can be read, as they were, until its grace period has passed.
 //! * A reader loads the generation, walks, checks the versions, and compares the generation. An equal generation says
 //!   that no change was made in any newer table than those it walked. GROWTH comes before such a change. So a reader
 //!   that has met one, or anything that the writer published after it, is shown the new generation by CLOSE and the
 //!   fence. Any other reader may have walked the old table, which is the segment as it was at the swing.
-//! * Two loads of a pointer can give two tables: both within one walk, or one in the walk and one when the versions are
-//!   checked. A reader that has loaded the new one is shown SHIFT or later by its last load of the generation, and a
+//! * Two loads can give two tables: both within one walk, one of lines and one of tags, or one in the walk and one when
+//!   the versions are checked. A reader that has loaded a pointer of the new one is shown SHIFT or later by its last load of the generation, and a
 //!   reader begins only with an even one.
-//! * The load of the pointer is SeqCst for the grace period, like the load that begins the read of a line.
+//! * The loads of the pointers are SeqCst for the grace period, like the load that begins the read of a line.
 
 #![expect(
     unsafe_code,
-    reason = "a segment is one word: the address of its lines, which are zeroed memory, and their number"
+    reason = "a segment is two words: the addresses of its lines and of its tags, each with their number"
 )]
+
+mod memory;
+mod tags;
 
 use super::header::{Header, Line, PARENT_EMPTY, PARENT_TOMBSTONE, Probe};
 use super::reclaim::{Guard, Reclaimer};
@@ -56,6 +60,8 @@ use super::row_pool::Rows;
 use super::types::spread;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicPtr, Ordering, SeqWord};
+use memory::{LineMemory, SegmentMemory, Word};
+use tags::{TagLine, Tags, WORD_TAGS};
 
 /// Lines of the smallest table.
 const LINES_MIN: usize = 8;
@@ -70,12 +76,14 @@ const LINE_BITS: u32 = 24;
 
 const _: () = assert!(SEGMENT_BITS <= u32::BITS - LINE_BITS, "an index has room for its segment");
 
-/// The segment of a key with this hash, of `1 << segment_bits`.
-#[inline]
-const fn segment_of(hash: u64, segment_bits: u32) -> usize {
-    // Two shifts, because there may be only one segment.
-    (hash >> 32 >> (32 - segment_bits)) as usize
+/// The segment of a key with this hash, of a power of two of segments. The highest bits name a line of it, the lowest are
+/// its tag.
+#[inline(always)]
+const fn segment_of(hash: u64, segments: usize) -> usize {
+    (hash >> 16) as usize & (segments - 1)
 }
+
+const _: () = assert!(SEGMENT_BITS + LINE_BITS <= u64::BITS - 16, "each has bits of its own");
 
 /// The lines of a segment that others have replaced. Readers may still be in them.
 ///
@@ -83,7 +91,7 @@ const fn segment_of(hash: u64, segment_bits: u32) -> usize {
 #[must_use = "readers may still be in it: give it to the reclaimer"]
 #[derive(Debug)]
 pub(super) struct Retired {
-    word: Word,
+    segment: SegmentMemory,
     memory: LineMemory,
 }
 
@@ -93,15 +101,15 @@ unsafe impl Send for Retired {}
 impl Retired {
     /// Memory that dropping it frees.
     pub(super) fn bytes(&self) -> u64 {
-        bytes_of(line_count(self.word))
+        SegmentMemory::bytes(self.segment.lines.count())
     }
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        // SAFETY: the word came from this memory and was taken out of the head, once. The caller that drops this
+        // SAFETY: the segment came from this memory and was taken out of the head, once. The caller that drops this
         // promises that no reader has it any more.
-        unsafe { self.memory.free(self.word) };
+        unsafe { self.memory.free(self.segment) };
     }
 }
 
@@ -114,6 +122,8 @@ pub(super) struct TableWriter {
     /// Lines over all segments, and the most that one segment has had.
     lines: usize,
     lines_most: usize,
+    /// Memory of all segments.
+    bytes: u64,
     /// Segments that have become too large for their nodes, one bit each.
     underfull: u128,
     /// Lines that one insert has moved, at most.
@@ -146,6 +156,7 @@ impl TableWriter {
             used: 0,
             lines: lines * segments,
             lines_most: lines,
+            bytes: SegmentMemory::bytes(lines) * segments as u64,
             underfull: 0,
             #[cfg(test)]
             moved_most: 0,
@@ -169,10 +180,6 @@ impl TableWriter {
 
     fn line(&self, index: usize) -> &Line {
         self.of(index).line(index)
-    }
-
-    const fn segment_bits(&self) -> u32 {
-        self.parts.len().ilog2()
     }
 
     fn hash(&self, parent: u32, first: u64, variant: u8) -> u64 {
@@ -202,7 +209,7 @@ impl TableWriter {
 
     /// Memory of the table, in bytes, without retired lines.
     pub(super) fn bytes(&self) -> u64 {
-        bytes_of(self.lines)
+        self.bytes
     }
 
     /// How often a segment was replaced.
@@ -213,18 +220,10 @@ impl TableWriter {
 
     /// The line of a node.
     pub(super) fn find(&self, parent: u32, first: u64, variant: u8) -> Option<usize> {
-        let segment = segment_of(self.hash(parent, first, variant), self.segment_bits());
+        let hash = self.hash(parent, first, variant);
+        let segment = segment_of(hash, self.parts.len());
         let table = self.segment(segment);
-        for at in table.path(parent, first, variant) {
-            let line = table.line(at);
-            if line.is_at(parent, first, variant) {
-                return Some(segment << LINE_BITS | at);
-            }
-            if line.parent() == PARENT_EMPTY {
-                return None;
-            }
-        }
-        None
+        table.search(hash, |at| table.line(at).is_at(parent, first, variant).then_some(segment << LINE_BITS | at))
     }
 
     /// The header in a line, open or not.
@@ -243,9 +242,9 @@ impl TableWriter {
     pub(super) fn growth_bytes(&self, more: usize) -> u64 {
         match *self.parts {
             [_] if self.has_room(0, more) => 0,
-            [part] => bytes_of(lines_for(part.used + more)),
+            [part] => SegmentMemory::bytes(lines_for(part.used + more)),
             // Each may be in a full segment, whose old lines are garbage until readers have left.
-            _ => more.min(self.parts.len()) as u64 * bytes_of(2 * self.lines_most),
+            _ => more.min(self.parts.len()) as u64 * SegmentMemory::bytes(2 * self.lines_most),
         }
     }
 
@@ -272,12 +271,14 @@ impl TableWriter {
     /// Replaces the lines of a segment by another number of lines.
     fn refit(&mut self, segment: usize, lines: usize) -> Retired {
         let old = self.segment(segment);
-        let word = self.head.memory.allocate(lines);
-        // SAFETY: the word was made just above, and is not freed before the table.
-        let fresh = unsafe { Table::of(word, self.segment_bits(), self.head.keys()) };
+        let memory = self.head.memory.allocate(lines);
+        // SAFETY: the memory was made just above, and is not freed before the table.
+        let fresh = unsafe { Table::of(memory) };
         for line in old.lines().iter().filter(|line| !is_unused(line)) {
             let Header { parent, first, variant, .. } = line.header();
-            if let Some(at) = vacancy(fresh, parent, first, variant) {
+            let hash = self.hash(parent, first, variant);
+            if let Some(at) = vacancy(fresh, hash) {
+                fresh.tags.set(at, hash);
                 fresh.line(at).copy_from(line);
             }
         }
@@ -286,11 +287,12 @@ impl TableWriter {
         {
             self.moved_most = self.moved_most.max(before);
         }
-        let word = self.head.replace(segment, word);
+        let retired = self.head.replace(segment, memory);
         self.parts[segment].tombstones = 0;
+        self.bytes = self.bytes + SegmentMemory::bytes(lines) - SegmentMemory::bytes(before);
         self.lines = self.lines + lines - before;
         self.lines_most = self.lines_most.max(lines);
-        Retired { word, memory: self.head.memory.clone() }
+        Retired { segment: retired, memory: self.head.memory.clone() }
     }
 
     /// Shrinks one underfull segment. Its earlier indexes are void.
@@ -317,13 +319,15 @@ impl TableWriter {
     pub(super) fn insert(&mut self, header: &Header) -> (usize, Option<Retired>) {
         let Header { parent, first, variant, .. } = *header;
         debug_assert!(self.find(parent, first, variant).is_none(), "a node is there once");
-        let segment = segment_of(self.hash(parent, first, variant), self.segment_bits());
+        let hash = self.hash(parent, first, variant);
+        let segment = segment_of(hash, self.parts.len());
         let retired = self.make_room(segment, 1);
         let table = self.segment(segment);
         // There is one: at most six lines in ten are in use.
-        let index = vacancy(table, parent, first, variant).unwrap_or_default();
+        let index = vacancy(table, hash).unwrap_or_default();
         let line = table.line(index);
         let reused = line.parent() == PARENT_TOMBSTONE;
+        table.tags.set(index, hash);
         line.publish(header);
         self.parts[segment].tombstones -= usize::from(reused);
         self.parts[segment].used += 1;
@@ -381,15 +385,15 @@ impl TableWriter {
         let is_last = table.line(index + 1).parent() == PARENT_EMPTY;
         let (mut emptied, mut at) = (0, index);
         if is_last {
-            table.line(at).vacate(PARENT_EMPTY);
+            table.vacate(at, PARENT_EMPTY);
             // Tombstones keep a path going; this path ends here now.
             while table.line(at.wrapping_sub(1)).parent() == PARENT_TOMBSTONE {
                 at = at.wrapping_sub(1);
-                table.line(at).vacate(PARENT_EMPTY);
+                table.vacate(at, PARENT_EMPTY);
                 emptied += 1;
             }
         } else {
-            table.line(index).vacate(PARENT_TOMBSTONE);
+            table.vacate(index, PARENT_TOMBSTONE);
         }
         let part = &mut self.parts[segment];
         part.tombstones = part.tombstones + usize::from(!is_last) - emptied;
@@ -406,8 +410,8 @@ fn is_unused(line: &Line) -> bool {
 }
 
 /// The line for a new node.
-fn vacancy(table: Table<'_>, parent: u32, first: u64, variant: u8) -> Option<usize> {
-    table.path(parent, first, variant).find(|at| is_unused(table.line(*at)))
+fn vacancy(table: Table<'_>, hash: u64) -> Option<usize> {
+    table.path(hash).find(|at| is_unused(table.line(*at)))
 }
 
 /// Lines of a table made for `nodes` nodes: at least a quarter as many more can be inserted before it is replaced.
@@ -415,11 +419,8 @@ fn lines_for(nodes: usize) -> usize {
     (5 * nodes * LOAD_LINES).div_ceil(4 * LOAD_USED_MAX).next_power_of_two().max(LINES_MIN)
 }
 
-fn bytes_of(lines: usize) -> u64 {
-    (lines * size_of::<Line>()) as u64
-}
-
 /// The result of a search; `P` says where a line is.
+#[derive(Clone, Copy)]
 pub(super) enum Found<P> {
     /// The node: its line, and its header as of a version of that line.
     Here(P, u32, Header),
@@ -452,180 +453,123 @@ impl Keys {
     }
 }
 
-/// Bits of an address that the alignment of lines leaves free. They store the number of lines, as a power of two.
-const SIZE_MASK: usize = align_of::<Line>() - 1;
-
-const _: () = assert!(LINE_BITS as usize <= SIZE_MASK, "every size has room beside the address");
-
-/// The address of the lines of a segment, with their number in its low bits: readers get both by one load.
-type Word = *mut Line;
-
-/// The memory of lines. All lines of one table come from it, retired ones too.
-#[derive(Clone, Debug)]
-struct LineMemory {
-    /// None under the model checker, which follows each line.
-    #[cfg_attr(all(test, kvrouted_loom), expect(dead_code, reason = "lines are made one by one"))]
-    rows: Rows,
-}
-
-impl LineMemory {
-    /// Empty lines, a power of two and at least two, as one word. [`free`](Self::free) frees it.
-    #[cfg(not(all(test, kvrouted_loom)))]
-    fn allocate(&self, lines: usize) -> Word {
-        // A row is zeroed memory, and a line is eight `AtomicU64`, for which all bits zero is a valid value.
-        word_of(self.rows.allocate(lines).start().as_ptr().cast(), lines)
-    }
-
-    /// Frees the lines of a word.
-    ///
-    /// # Safety
-    ///
-    /// The word came from [`allocate`](Self::allocate) of this memory, is freed once, and no thread uses the lines any
-    /// more.
-    #[cfg(not(all(test, kvrouted_loom)))]
-    unsafe fn free(&self, word: Word) {
-        let start = word.map_addr(|address| address & !SIZE_MASK);
-        if let Some(start) = std::ptr::NonNull::new(start) {
-            // SAFETY: `word_of` put the address and the number together; the rest is the caller's promise.
-            unsafe { self.rows.free_at(start.cast(), line_count(word)) };
-        }
-    }
-
-    #[cfg(all(test, kvrouted_loom))]
-    fn allocate(&self, lines: usize) -> Word {
-        let made: Box<[Line]> = (0..lines).map(|_| Line::new()).collect();
-        word_of(Box::into_raw(made).cast(), lines)
-    }
-
-    /// # Safety
-    ///
-    /// As without the model checker.
-    #[cfg(all(test, kvrouted_loom))]
-    unsafe fn free(&self, word: Word) {
-        let lines = std::ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & !SIZE_MASK), line_count(word));
-        // SAFETY: `word_of` put the address and the number together; by the caller's promise this is the only call for
-        // them.
-        drop(unsafe { Box::from_raw(lines) });
-    }
-}
-
-fn word_of(start: *mut Line, lines: usize) -> Word {
-    debug_assert!(lines.is_power_of_two() && lines >= 2 && lines.ilog2() <= LINE_BITS);
-    start.map_addr(|address| address | lines.ilog2() as usize)
-}
-
-/// The number of lines of a word.
-#[inline]
-fn line_count(word: Word) -> usize {
-    1 << (word.addr() & SIZE_MASK)
-}
-
-/// The lines of a segment.
+/// The lines of a segment, and their tags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table<'a> {
-    /// A power of two of them.
-    lines: &'a [Line],
-    /// The highest bits of a hash, which chose the segment.
-    segment_bits: u32,
-    keys: Keys,
+    lines: Word<Line>,
+    tags: Tags<'a>,
 }
 
 impl<'a> Table<'a> {
-    /// The lines of a word, as one of `1 << segment_bits` segments.
+    /// A segment.
     ///
     /// # Safety
     ///
-    /// The word came from a [`LineMemory`], and is not freed for as long as the borrow lasts.
-    #[inline]
-    unsafe fn of(word: Word, segment_bits: u32, keys: Keys) -> Self {
-        let start = word.map_addr(|address| address & !SIZE_MASK);
-        // SAFETY: `word_of` put the address and the number together. The lines live as long as the caller promises,
-        // and only their atomics change.
-        let lines = unsafe { std::slice::from_raw_parts(start, line_count(word)) };
-        Self { lines, segment_bits, keys }
+    /// Both words came from a [`LineMemory`], and neither is freed for as long as the borrow lasts.
+    #[inline(always)]
+    const unsafe fn of(memory: SegmentMemory) -> Self {
+        // SAFETY: the caller's promise, word for word.
+        Self { lines: memory.lines, tags: unsafe { Tags::of(memory.tags) } }
     }
 
-    const fn lines(self) -> &'a [Line] {
-        self.lines
+    fn lines(self) -> &'a [Line] {
+        // SAFETY: the word has the address of as many lines, they live as long as the caller of `of` promised, and only
+        // their atomics change.
+        unsafe { std::slice::from_raw_parts(self.lines.start(), self.lines.count()) }
     }
 
     /// A line by its index; indexes wrap around.
-    #[inline]
+    #[inline(always)]
     fn line(self, index: usize) -> &'a Line {
-        &self.lines[index & (self.lines.len() - 1)]
-    }
-
-    /// Where the search for a key with this hash begins.
-    #[inline]
-    const fn home(self, hash: u64) -> usize {
-        // Without the bits that chose the segment; then the highest of the rest.
-        (hash << self.segment_bits >> (u64::BITS - self.lines.len().ilog2())) as usize
+        // SAFETY: as above, and no index is greater than the mask.
+        unsafe { &*self.lines.start().add(index & self.lines.mask()) }
     }
 
     /// The indexes that a search visits, each line once.
-    fn path(self, parent: u32, first: u64, variant: u8) -> impl Iterator<Item = usize> + use<> {
-        let (home, mask) = (self.home(self.keys.hash(parent, first, variant)), self.lines.len() - 1);
+    fn path(self, hash: u64) -> impl Iterator<Item = usize> + use<> {
+        let (home, mask) = (self.lines.home(hash), self.lines.mask());
         (0..=mask).map(move |step| (home + step) & mask)
     }
 
-    /// Looks for a node, in a table of one segment.
-    #[cfg(test)]
-    pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<&'a Line> {
-        match self.find_by(self.keys.hash(parent, first, variant), parent, first, variant) {
-            Found::Here(at, version, header) => Found::Here(self.line(at), version, header),
-            Found::Missing => Found::Missing,
-            Found::Busy => Found::Busy,
+    /// Visits the lines on the path of a key whose tags are the key's, until `visit` returns something.
+    #[inline(always)]
+    fn search<T>(self, hash: u64, mut visit: impl FnMut(usize) -> Option<T>) -> Option<T> {
+        let (home, mask) = (self.lines.home(hash), self.lines.mask());
+        let mut step = 0;
+        loop {
+            let look = self.tags.look(home + step, hash);
+            let is_end = look.is_end;
+            for line in look {
+                if let Some(found) = visit((home + step + line) & mask) {
+                    return Some(found);
+                }
+            }
+            step += WORD_TAGS;
+            // No table is full. If the writer is faster than this search all the way round, then each line was once
+            // another node's.
+            if is_end || step > mask {
+                return None;
+            }
         }
+    }
+
+    /// Removes the node from a line. For the writer.
+    fn vacate(self, index: usize, parent: u32) {
+        self.line(index).vacate(parent);
+        self.tags.clear(index, parent == PARENT_EMPTY);
     }
 
     /// Looks for a node whose key has this hash; returns where its line is.
-    #[inline]
+    #[inline(always)]
     fn find_by(self, hash: u64, parent: u32, first: u64, variant: u8) -> Found<usize> {
-        let (home, mask) = (self.home(hash), self.lines.len() - 1);
-        for step in 0..=mask {
-            let at = (home + step) & mask;
-            match self.lines[at].probe(parent, first, variant) {
-                Probe::Other => {}
-                Probe::Here(version, header) => return Found::Here(at, version, header),
-                Probe::Empty => return Found::Missing,
-                Probe::Busy => return Found::Busy,
-            }
-        }
-        // No table is full; the writer was faster than this search all the way round.
-        Found::Busy
-    }
-
-    /// The version of a line, to compare with an earlier one.
-    #[inline]
-    fn version(self, index: u32) -> u32 {
-        self.line(index as usize).version()
+        let found = self.search(hash, |at| match self.line(at).probe(parent, first, variant) {
+            Probe::Other => None,
+            Probe::Here(version, header) => Some(Found::Here(at, version, header)),
+            Probe::Busy => Some(Found::Busy),
+        });
+        found.unwrap_or(Found::Missing)
     }
 
     /// Prefetches for the search of a key with this hash.
-    #[inline]
+    #[inline(always)]
     fn prefetch(self, hash: u64) {
-        prefetch(std::ptr::from_ref(self.line(self.home(hash))).cast());
+        let home = self.lines.home(hash);
+        self.tags.prefetch(home);
+        prefetch(std::ptr::from_ref(self.line(home)).cast());
     }
 }
 
 /// The current lines of every segment, and a count of replacements, over all segments.
 ///
-/// Each segment is stored here as one [`Word`], the address of its lines and their number, so a search goes from here
-/// directly to the line that it looks for.
+/// Each segment is stored here as two [`Word`]s, the addresses of its lines and of its tags, each with their number. So a
+/// search goes from here directly to the tag and the line that it looks for.
 #[derive(Debug)]
 pub(super) struct TableHead {
-    words: Box<[AtomicPtr<Line>]>,
-    segment_bits: u32,
+    /// A power of two of them.
+    segments: Box<[SegmentCell]>,
     keys: Keys,
     generation: SeqWord,
     memory: LineMemory,
 }
 
+/// Where readers find a segment.
+#[derive(Debug)]
+struct SegmentCell {
+    lines: AtomicPtr<Line>,
+    tags: AtomicPtr<TagLine>,
+}
+
+impl SegmentCell {
+    fn new(memory: SegmentMemory) -> Self {
+        Self { lines: AtomicPtr::new(memory.lines.0), tags: AtomicPtr::new(memory.tags.0) }
+    }
+}
+
 impl TableHead {
     /// `1 << segment_bits` empty segments, each of `lines` lines.
     fn new((segment_bits, lines): (u32, usize), keys: Keys, memory: LineMemory) -> Self {
-        let words = (0..1 << segment_bits).map(|_| AtomicPtr::new(memory.allocate(lines))).collect();
-        Self { words, segment_bits, keys, generation: SeqWord::new(), memory }
+        let segments = (0..1 << segment_bits).map(|_| SegmentCell::new(memory.allocate(lines))).collect();
+        Self { segments, keys, generation: SeqWord::new(), memory }
     }
 
     const fn keys(&self) -> Keys {
@@ -648,10 +592,22 @@ impl TableHead {
     /// Lines that are replaced while the borrow lasts must not be freed before the borrow ends.
     #[inline]
     unsafe fn segment(&self, segment: usize) -> Table<'_> {
-        // SWING: pairs with the Release store in `replace`; SeqCst for the grace period (see the module).
-        let word = self.words[segment].load(Ordering::SeqCst);
+        let SegmentCell { lines, tags } = &self.segments[segment];
+        // SWING, both: pairs with the Release stores in `replace`; SeqCst for the grace period (see the module).
+        let memory =
+            SegmentMemory { lines: Word(lines.load(Ordering::SeqCst)), tags: Word(tags.load(Ordering::SeqCst)) };
         // SAFETY: all words here come from the table's memory, and by the promise above the lines are not freed.
-        unsafe { Table::of(word, self.segment_bits, self.keys) }
+        unsafe { Table::of(memory) }
+    }
+
+    /// Looks for a node in a segment of this table.
+    #[cfg(test)]
+    pub(super) fn find<'a>(&self, table: Table<'a>, parent: u32, first: u64, variant: u8) -> Found<&'a Line> {
+        match table.find_by(self.keys.hash(parent, first, variant), parent, first, variant) {
+            Found::Here(at, version, header) => Found::Here(table.line(at), version, header),
+            Found::Missing => Found::Missing,
+            Found::Busy => Found::Busy,
+        }
     }
 
     /// The lines of the only segment.
@@ -667,14 +623,16 @@ impl TableHead {
 
     /// Shows readers other, complete lines in place of those of a segment, and returns the lines before. Only the
     /// writer calls this.
-    fn replace(&self, segment: usize, fresh: Word) -> Word {
-        let place = &self.words[segment];
-        // Relaxed: the writer reads what it wrote.
-        let old = place.load(Ordering::Relaxed);
-        // SHIFT: a reader that has loaded the new word is shown an odd generation or a later one.
+    fn replace(&self, segment: usize, fresh: SegmentMemory) -> SegmentMemory {
+        let SegmentCell { lines, tags } = &self.segments[segment];
+        // Relaxed, both: the writer reads what it wrote.
+        let old =
+            SegmentMemory { lines: Word(lines.load(Ordering::Relaxed)), tags: Word(tags.load(Ordering::Relaxed)) };
+        // SHIFT: a reader that has loaded a new word is shown an odd generation or a later one.
         self.generation.begin_write();
-        // SWING: pairs with the load in `segment`.
-        place.store(fresh, Ordering::Release);
+        // SWING, both: pairs with the loads in `segment`.
+        lines.store(fresh.lines.0, Ordering::Release);
+        tags.store(fresh.tags.0, Ordering::Release);
         // GROWTH: pairs with the load in `generation`.
         self.generation.end_write();
         old
@@ -683,12 +641,13 @@ impl TableHead {
 
 impl Drop for TableHead {
     fn drop(&mut self) {
-        for word in &self.words {
-            // Relaxed: the last owner drops it, after all others let it go.
-            let word = word.load(Ordering::Relaxed);
-            // SAFETY: the word in the head came from this memory and has no other owner: borrows of the lines are also
+        for SegmentCell { lines, tags } in &self.segments {
+            // Relaxed, both: the last owner drops it, after all others let it go.
+            let memory =
+                SegmentMemory { lines: Word(lines.load(Ordering::Relaxed)), tags: Word(tags.load(Ordering::Relaxed)) };
+            // SAFETY: the words in the head came from this memory and have no other owner: borrows of the lines are also
             // borrows of the head.
-            unsafe { self.memory.free(word) };
+            unsafe { self.memory.free(memory) };
         }
     }
 }
@@ -742,35 +701,60 @@ impl<'a> Segments<'a> {
         unsafe { self.head.segment(segment) }
     }
 
-    /// The lines where a key with this hash may be, and their segment.
-    #[inline]
-    fn of(self, hash: u64) -> (usize, Table<'a>) {
-        let segment = segment_of(hash, self.head.segment_bits);
-        (segment, self.table(segment))
+    /// Begins to look for the first variant of a node: prefetches what [`Search::find`] is likely to read.
+    #[inline(always)]
+    pub(super) fn search(self, parent: u32, first: u64) -> Search<'a> {
+        let hash = self.head.keys.hash(parent, first, 0);
+        let (segment, table) = self.of(hash);
+        table.prefetch(hash);
+        Search { segment, table, hash, parent, first }
     }
 
-    #[inline]
+    /// Looks for any variant of a node.
     pub(super) fn find(self, parent: u32, first: u64, variant: u8) -> Found<u32> {
         let hash = self.head.keys.hash(parent, first, variant);
         let (segment, table) = self.of(hash);
-        match table.find_by(hash, parent, first, variant) {
-            Found::Here(at, version, header) => Found::Here((segment << LINE_BITS | at) as u32, version, header),
-            Found::Missing => Found::Missing,
-            Found::Busy => Found::Busy,
-        }
+        in_segment(segment, table.find_by(hash, parent, first, variant))
+    }
+
+    /// The segment of a key with this hash.
+    #[inline(always)]
+    fn of(self, hash: u64) -> (usize, Table<'a>) {
+        let segment = segment_of(hash, self.head.segments.len());
+        (segment, self.table(segment))
     }
 
     /// The version of a line, to compare with an earlier one; of another line if the segment was replaced.
     #[inline]
     pub(super) fn version(self, index: u32) -> u32 {
-        self.table((index >> LINE_BITS) as usize).version(index)
+        self.table((index >> LINE_BITS) as usize).line(index as usize).version()
     }
+}
 
-    /// Prefetches for the search of a node.
-    #[inline]
-    pub(super) fn prefetch(self, parent: u32, first: u64, variant: u8) {
-        let hash = self.head.keys.hash(parent, first, variant);
-        self.of(hash).1.prefetch(hash);
+/// A search that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search<'a> {
+    segment: usize,
+    table: Table<'a>,
+    hash: u64,
+    parent: u32,
+    first: u64,
+}
+
+impl Search<'_> {
+    #[inline(always)]
+    pub(super) fn find(self) -> Found<u32> {
+        in_segment(self.segment, self.table.find_by(self.hash, self.parent, self.first, 0))
+    }
+}
+
+/// The same line, by its index in the whole table.
+#[inline(always)]
+fn in_segment(segment: usize, found: Found<usize>) -> Found<u32> {
+    match found {
+        Found::Here(at, version, header) => Found::Here((segment << LINE_BITS | at) as u32, version, header),
+        Found::Missing => Found::Missing,
+        Found::Busy => Found::Busy,
     }
 }
 

@@ -12,8 +12,9 @@
 //! exists has its tag, and no tag before it on its path is empty.
 //!
 //! * A reader that has met a line which the writer published later sees the tag: CLOSE of that line publishes it.
-//! * A reader that has met a cleared tag finds every earlier change of a line when it checks versions: the fence of
-//!   OPEN, when the line was vacated, comes before the store of the tag, and the reader's fence comes after its load.
+//! * A reader that has met a cleared tag finds every earlier change when it checks versions. Each of them began with a
+//!   fence of its own: OPEN of a line, the start of a change of several lines, or SHIFT. It comes before the store of the
+//!   tag, and the reader's fence comes after its load.
 
 #![expect(unsafe_code, reason = "tags are found by an address that readers load together with their number")]
 

@@ -59,10 +59,23 @@ struct Divergence {
 /// Where the prompt of a look-up diverges from the tree. It holds until something below the prompt's root changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenDivergence {
+    space: SpaceId,
     root: usize,
     /// The sequence of the root.
     sequence: u64,
+    /// Blocks of the prompt, and the last of them that is in the tree; the first if none is.
+    blocks: usize,
+    last: LocalHash,
     divergence: Divergence,
+}
+
+impl SeenDivergence {
+    /// Whether a prompt is that of the look-up, as far as its length and one block tell.
+    fn is_of(&self, space: SpaceId, locals: &[LocalHash]) -> bool {
+        self.space == space
+            && self.blocks == locals.len()
+            && locals.get(self.divergence.depth.saturating_sub(1)) == Some(&self.last)
+    }
 }
 
 /// The prompts in flight, as every serving thread reads them.
@@ -98,7 +111,8 @@ impl ActiveTree {
             if let Some(sequence) = root.stable_sequence() {
                 let divergence = self.note_depths((at, space), locals, depths);
                 if root.is_unchanged_since(sequence) {
-                    return Some(SeenDivergence { root: at, sequence, divergence });
+                    let (blocks, last) = (locals.len(), locals[divergence.depth.saturating_sub(1)]);
+                    return Some(SeenDivergence { space, root: at, sequence, blocks, last, divergence });
                 }
             }
             spin();

@@ -68,8 +68,9 @@ impl ActiveWriter {
         seen: Option<&SeenDivergence>,
     ) -> Option<PlacedPrompt> {
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
-        let holds = |seen: &&SeenDivergence| seen.root == root && tree.roots[root].is_unchanged_since(seen.sequence);
-        let divergence = seen.filter(holds).map_or_else(found, |seen| seen.divergence);
+        let seen =
+            seen.filter(|seen| seen.root == root && seen.is_of(space, locals) && tree.still_diverges(seen, locals));
+        let divergence = seen.map_or_else(found, |seen| seen.divergence);
         debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.
         let tail = self.make_new_nodes(tree, root, &locals[divergence.depth..], worker)?;
@@ -472,6 +473,15 @@ fn key_of(tree: &ActiveTree, node: &Node<'_>) -> Key {
 }
 
 impl ActiveTree {
+    /// Whether a prompt still diverges where a look-up saw it, for the writer. A reader ends a search after some slots; the
+    /// writer does not.
+    fn still_diverges(&self, seen: &SeenDivergence, locals: &[LocalHash]) -> bool {
+        let (root, Divergence { parent, depth, within }) = (&self.roots[seen.root], seen.divergence);
+        let has_edge =
+            |first: &LocalHash| root.find(&self.words, self.key(parent, *first), WRITER_PROBES_MAX).is_some();
+        root.is_unchanged_since(seen.sequence) && (within.is_some() || !locals.get(depth).is_some_and(has_edge))
+    }
+
     /// The position of an edge, for the writer.
     fn slot_of(&self, root: usize, key: Key) -> Option<Slot> {
         self.roots[root].find(&self.words, key, WRITER_PROBES_MAX).map(|found| found.slot)

@@ -42,8 +42,8 @@
 //!   that has met one, or anything that the writer published after it, is shown the new generation by CLOSE and the
 //!   fence. Any other reader may have walked the old table, which is the segment as it was at the swing.
 //! * Two loads can give two tables: both within one walk, one of lines and one of tags, or one in the walk and one when
-//!   the versions are checked. A reader that has loaded a pointer of the new one is shown SHIFT or later by its last load of the generation, and a
-//!   reader begins only with an even one.
+//!   the versions are checked. A reader that has loaded a pointer of the new one is shown SHIFT or later by its last load
+//!   of the generation, and a reader begins only with an even one.
 //! * The loads of the pointers are SeqCst for the grace period, like the load that begins the read of a line.
 
 #![expect(

@@ -343,14 +343,16 @@ async fn a_configured_folder_is_proved_by_the_engines_and_replaces_them() {
     assert!(kit::compare_metrics(&metrics).contains("kvrouted_gateway_local_tokens"));
     drop(engines);
     let begun = Instant::now();
+    let mut number = PROOF;
     let prompt = loop {
-        let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(PROOF)).await;
-        // An engine may answer until its process has ended.
+        let prompt = ask_for(core.tokeniser(), &model, ApiPath::ChatCompletions, &chat_body(number)).await;
+        // An engine may answer until its process has ended, and what it answered is kept: the next question is another.
         if prompt.source != TokenSource::Renderer || begun.elapsed() > PATIENCE {
             break prompt;
         }
+        number += 1;
     };
-    let text = format!("Grüße {PROOF}: end 世界");
+    let text = format!("Grüße {number}: end 世界");
     let bytes = text.bytes().map(u32::from);
     let expected: Vec<u32> = std::iter::once(257).chain(bytes).chain([260, 258]).collect();
     assert_eq!((prompt.source, prompt.tokens.as_deref()), (TokenSource::Local, Some(&expected[..])));

@@ -95,6 +95,7 @@
 //! `index::loom` run them under a model checker.
 
 mod arena;
+mod branching_walk;
 mod dump;
 #[cfg(test)]
 pub(crate) mod failpoints;
@@ -125,6 +126,7 @@ mod store;
 mod table;
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests;
+mod tier_reach;
 mod tree;
 mod types;
 mod worker;

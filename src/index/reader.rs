@@ -7,7 +7,7 @@ use super::lookup_walk::{View, Walk};
 use super::reclaim::{Guard, Reader};
 use super::shared_index::{ShardHead, SharedIndex, SharedIndexCell};
 use super::simd::WORD_HOLDERS;
-use super::types;
+use super::types::{self, LINE_BLOCKS};
 use crate::ids::{LocalHash, ShardId, TierBlocks, WorkerSlot};
 use crate::limits::LOOKUP_TRIES_MAX;
 use crate::prefetch::prefetch;
@@ -24,8 +24,6 @@ pub struct ShardReader {
 
 /// Lines of a query that are prefetched when a lookup begins: a caller may have put them aside since it hashed the prompt.
 const QUERY_LINES_FIRST: usize = 8;
-/// Blocks of a line.
-const LINE_BLOCKS: usize = 8;
 
 /// Spins of a lookup, before each try, while a multi-write is in progress.
 const MULTI_WRITE_SPINS_MAX: u32 = 256;

@@ -23,11 +23,11 @@ pub(super) trait Vectors: Copy {
     fn record(self, out: &mut [u32; WORD_HOLDERS], holders: u64, depth: u32);
 }
 
-/// Those of any processor, chosen at each call.
+/// Those of any processor: each call finds out what this one has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen;
+pub(super) struct AnyProcessor;
 
-impl Vectors for Chosen {
+impl Vectors for AnyProcessor {
     #[inline]
     fn common_prefix(self, a: &[u64], b: &[u64]) -> usize {
         common_prefix(a, b)

@@ -5,6 +5,9 @@
 use crate::ids::{EngineHash, GroupId, LocalHash, Seed, Tier};
 use crate::limits;
 
+/// Blocks of a cache line.
+pub(super) const LINE_BLOCKS: usize = 64 / size_of::<LocalHash>();
+
 /// The bounds of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardLimits {

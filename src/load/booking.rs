@@ -5,8 +5,7 @@ use std::ops::RangeInclusive;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::active::BLOCK_PARTS;
-use super::active::SeenDivergence;
+use super::active::{BLOCK_PARTS, SeenDivergence};
 use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};

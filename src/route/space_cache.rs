@@ -30,7 +30,7 @@ pub(super) struct SpaceCache {
     observation: Observation,
     /// Where each worker's facts are read, by row.
     sources: Vec<Source>,
-    /// The worker at each place in the fleet table, and its row; `NO_ROW` for a place of another space.
+    /// By place in the fleet table, the worker there and its row; any worker and `NO_ROW` for a place of another space.
     rows: Vec<(WorkerIndex, u32)>,
     /// The fleet table that the rows come from; `None` = nothing is cached.
     fleet_version: Option<u64>,

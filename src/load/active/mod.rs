@@ -70,10 +70,9 @@ pub struct SeenDivergence {
 }
 
 impl SeenDivergence {
-    /// Whether a prompt is that of the look-up, as far as its length and one block tell.
-    fn is_of(&self, space: SpaceId, locals: &[LocalHash]) -> bool {
-        self.space == space
-            && self.blocks == locals.len()
+    /// Whether a prompt is that of the look-up, as far as its root, its length and one block tell.
+    fn is_of(&self, (root, space): (usize, SpaceId), locals: &[LocalHash]) -> bool {
+        (self.root, self.space, self.blocks) == (root, space, locals.len())
             && locals.get(self.divergence.depth.saturating_sub(1)) == Some(&self.last)
     }
 }

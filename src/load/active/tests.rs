@@ -207,6 +207,26 @@ fn a_worker_and_its_predecessor_in_a_place_have_depths_of_their_own() {
 }
 
 #[test]
+fn what_was_seen_of_one_prompt_is_not_used_for_another() {
+    let mut checked = CheckedTree::new();
+    checked.add(SpaceId(0), run(1, 0, 9), WorkerIndex(0));
+    checked.check(SpaceId(0), &run(1, 0, 12), 1);
+    let (space, asked, seen) = checked.asked.clone().expect("it was asked for");
+    let others = [
+        (space, run(1, 0, 14)),
+        (space, [run(1, 0, 4), run(2, 0, 8)].concat()),
+        (space, run(3, 0, 12)),
+        (SpaceId(1), asked),
+    ];
+    for (space, blocks) in others {
+        checked.add_seen(space, blocks.clone(), WorkerIndex(1), Some(&seen));
+        checked.check(space, &blocks, 2);
+        checked.end(1);
+    }
+    checked.end_all();
+}
+
+#[test]
 fn a_prompt_without_room_changes_nothing() {
     let mut checked = CheckedTree::new();
     let mut refused = 0;

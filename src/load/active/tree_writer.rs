@@ -68,8 +68,7 @@ impl ActiveWriter {
         seen: Option<&SeenDivergence>,
     ) -> Option<PlacedPrompt> {
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
-        let seen =
-            seen.filter(|seen| seen.root == root && seen.is_of(space, locals) && tree.still_diverges(seen, locals));
+        let seen = seen.filter(|seen| seen.is_of((root, space), locals) && tree.still_diverges(seen, locals));
         let divergence = seen.map_or_else(found, |seen| seen.divergence);
         debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.
@@ -431,7 +430,8 @@ const fn are_contiguous((at, len): (u32, u32), behind: u32) -> bool {
     at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
 }
 
-/// Lines that are prefetched before they are written: the prompt that had these words before ended long ago.
+/// Lines that are prefetched before they are written. The prompt that had them before ended some time ago, so they have
+/// left the caches.
 const LINES_AHEAD: usize = 16;
 
 /// Writes the hashes of new blocks, a chunk at a time.

@@ -83,8 +83,8 @@ pub(crate) fn run(args: &IndexArgs) -> Result<Report, Failure> {
     let memberships = wrong.memberships.max(1) as f64;
     let peer_memory = memory::measure(Side::Peer, &args.tape, args.shards)?;
     let our_memory = memory::measure(Side::Kvrouted, &args.tape, args.shards)?;
-    peer.bytes_per_membership = peer_memory.rss_bytes as f64 / memberships;
-    kvrouted.bytes_per_membership = our_memory.rss_bytes as f64 / memberships;
+    peer.bytes_per_membership = peer_memory.anonymous_bytes as f64 / memberships;
+    kvrouted.bytes_per_membership = our_memory.anonymous_bytes as f64 / memberships;
     kvrouted.accounted_bytes_per_membership = our_memory.accounted_bytes.map(|bytes| bytes as f64 / memberships);
     let beside: Vec<Percentiles> = under_write.iter().map(|under| under.find).collect();
     kvrouted.read_under_write_ns = Some(Percentiles::medians(&beside));

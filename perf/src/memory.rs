@@ -1,4 +1,5 @@
-//! Memory: the resident set of a fresh process before and after one side has taken the tape.
+//! Memory: the anonymous part of the resident set of a fresh process before and after one side has taken the tape. The
+//! other part is program text, which the first event brings in and no block adds to.
 
 use std::process::{Command, Stdio};
 
@@ -18,8 +19,8 @@ const ALLOCATOR_SETTINGS: [(&str, &str); 1] = [("MIMALLOC_PURGE_DELAY", "0")];
 /// What a side needs for what it holds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// Growth of the resident set.
-    pub(crate) rss_bytes: u64,
+    /// Growth of the anonymous part of the resident set.
+    pub(crate) anonymous_bytes: u64,
     /// What the index says of itself, if it does.
     pub(crate) accounted_bytes: Option<u64>,
 }
@@ -37,13 +38,22 @@ pub(crate) fn rss_bytes() -> Result<u64, Failure> {
 /// # Errors
 /// It is gone.
 pub(crate) fn rss_bytes_of(process: u32) -> Result<u64, Failure> {
-    let file = format!("/proc/{process}/status");
-    let status = std::fs::read_to_string(&file).map_err(Failure::file(&file))?;
-    resident(&status).ok_or_else(|| Failure::Child("no VmRSS in the status of a process".to_owned()))
+    status_bytes(process, "VmRSS:")
 }
 
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+/// Of the bytes of this process that are in memory, those that no file backs.
+fn anonymous_bytes() -> Result<u64, Failure> {
+    status_bytes(std::process::id(), "RssAnon:")
+}
+
+fn status_bytes(process: u32, key: &str) -> Result<u64, Failure> {
+    let file = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&file).map_err(Failure::file(&file))?;
+    bytes_of(&status, key).ok_or_else(|| Failure::Child(format!("no {key} in the status of a process")))
+}
+
+fn bytes_of(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
 }
@@ -75,7 +85,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<Memory, Failure> {
     let tape = Tape::new(&args.tape)?;
     let windows = (0..tape.script.batches()).step_by(WINDOW_BATCHES);
     let windows = windows.map(|start| start..tape.script.batches().min(start + WINDOW_BATCHES));
-    let before = rss_bytes()?;
+    let before = anonymous_bytes()?;
     match args.side {
         Side::Kvrouted => {
             let mut index = Ours::new(args.tape.workers, args.shards)?;
@@ -83,13 +93,13 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<Memory, Failure> {
                 let feed = Feed::new(&tape.nodes, &tape.script.slice(window));
                 index.apply(&feed, 0..feed.batches());
             }
-            let rss_bytes = rss_bytes()?.saturating_sub(before);
-            Ok(Memory { rss_bytes, accounted_bytes: index.accounted_bytes() })
+            let anonymous_bytes = anonymous_bytes()?.saturating_sub(before);
+            Ok(Memory { anonymous_bytes, accounted_bytes: index.accounted_bytes() })
         }
         Side::Peer => {
             let events = windows.flat_map(|window| peer::events(&tape.nodes, &tape.script, window));
-            let after = peer::hold(events, rss_bytes)?;
-            Ok(Memory { rss_bytes: after.saturating_sub(before), accounted_bytes: None })
+            let after = peer::hold(events, anonymous_bytes)?;
+            Ok(Memory { anonymous_bytes: after.saturating_sub(before), accounted_bytes: None })
         }
     }
 }
@@ -100,8 +110,11 @@ mod tests {
 
     #[test]
     fn the_resident_set_is_read() {
-        assert_eq!(resident("VmPeak:\t 9 kB\nVmRSS:\t    1234 kB\nThreads: 1\n"), Some(1234 * 1024));
-        assert_eq!(resident("Threads: 1\n"), None);
-        assert!(rss_bytes().expect("this is Linux") > 1 << 20);
+        let status = "VmPeak:\t 9 kB\nVmRSS:\t    1234 kB\nRssAnon:\t  1000 kB\nThreads: 1\n";
+        assert_eq!(bytes_of(status, "VmRSS:"), Some(1234 * 1024));
+        assert_eq!(bytes_of(status, "RssAnon:"), Some(1000 * 1024));
+        assert_eq!(bytes_of("Threads: 1\n", "VmRSS:"), None);
+        let (all, anonymous) = (rss_bytes().expect("this is Linux"), anonymous_bytes().expect("this is Linux"));
+        assert!(anonymous > 1 << 20 && all > anonymous, "{anonymous} of {all}");
     }
 }

@@ -17,7 +17,7 @@ use super::node::NodeId;
 use super::reader::ShardDepths;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::simd::Avx512;
-use super::simd::{AnyProcessor, LINES_AHEAD, Vectors, WORD_HOLDERS, record};
+use super::simd::{AnyProcessor, LINES_AHEAD, Vectors, WORD_HOLDERS};
 use super::table::{Found, Search, Segments};
 use super::tier_reach::{Reach, START, descend};
 use super::types::LINE_BLOCKS;
@@ -204,7 +204,7 @@ impl Walk {
         if view.holders.tiered.is_empty() {
             self.walk_words(with, path, out.device.as_chunks_mut().0)
         } else {
-            self.walk_tiers(path, out)
+            self.walk_tiers(with, path, out)
         }
     }
 
@@ -290,7 +290,8 @@ impl Walk {
     }
 
     /// As [`Self::walk_words`], beside workers with several tiers.
-    fn walk_tiers(&mut self, mut path: Path<'_, '_>, out: &mut ShardDepths) -> Result<(), Stop> {
+    #[inline(always)]
+    fn walk_tiers(&mut self, with: impl Vectors, mut path: Path<'_, '_>, out: &mut ShardDepths) -> Result<(), Stop> {
         let Self { steps, active, left, descended, .. } = self;
         let holders = path.view.holders;
         active.clone_from(&holders.device);
@@ -301,10 +302,10 @@ impl Walk {
         let mut words = 0..active.len();
         narrow(active, &mut words);
         while !(words.is_empty() && descended.is_empty())
-            && let Some(edge) = path.hop(AnyProcessor, steps)?
+            && let Some(edge) = path.hop(with, steps)?
         {
             left.clone_from(active);
-            drop_out(AnyProcessor, &edge, (&mut *active, words.clone()), out.device.as_chunks_mut().0);
+            drop_out(with, &edge, (&mut *active, words.clone()), out.device.as_chunks_mut().0);
             left.iter_mut().zip(&*active).for_each(|(left, stays)| *left &= !stays);
             let (node, way) = ((&edge.header, edge.overflow), (edge.depth as u32, edge.run as u16));
             descended.retain_mut(|(at, reach)| descend(reach, node, &holders.tiered[usize::from(*at)], way, out));
@@ -326,7 +327,7 @@ impl Walk {
             narrow(active, &mut words);
         }
         for at in words {
-            record(&mut out.device.as_chunks_mut().0[at], active[at], path.depth as u32);
+            with.record(&mut out.device.as_chunks_mut().0[at], active[at], path.depth as u32);
         }
         for (at, reach) in &*descended {
             reach.arrive(&holders.tiered[usize::from(*at)], path.depth as u32, out);

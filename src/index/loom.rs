@@ -14,7 +14,7 @@
 
 use super::header::{Header, LEAF, Line};
 use super::reclaim::{Stack, StackNode};
-use super::table::{Found, Retired, Table, TableHead, TableWriter};
+use super::table::{Found, MODEL_SECRET, Retired, Table, TableHead, TableWriter, keys_of_one_home};
 use crate::sync::{Arc, AtomicU64, Ordering, fence};
 use ::loom::cell::UnsafeCell;
 use std::sync::atomic::AtomicU64 as Counter;
@@ -73,7 +73,7 @@ struct Writer {
 
 impl Writer {
     fn new() -> Self {
-        let table = TableWriter::new(0, 1);
+        let table = TableWriter::new(0, MODEL_SECRET);
         let arena = std::array::from_fn(|_| UnsafeCell::new(0));
         let world = Arc::new(World { head: Arc::clone(table.head()), arena, inside: AtomicU64::new(0) });
         Self { table, world, retired: Vec::new() }
@@ -304,6 +304,50 @@ fn reused_id() {
 #[should_panic(expected = "a middle state: 2")]
 fn reused_id_without_a_second_look() {
     Model { walk: walk_once, ..REUSED_ID }.check();
+}
+
+/// Three keys have one home. The node of the first goes and leaves a tombstone, and that of the third gets its line and its
+/// tag. A search for the second, in the line behind, passes them at each moment.
+const REUSED_LINE: Model = Model {
+    before: |writer| {
+        let [first, second, _] = keys_of_one_home();
+        writer.set_locals(0, &[first, second]);
+        writer.insert(&node(ROOT, first, 1, 0, 1));
+        writer.insert(&node(ROOT, second, 2, 1, 1));
+    },
+    change: |writer| {
+        let [first, _, third] = keys_of_one_home();
+        let line = writer.index(ROOT, first);
+        writer.remove(ROOT, first);
+        writer.set_locals(2, &[third]);
+        writer.insert(&node(ROOT, third, 3, 2, 1));
+        assert_eq!(writer.index(ROOT, third), line, "the tombstone's line");
+    },
+    query: &[],
+    walk: |world, _| walk(world, &keys_of_one_home()[1..2]),
+    answers: set([1]),
+    preemptions: PREEMPTIONS,
+};
+
+#[test]
+fn a_node_behind_a_reused_line() {
+    REUSED_LINE.check();
+}
+
+#[test]
+fn the_node_before_and_the_node_after_in_a_reused_line() {
+    Model { walk: |world, _| walk(world, &keys_of_one_home()[..1]), answers: set([0, 1]), ..REUSED_LINE }.check();
+    Model { walk: |world, _| walk(world, &keys_of_one_home()[2..]), answers: set([0, 1]), ..REUSED_LINE }.check();
+}
+
+#[test]
+#[should_panic(expected = "a middle state: 0")]
+fn a_line_that_becomes_empty_before_a_used_one() {
+    let change = |writer: &mut Writer| {
+        let line = writer.index(ROOT, keys_of_one_home()[0]);
+        writer.table.remove_without_a_tombstone(line);
+    };
+    Model { change, ..REUSED_LINE }.check();
 }
 
 /// A store of two nodes: the one nearest the root is published last.

@@ -377,6 +377,12 @@ impl TableWriter {
         self.line(index).close();
     }
 
+    /// A mutant of [`remove`](Self::remove): the line becomes empty, whatever the next one is.
+    #[cfg(all(test, kvrouted_loom))]
+    pub(super) fn remove_without_a_tombstone(&mut self, index: usize) {
+        self.of(index).vacate(index, PARENT_EMPTY);
+    }
+
     /// Removes a node, open or not.
     pub(super) fn remove(&mut self, index: usize) {
         let segment = index >> LINE_BITS;
@@ -412,6 +418,22 @@ fn is_unused(line: &Line) -> bool {
 /// The line for a new node.
 fn vacancy(table: Table<'_>, hash: u64) -> Option<usize> {
     table.path(hash).find(|at| is_unused(table.line(*at)))
+}
+
+/// The secret of the tables that the model checker sees.
+#[cfg(all(test, kvrouted_loom))]
+pub(super) const MODEL_SECRET: u64 = 1;
+
+/// First local hashes of nodes below the root that have one home in the smallest table of that secret, and a tag each.
+#[cfg(all(test, kvrouted_loom))]
+pub(super) fn keys_of_one_home() -> [u64; 3] {
+    let keys = Keys::new(MODEL_SECRET);
+    let home = |first: u64| keys.hash(0, first, 0) >> (u64::BITS - LINES_MIN.ilog2());
+    let mut firsts = (10..).filter(|first| home(*first) == home(10));
+    let firsts = std::array::from_fn(|_| firsts.next().unwrap_or_default());
+    let tags: std::collections::BTreeSet<u8> = firsts.iter().map(|first| keys.hash(0, *first, 0) as u8).collect();
+    assert_eq!(tags.len(), 3, "no two have one tag");
+    firsts
 }
 
 /// Lines of a table made for `nodes` nodes: at least a quarter as many more can be inserted before it is replaced.

@@ -568,9 +568,13 @@ impl<L: CounterName> Default for CounterSet<L> {
 
 impl<L: CounterName> CounterSet<L> {
     /// Adds `n` to a counter.
+    #[inline]
     pub fn add(&self, counter: L, n: u64) {
-        // Relaxed: a count orders nothing.
-        self.values[counter.index()].fetch_add(n, Ordering::Relaxed);
+        // An addition that other threads may make too waits for every store before it, also that of 0.
+        if n > 0 {
+            // Relaxed: a count orders nothing.
+            self.values[counter.index()].fetch_add(n, Ordering::Relaxed);
+        }
     }
 
     /// Adds 1 to a counter.

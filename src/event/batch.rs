@@ -359,6 +359,11 @@ impl<'b> BatchWriter<'b> {
         self.batch.hashes.push(hash);
     }
 
+    /// Adds hashes, after a reservation.
+    pub(super) fn push_hashes(&mut self, hashes: impl ExactSizeIterator<Item = EngineHash>) {
+        self.batch.hashes.extend(hashes);
+    }
+
     /// The open event's hashes.
     #[must_use]
     pub(super) fn hashes(&self) -> &[EngineHash] {

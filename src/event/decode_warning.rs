@@ -73,7 +73,8 @@ impl DecodeWarnings {
     /// Whether no warning occurred.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|times| *times == 0)
+        // Without a branch for each: every batch is asked.
+        self.0.iter().fold(0, |all, times| all | times) == 0
     }
 }
 

@@ -192,6 +192,8 @@ const UNTIL_A_BATCH: [TrustReason; 5] = [
     TrustReason::Misframed,
     TrustReason::IngestFailed,
 ];
+/// Reasons that the next batch removes.
+const UNTIL_THE_NEXT: [TrustReason; 2] = [TrustReason::Silent, TrustReason::Misframed];
 /// Reasons that end once no batch is missing, or the missing ones are given up.
 const UNTIL_WHOLE: [TrustReason; 5] = [
     TrustReason::Recovering,
@@ -251,6 +253,15 @@ impl WorkerTrust {
 
     /// Applies an input at a time (milliseconds of Unix time). Returns whether the level fell.
     pub(crate) fn apply(&mut self, input: TrustInput, now_unix_ms: u64) -> bool {
+        // Nearly every input is the next batch, or what a relay has said before, and changes nothing.
+        let changes_nothing = match input {
+            TrustInput::Batch => !UNTIL_THE_NEXT.iter().any(|reason| self.reasons.contains(*reason)),
+            TrustInput::Source(source) => self.source == Some(source),
+            _ => false,
+        };
+        if changes_nothing {
+            return false;
+        }
         let before = self.level();
         self.change(input);
         let after = self.level();
@@ -286,7 +297,7 @@ impl WorkerTrust {
                 self.take(&UNTIL_WHOLE);
                 self.reasons.insert(TrustReason::Gap);
             }
-            TrustInput::Batch => self.take(&[TrustReason::Silent, TrustReason::Misframed]),
+            TrustInput::Batch => self.take(&UNTIL_THE_NEXT),
             TrustInput::Duplicate => self.take(&[TrustReason::Silent]),
             TrustInput::Misframed => self.reasons.insert(TrustReason::Misframed),
             TrustInput::Disconnected => {

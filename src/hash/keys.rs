@@ -18,6 +18,9 @@ pub(super) struct Keys {
     seed: u64,
 }
 
+/// Those of seed 0.
+pub(super) static PLAIN_KEYS: Keys = Keys { secret: SECRET, seed: 0 };
+
 impl Keys {
     pub(super) fn new(seed: u64) -> Self {
         let mut secret = [0; SECRET_BYTES];

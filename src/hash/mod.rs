@@ -33,9 +33,9 @@ pub use media::placeholder_token;
 
 use self::blocks::Blocks;
 use self::isa::Isa;
-use self::keys::Keys;
+use self::keys::{Keys, PLAIN_KEYS};
 use crate::ids::{LocalHash, Scheme, Seed, SequenceHash, Window};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 #[cfg(target_endian = "big")]
 compile_error!("tokens and hashes are viewed in place as little-endian bytes");
@@ -56,6 +56,18 @@ pub fn seed(lora: Option<&str>, salt: Option<&str>) -> Seed {
         seed = seed.wrapping_add(xxh3_64_with_seed(salt.as_bytes(), 1));
     }
     Seed(seed)
+}
+
+/// XXH3-64 of any bytes, under seed 0.
+#[must_use]
+pub fn of_bytes(bytes: &[u8]) -> u64 {
+    if bytes.len() <= scalar::MIDDLE_BYTES_MAX {
+        return xxh3_64(bytes);
+    }
+    // The library's code for longer input uses vectors only if the whole program is compiled for them.
+    let mut hash = [LocalHash(0)];
+    Isa::best().hash_blocks(Blocks::new(bytes, bytes.len(), bytes.len(), 1), &PLAIN_KEYS, &mut hash);
+    hash[0].0
 }
 
 /// How many whole blocks `token_count` tokens make. A bigram block needs the token after its last.

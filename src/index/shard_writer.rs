@@ -169,8 +169,9 @@ impl ShardWriter {
     /// Begins a batch of events of this worker. A store at the root is ambiguous if all its blocks were held before the
     /// batch began, and still are.
     pub fn begin_batch(&mut self, slot: WorkerSlot) {
-        if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0)) {
-            worker.begin_batch();
+        if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0))
+            && worker.begin_batch()
+        {
             worker.account(&mut self.tree);
         }
     }

@@ -322,7 +322,8 @@ impl Worker {
     /// An upper bound of what the worker's blocks take of the index after `more` are stored, if no other worker shares
     /// them: bytes for each block, and bytes for each node with an entry of the worker.
     pub(super) fn bytes_with(&self, tree: &Tree, more: usize) -> u64 {
-        let nodes = self.groups().map(|group| u64::from(tree.holders.record(group.holder).nodes)).sum::<u64>();
+        let nodes_of = |group: &GroupHolder| u64::from(tree.holders.record(group.holder).nodes);
+        let nodes = self.layers.iter().map(|layer| layer.groups.iter().map(nodes_of).sum::<u64>()).sum::<u64>();
         // The new blocks may begin that many nodes.
         let (blocks, nodes) =
             (self.bound.all() + more as u64, nodes + more.div_ceil(usize::from(tree.node_blocks_max)) as u64);
@@ -349,11 +350,16 @@ impl Worker {
         self.layers[layer.index()].groups[group].new_references.note(self.batch, names);
     }
 
-    /// Begins a batch: the new references of the one before are no longer new.
-    pub(super) fn begin_batch(&mut self) {
+    /// Begins a batch: the new references of the one before are no longer new. Returns whether memory was given back.
+    pub(super) fn begin_batch(&mut self) -> bool {
         self.batch += 1;
-        let groups = self.layers.iter_mut().flat_map(|layer| &mut layer.groups);
-        groups.for_each(|group| group.new_references.begin(self.batch));
+        let mut is_smaller = false;
+        for layer in &mut self.layers {
+            for group in &mut layer.groups {
+                is_smaller |= group.new_references.begin(self.batch);
+            }
+        }
+        is_smaller
     }
 
     /// Adds a reference to a block to which the holder bit already refers.
@@ -410,7 +416,10 @@ impl Worker {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let fresh = self.new_references_bytes().sum::<usize>();
+        // Each layer by itself: one iterator over the groups of all layers takes three times the instructions.
+        let of_layer =
+            |layer: &LayerState| layer.groups.iter().map(|group| group.new_references.bytes()).sum::<usize>();
+        let fresh = self.layers.iter().map(of_layer).sum::<usize>();
         let placement_queue = self.placement_queue.capacity() * size_of::<EngineHash>();
         self.dormant.bytes() + (fresh + self.extras.bytes() + placement_queue + size_of::<Self>()) as u64
     }
@@ -664,13 +673,18 @@ pub(super) struct NewReferences {
 }
 
 impl NewReferences {
-    pub(super) fn begin(&mut self, batch: u64) {
+    /// Forgets the references of another batch. Returns whether memory was given back.
+    pub(super) fn begin(&mut self, batch: u64) -> bool {
+        let before = self.bytes();
         self.batch = batch;
         self.names.clear();
         self.names.shrink_to(NEW_REFERENCES_KEPT);
-        self.index.clear();
-        self.index.shrink_to(NEW_REFERENCES_KEPT);
+        if self.index.capacity() > 0 {
+            self.index.clear();
+            self.index.shrink_to(NEW_REFERENCES_KEPT);
+        }
         self.indexed = 0;
+        self.bytes() < before
     }
 
     fn note(&mut self, batch: u64, names: &[EngineHash]) {

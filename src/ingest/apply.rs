@@ -359,8 +359,10 @@ impl Stream {
     ) -> Option<Scheme> {
         let own = match fit(space.scheme.get(), stored, stated) {
             Fit::Fits(scheme) => {
-                let is_below = |parent| space.writer.binding_of(self.slot, parent).is_some();
-                space.unsure &= is_alone(stored) && !stored.parent.is_some_and(is_below);
+                if space.unsure {
+                    let is_below = |parent| space.writer.binding_of(self.slot, parent).is_some();
+                    space.unsure = is_alone(stored) && !stored.parent.is_some_and(is_below);
+                }
                 return Some(scheme);
             }
             Fit::Learn(own) => own,

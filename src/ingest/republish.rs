@@ -254,6 +254,9 @@ impl Stream {
 
     /// Sends the changes since the last call as one batch.
     pub(super) fn flush_republished(&mut self, space: &SpaceShard) {
+        if self.republisher.is_none() {
+            return;
+        }
         let trust = self.trust();
         if let Some(republisher) = &mut self.republisher {
             republisher.flush(trust, space.scheme.get());

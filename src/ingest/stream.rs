@@ -57,7 +57,6 @@ pub(super) use recover::ReplayEnd;
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::PublisherPlan;
 use super::copies::{Copies, LastCopies};
@@ -72,6 +71,7 @@ use crate::event::sequence_gate::{SequenceGate, Verdict};
 use crate::event::worker_trust::{Flaw, TrustInput, WorkerTrust};
 use crate::event::{self, DecodeError, DecodeWarning, EventBatch, flat};
 use crate::fleet::SchemeCell;
+use crate::hash;
 use crate::ids::{EngineHash, EventSeq, GroupId, LocalHash, Tier, Worker, WorkerSlot};
 use crate::index::{Refusal, Shortfall, StoreBlocks, StoreOutcome};
 use crate::limits::{CONFLICTED_HASHES_MAX, EVENT_MESSAGE_BYTES_MAX};
@@ -222,7 +222,7 @@ impl Stream {
         if seq == flat::UNNUMBERED {
             return self.unnumbered(space, scratch, payload, now);
         }
-        let payload_hash = xxh3_64(payload);
+        let payload_hash = hash::of_bytes(payload);
         if self.is_old_relay_batch((seq, payload_hash), payload, scratch) {
             self.input(TrustInput::Duplicate, now);
         } else if !self.state.is_live() {
@@ -505,7 +505,13 @@ impl Stream {
             self.space_scheme.note_salts(info.has_plain_salts, info.has_prefixed_salts);
         }
         self.check_salt_forms(now);
-        for (warning, times) in info.warnings.iter() {
+        if !info.warnings.is_empty() {
+            self.note_warnings(space, batch, now);
+        }
+    }
+
+    fn note_warnings(&mut self, space: &mut SpaceShard, batch: &EventBatch, now: Now) {
+        for (warning, times) in batch.info().warnings.iter() {
             let times = u64::from(times);
             self.view.warnings.add(warning as usize, times);
             match warning {

@@ -155,9 +155,9 @@ fn cleared(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
 fn push_hashes(event: &fb::Event<'_>, writer: &mut BatchWriter<'_>) -> Result<()> {
     let Some(hashes) = event.hashes() else { return Err(Reason::MissingField) };
     writer.reserve_hashes(hashes.len())?;
-    for hash in hashes {
-        writer.push_hash(EngineHash(hash));
-    }
+    // Whole slices of bytes: the vector's own iterator looks each element up.
+    let (hashes, _) = hashes.bytes().as_chunks();
+    writer.push_hashes(hashes.iter().map(|hash| EngineHash(u64::from_le_bytes(*hash))));
     Ok(())
 }
 
@@ -219,8 +219,9 @@ fn content(
     if tokens.len() != blocks * block_size as usize + usize::from(bigram) {
         return Ok(Err(DecodeWarning::TokenCount));
     }
-    for (slot, token) in writer.extend_tokens(tokens.len())?.iter_mut().zip(tokens) {
-        *slot = token;
+    let (bytes, _) = tokens.bytes().as_chunks();
+    for (slot, token) in writer.extend_tokens(tokens.len())?.iter_mut().zip(bytes) {
+        *slot = u32::from_le_bytes(*token);
     }
     Ok(Ok(Filling::Tokens { bigram }))
 }

@@ -43,6 +43,7 @@ impl<'p> Cursor<'p> {
     }
 
     /// The type of the next value, without reading it.
+    #[inline]
     pub(super) fn peek(&self) -> Result<Type> {
         Ok(match self.marker()? {
             0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => Type::Int,
@@ -59,6 +60,7 @@ impl<'p> Cursor<'p> {
     }
 
     /// Reads a nil, if one comes next.
+    #[inline]
     pub(super) fn take_nil(&mut self) -> Result<bool> {
         let nil = self.marker()? == 0xc0;
         self.at += usize::from(nil);
@@ -66,6 +68,7 @@ impl<'p> Cursor<'p> {
     }
 
     /// Reads an array's length: at most one element per byte left.
+    #[inline]
     pub(super) fn array(&mut self) -> Result<usize> {
         let start = *self;
         let len = match self.byte()? {
@@ -90,7 +93,20 @@ impl<'p> Cursor<'p> {
     }
 
     /// Reads a string's bytes.
+    #[inline]
     pub(super) fn str_bytes(&mut self) -> Result<&'p [u8]> {
+        // Keys and names are short.
+        if let Some((marker @ 0xa0..=0xbf, rest)) = self.bytes[self.at..].split_first()
+            && let Some(text) = rest.get(..usize::from(marker & 0x1f))
+        {
+            self.at += 1 + text.len();
+            return Ok(text);
+        }
+        self.long_str_bytes()
+    }
+
+    #[inline(never)]
+    fn long_str_bytes(&mut self) -> Result<&'p [u8]> {
         let start = *self;
         let len = match self.byte()? {
             marker @ 0xa0..=0xbf => usize::from(marker & 0x1f),
@@ -198,22 +214,16 @@ impl<'p> Cursor<'p> {
         filled
     }
 
-    /// Hands `take` as many unsigned 64-bit numbers in their longest form as come next, at most `count`, and returns
-    /// how many there were. Block hashes are spread over all 64 bits, so nearly all of them have this form.
-    pub(super) fn each_wide_u64(&mut self, count: usize, mut take: impl FnMut(u64)) -> usize {
+    /// The unsigned 64-bit numbers in their longest form that come next, at most `count`, with how many there are. Block
+    /// hashes are spread over all 64 bits, so nearly all of them have this form.
+    pub(super) fn wide_u64s(&mut self, count: usize) -> impl ExactSizeIterator<Item = u64> + 'p {
+        const MARKER: u8 = 0xcf;
         const BYTES: usize = 1 + size_of::<u64>();
-        let wide = |number: &[u8; BYTES]| {
-            let [0xcf, number @ ..] = *number else { return None };
-            Some(u64::from_be_bytes(number))
-        };
-        let mut taken = 0;
         let (numbers, _) = self.bytes[self.at..].as_chunks::<BYTES>();
-        for number in numbers.iter().take(count).map_while(wide) {
-            take(number);
-            taken += 1;
-        }
-        self.at += taken * BYTES;
-        taken
+        let numbers = &numbers[..numbers.len().min(count)];
+        let wide = numbers.iter().position(|number| number[0] != MARKER).unwrap_or(numbers.len());
+        self.at += wide * BYTES;
+        numbers[..wide].iter().map(|[_, number @ ..]| u64::from_be_bytes(*number))
     }
 
     /// Skips one value of any type.

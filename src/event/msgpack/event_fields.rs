@@ -41,28 +41,31 @@ pub(super) enum Field {
 }
 
 impl Field {
-    pub(super) const fn from_key(key: &[u8]) -> Option<Self> {
-        Some(match key {
-            b"type" => Self::Type,
-            b"block_hashes" => Self::BlockHashes,
-            b"parent_block_hash" => Self::Parent,
-            b"token_ids" => Self::TokenIds,
-            b"block_size" => Self::BlockSize,
-            b"lora_id" => Self::LoraId,
-            b"medium" => Self::Medium,
-            b"lora_name" => Self::LoraName,
-            b"extra_keys" => Self::ExtraKeys,
-            b"group_idx" => Self::GroupIndex,
-            b"kv_cache_spec_kind" => Self::SpecKind,
-            b"kv_cache_spec_sliding_window" => Self::SlidingWindow,
-            b"locality" => Self::Locality,
-            b"ownership" => Self::Ownership,
-            b"session_id" => Self::SessionId,
-            b"lookahead_token_ids" => Self::Lookahead,
-            b"cache_salt" => Self::CacheSalt,
-            b"block_mm_infos" => Self::BlockMedia,
-            b"mm_keys" => Self::MediaKeys,
-            _ => return None,
+    #[inline]
+    pub(super) fn from_key(key: &[u8]) -> Option<Self> {
+        // Compared whole words at a time, in the order in which engines send them. A match on the slices compares bytes.
+        let is = |name: &[u8]| key == name;
+        Some(match () {
+            _ if is(b"type") => Self::Type,
+            _ if is(b"block_hashes") => Self::BlockHashes,
+            _ if is(b"parent_block_hash") => Self::Parent,
+            _ if is(b"token_ids") => Self::TokenIds,
+            _ if is(b"block_size") => Self::BlockSize,
+            _ if is(b"lora_id") => Self::LoraId,
+            _ if is(b"medium") => Self::Medium,
+            _ if is(b"lora_name") => Self::LoraName,
+            _ if is(b"extra_keys") => Self::ExtraKeys,
+            _ if is(b"group_idx") => Self::GroupIndex,
+            _ if is(b"kv_cache_spec_kind") => Self::SpecKind,
+            _ if is(b"kv_cache_spec_sliding_window") => Self::SlidingWindow,
+            _ if is(b"locality") => Self::Locality,
+            _ if is(b"ownership") => Self::Ownership,
+            _ if is(b"session_id") => Self::SessionId,
+            _ if is(b"lookahead_token_ids") => Self::Lookahead,
+            _ if is(b"cache_salt") => Self::CacheSalt,
+            _ if is(b"block_mm_infos") => Self::BlockMedia,
+            _ if is(b"mm_keys") => Self::MediaKeys,
+            () => return None,
         })
     }
 }
@@ -131,6 +134,8 @@ impl Draft<'_> {
 
 impl<'p> Decoder<'p, '_> {
     /// Decodes the value of one field.
+    // A call would save and restore every register for each field.
+    #[inline(always)]
     pub(super) fn field(&mut self, field: Field, draft: &mut Draft<'p>) -> Result<()> {
         match field {
             Field::BlockHashes => return self.block_hashes(),
@@ -179,9 +184,10 @@ impl<'p> Decoder<'p, '_> {
         let start = self.cursor;
         let count = self.cursor.array()?;
         self.writer.reserve_hashes(count).map_err(|reason| start.error(reason))?;
-        let Self { cursor, writer } = self;
-        let wide = cursor.each_wide_u64(count, |hash| writer.push_hash(EngineHash(hash)));
-        for _ in wide..count {
+        let wide = self.cursor.wide_u64s(count);
+        let rest = count - wide.len();
+        self.writer.push_hashes(wide.map(EngineHash));
+        for _ in 0..rest {
             let hash = self.hash()?;
             self.writer.push_hash(hash);
         }

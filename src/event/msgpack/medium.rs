@@ -32,6 +32,10 @@ const NAMES: [(Medium, &[&str]); 5] = [
 
 /// The medium of an event, by its name and by whether the event names an owner.
 pub(super) fn medium_of(name: &[u8], is_owned: bool) -> Medium {
+    // Nearly every event has this name.
+    if name == b"GPU" {
+        return Medium::Tier(Tier::Device);
+    }
     let is_one_of = |names: &[&str]| names.iter().any(|known| name.eq_ignore_ascii_case(known.as_bytes()));
     if is_one_of(STORAGE) {
         return if is_owned { Medium::Offloaded(Tier::Disk) } else { Medium::NeverRemoved };

@@ -14,7 +14,12 @@
 //! longer changes, mostly after two rounds. A byte below 0x80 is a number by itself. A run of such bytes would need a
 //! round for each: an addition that carries through the whole run replaces them.
 //!
+//! With AVX-512, `avx512` walks in vectors instead.
+//!
 //! The cursor's own loop decodes the last few numbers of a list, and the tests compare this code with it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, dispatch, u8x64};
@@ -37,22 +42,24 @@ const MASKS: [u32; 8] = [0, 0x7f, 0xff, 0xffff, 0, u32::MAX, 0, 0];
 /// A window with the bytes before it.
 type View = [u8; VIEW_BYTES];
 
-/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted or
-/// another value comes. Returns how many there were, and the end of the last one.
+/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted, or none,
+/// or another value comes. Returns how many there were, and the end of the last one.
 pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     if out.len() < NUMBERS_MIN {
         return (0, at);
     }
-    dispatch!(level(), simd => fill_by(simd, bytes, at, out))
+    fill_at(Level::new(), bytes, at, out)
 }
 
-/// The SIMD level of this processor, AVX2 at most: with AVX-512 the compiler reads the numbers by a gather, which takes
-/// as long as all the rest.
-fn level() -> Level {
-    let best = Level::new();
+/// As [`fill`], with the instructions of a level. With AVX-512 the compiler would read the numbers of [`fill_by`] by a
+/// gather, which takes as long as all the rest.
+#[inline]
+fn fill_at(level: Level, bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     #[cfg(target_arch = "x86_64")]
-    let best = best.as_avx2().map_or(best, Level::Avx2);
-    best
+    if let Some(avx512) = level.as_avx512() {
+        return avx512::fill(avx512, bytes, at, out);
+    }
+    dispatch!(level, simd => fill_by(simd, bytes, at, out))
 }
 
 /// As [`fill`], with the instructions of `simd`. The functions that it calls are inlined, so that they use them too.
@@ -195,13 +202,66 @@ mod tests {
         prop_oneof![any::<u8>(), prop::sample::select(vec![0x00, 0x7f, 0x80, 0xcc, 0xcd, 0xce])]
     }
 
+    /// Every level that this processor has a form for.
+    fn levels() -> impl Iterator<Item = Level> {
+        let best = Level::new();
+        #[cfg(target_arch = "x86_64")]
+        let narrower = best.as_avx2().map(Level::Avx2);
+        #[cfg(not(target_arch = "x86_64"))]
+        let narrower = None;
+        [Some(best), narrower, Some(Level::baseline())].into_iter().flatten()
+    }
+
+    /// The numbers, at most `count`, and the end of the last one, one number after the other.
+    fn read_singly(bytes: &[u8], mut at: usize, count: usize) -> (Vec<u32>, usize) {
+        let mut numbers = Vec::new();
+        while numbers.len() < count {
+            let (number, len) = match bytes[at..] {
+                [marker @ 0x00..=0x7f, ..] => (u32::from(marker), 1),
+                [0xcc, a, ..] => (u32::from(a), 2),
+                [0xcd, a, b, ..] => (u32::from(u16::from_be_bytes([a, b])), 3),
+                [0xce, a, b, c, d, ..] => (u32::from_be_bytes([a, b, c, d]), 5),
+                _ => break,
+            };
+            numbers.push(number);
+            at += len;
+        }
+        (numbers, at)
+    }
+
+    fn number() -> impl Strategy<Value = Vec<u8>> {
+        let marked = |marker: u8, bytes: usize| {
+            prop::collection::vec(byte(), bytes).prop_map(move |number| [vec![marker], number].concat())
+        };
+        prop_oneof![Just(vec![0x7f]), marked(0xcc, 1), marked(0xcd, 2), marked(0xce, 4)]
+    }
+
     proptest! {
         #[test]
         fn starts_are_those_that_a_walk_finds(bytes in prop::collection::vec(byte(), VIEW_BYTES)) {
             let view: View = bytes.try_into().expect("as many as asked for");
             // Whatever this processor can do, and what every one of its kind can.
-            for level in [Level::new(), level(), Level::baseline()] {
+            for level in levels() {
                 prop_assert_eq!(dispatch!(level, simd => Lengths::of(simd, &view).starts()), walked(&view));
+            }
+        }
+
+        #[test]
+        fn every_level_reads_the_numbers_that_are_there(
+            bytes in prop_oneof![
+                prop::collection::vec(byte(), 0..300),
+                prop::collection::vec(number(), 0..100).prop_map(|numbers| numbers.concat()),
+            ],
+            at in 0_usize..9,
+            count in 0_usize..120,
+        ) {
+            let at = at.min(bytes.len());
+            for level in levels() {
+                let mut out = vec![7; count];
+                let (filled, end) = fill_at(level, &bytes, at, &mut out);
+                prop_assert_eq!((out[..filled].to_vec(), end), read_singly(&bytes, at, filled));
+                let all = read_singly(&bytes, at, count).0.len();
+                prop_assert!(all - filled < NUMBERS_MIN, "{filled} of {all} at {level:?}");
             }
         }
     }

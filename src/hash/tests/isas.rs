@@ -72,6 +72,15 @@ fn nothing_is_as_long_as_nothing() {
 }
 
 #[test]
+fn bytes_of_any_length_hash_as_the_library_hashes_them() {
+    let mut chance = Xoshiro256PlusPlus::seed_from_u64(6);
+    let bytes = noise(70_000, &mut chance);
+    for len in (0..2_100).chain(69_900..=70_000) {
+        assert_eq!(of_bytes(&bytes[70_000 - len..]), xxh3_64(&bytes[70_000 - len..]), "{len} bytes");
+    }
+}
+
+#[test]
 fn bigram_blocks_overlap_by_a_token() {
     let mut chance = Xoshiro256PlusPlus::seed_from_u64(3);
     let bytes = noise(4 * 8192, &mut chance);

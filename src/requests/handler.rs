@@ -114,6 +114,16 @@ impl<S: Service> RequestHandler<S> {
         &self.counters
     }
 
+    /// See [`Service::begin_batch`].
+    pub(crate) fn begin_batch(&mut self) {
+        self.service.begin_batch();
+    }
+
+    /// See [`Service::end_batch`].
+    pub(crate) fn end_batch(&mut self) {
+        self.service.end_batch();
+    }
+
     /// The last decision, or the last overlaps.
     pub(crate) const fn decision(&self) -> &Decision {
         &self.decision

@@ -69,6 +69,12 @@ pub trait Respond {
         0
     }
 
+    /// Frames that have arrived are answered from now on, until [`Respond::end_batch`].
+    fn begin_batch(&mut self) {}
+
+    /// The batch is over: the replies are written.
+    fn end_batch(&mut self) {}
+
     /// A quantum has ended only because of its work.
     fn quantum_ended_by_work(&mut self) {}
 }
@@ -191,7 +197,9 @@ impl Connection {
 
     /// Answers the whole frames in the buffer, until the quantum is over.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
+        responder.begin_batch();
         let flow = self.answer_frames(responder, out);
+        responder.end_batch();
         self.peer_wait.set(if out.is_empty() { PeerWait::Nothing } else { PeerWait::ReplySpace(self.frames_done) });
         flow
     }

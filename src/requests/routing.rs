@@ -19,7 +19,7 @@ use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::journal::{DecisionRecorder, Noted, NotedRequest, RequestSample};
 use crate::limits::PREFILL_BOOKING_SUFFIX;
-use crate::load::{BeyondShare, BookingOutcome, BookingRef, Demand, EngineLoad, Reporter, SessionId, SessionToken};
+use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::route::{
@@ -197,7 +197,9 @@ impl RoutingService {
         // Of a pair, the journal and the trace have the decode half.
         let is_whole = !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
         let (is_recorded, is_traced) = (self.sample.is_recorded && is_whole, self.traced.is_some() && is_whole);
-        let demand = Demand { is_recorded, is_traced, ..self.scratch.demand(request, decision, chosen) };
+        // Written in place: a copy with other fields would be read while it is still being written.
+        let mut demand = self.scratch.demand(request, decision, chosen);
+        (demand.is_recorded, demand.is_traced) = (is_recorded, is_traced);
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {

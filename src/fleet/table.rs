@@ -11,6 +11,7 @@ use crate::endpoint::Endpoint;
 use crate::ids::{ShardId, SnapshotProposal, SpaceId, Worker, WorkerIndex, WorkerSlot};
 use crate::limits::WORKERS_MAX;
 use crate::protocol::{DeviceClass, PoolRole, WorkerState};
+use crate::sync::{AtomicU64, Ordering};
 use crate::trust::Trust;
 
 /// The source of a worker's events.
@@ -201,6 +202,8 @@ impl FleetTable {
 #[derive(Debug)]
 pub struct Fleet {
     table: ArcSwap<FleetTable>,
+    /// The version of the table, or of the one before while it is published.
+    version: AtomicU64,
     /// Held during a change, so that no two changes start from the same table. Holds the earlier tables while they have
     /// readers.
     changing: Mutex<Vec<(u64, Weak<FleetTable>)>>,
@@ -216,13 +219,21 @@ impl Fleet {
     /// Publishes the first table as the version that it has, after those of an earlier run.
     #[must_use]
     pub fn continuing(table: FleetTable) -> Self {
-        Self { table: ArcSwap::from_pointee(table), changing: Mutex::default() }
+        let version = AtomicU64::new(table.version);
+        Self { table: ArcSwap::from_pointee(table), version, changing: Mutex::default() }
     }
 
     /// The current table. Wait-free; touches no reference count.
     #[must_use]
     pub fn load(&self) -> arc_swap::Guard<Arc<FleetTable>> {
         self.table.load()
+    }
+
+    /// The version of the current table, for a reader that holds a table and asks whether there is a newer one.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        // Acquire: pairs with the Release in `update`; the table that is loaded next is at least of this version.
+        self.version.load(Ordering::Acquire)
     }
 
     /// Publishes a changed copy as the next version. `change` returns whether it changed anything.
@@ -233,8 +244,11 @@ impl Fleet {
             return false;
         }
         next.version += 1;
+        let version = next.version;
         // After the swap, every reader of the previous table holds a count of it.
         let before = self.table.swap(Arc::new(next));
+        // Release: pairs with the Acquire in `version`.
+        self.version.store(version, Ordering::Release);
         earlier.retain(|(_, table)| table.strong_count() > 0);
         earlier.push((before.version, Arc::downgrade(&before)));
         true

@@ -71,6 +71,11 @@ pub const READS_PER_QUANTUM_MAX: u32 = 16;
 pub const WRITES_PER_QUANTUM_MAX: u32 = 16;
 /// Frames of one connection answered in a row before the others of its serving thread.
 pub const FRAMES_PER_QUANTUM_MAX: u32 = 32;
+/// Frames of one connection whose replies wait for one write. A write costs as much as a few frames, so that less would
+/// cost more; with more, gateway and daemon wait for each other in turns.
+pub const FRAMES_PER_WRITE_MAX: u32 = 16;
+/// A connection that sent this many frames at once has probably sent more by the time when they are answered.
+pub const FRAMES_OF_BUSY_PEER_MIN: u64 = 8;
 /// Bytes of such frames, except the last.
 pub const REQUEST_BYTES_PER_QUANTUM_MAX: usize = 256 << 10;
 /// Bytes of the replies to them, except the last.

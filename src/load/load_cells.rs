@@ -351,6 +351,15 @@ impl LoadCells {
         load
     }
 
+    /// The version of a worker's load; 0 for a worker without a place. It changes at the beginning and at the end of each
+    /// change.
+    #[inline]
+    pub(super) fn version(&self, worker: WorkerIndex) -> u64 {
+        // Relaxed: as in `read_consistent`.
+        let is_of = |cell: &&LoadCell| cell.owner.load(Ordering::Relaxed) == worker.0;
+        self.cells.get(worker.place()).filter(is_of).map_or(0, |cell| cell.sequence.load())
+    }
+
     /// Writes the load at a time, nanoseconds of the bookings' clock, into `to`: modelled prefills count what is left
     /// of them, and a report counts up to the age `report_age_ns_max`. Returns whether the load changes with time.
     #[inline]
@@ -448,6 +457,7 @@ mod tests {
         assert_ne!(before.version, after.version);
         assert_eq!(cells.read(WorkerIndex(0)), Load::default());
         assert_eq!(cells.read(WorkerIndex(7)), Load::default());
+        assert_eq!([1, 0, 7].map(|index| cells.version(WorkerIndex(index))), [after.version, 0, 0]);
     }
 
     #[test]

@@ -115,6 +115,14 @@ impl Loads {
         self.cells.read(worker)
     }
 
+    /// The version of a worker's load, without the load: another one than [`Load::version`] had if it has changed since, or
+    /// is being changed.
+    #[must_use]
+    #[inline]
+    pub fn version(&self, worker: WorkerIndex) -> u64 {
+        self.cells.version(worker)
+    }
+
     /// A worker's load at a time, without a lock: modelled prefills count what is left of them.
     #[must_use]
     pub fn read_at(&self, worker: WorkerIndex, now_ns: u64) -> Load {

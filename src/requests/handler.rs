@@ -114,6 +114,16 @@ impl<S: Service> RequestHandler<S> {
         &self.counters
     }
 
+    /// See [`Service::begin_batch`].
+    pub(crate) fn begin_batch(&mut self) {
+        self.service.begin_batch();
+    }
+
+    /// See [`Service::end_batch`].
+    pub(crate) fn end_batch(&mut self) {
+        self.service.end_batch();
+    }
+
     /// The last decision, or the last overlaps.
     pub(crate) const fn decision(&self) -> &Decision {
         &self.decision
@@ -177,23 +187,34 @@ impl<S: Service> RequestHandler<S> {
             Some(chosen) => counters.add(CoreCounter::ChosenOverlapBlocks, u64::from(chosen.overlap.total())),
             None => counters.bump(CoreCounter::RoutesNobody),
         }
+        if decision.booking.is_some() {
+            counters.bump(CoreCounter::Bookings);
+        }
+        if decision.no_worker.is_some() || decision.notes != ReplyNotes::default() || decision.prefill.is_some() {
+            self.count_remarks();
+        }
+        if decision.matched == MatchStatus::Unmatchable {
+            counters.bump(CoreCounter::RoutesUnmatchable);
+        }
+        Ok(Routed::Decided)
+    }
+
+    /// Counts what most decisions do not have.
+    #[cold]
+    fn count_remarks(&self) {
+        let (decision, no_worker) = (&self.decision, self.decision.no_worker);
         let seen = [
-            (CoreCounter::RoutesPinnedNotAllowed, decision.no_worker == Some(Kind::PinnedNotAllowed)),
-            (CoreCounter::RoutesPinnedBusy, decision.no_worker == Some(Kind::PinnedBusy)),
-            (CoreCounter::RoutesAllBusy, decision.no_worker == Some(Kind::AllBusy)),
-            (CoreCounter::RoutesAllFiltered, decision.no_worker == Some(Kind::AllFiltered)),
-            (CoreCounter::RoutesNobodyAvailable, decision.no_worker == Some(Kind::NobodyAvailable)),
-            (CoreCounter::RoutesUnmatchable, decision.matched == MatchStatus::Unmatchable),
+            (CoreCounter::RoutesPinnedNotAllowed, no_worker == Some(Kind::PinnedNotAllowed)),
+            (CoreCounter::RoutesPinnedBusy, no_worker == Some(Kind::PinnedBusy)),
+            (CoreCounter::RoutesAllBusy, no_worker == Some(Kind::AllBusy)),
+            (CoreCounter::RoutesAllFiltered, no_worker == Some(Kind::AllFiltered)),
+            (CoreCounter::RoutesNobodyAvailable, no_worker == Some(Kind::NobodyAvailable)),
             (CoreCounter::RoutesSchemeUnknown, decision.notes.contains(ReplyNotes::SCHEME_UNKNOWN)),
             (CoreCounter::RoutesAllDown, decision.notes.contains(ReplyNotes::ALL_DOWN)),
             (CoreCounter::RoutesContended, decision.notes.contains(ReplyNotes::READ_CONTENDED)),
-            (CoreCounter::Bookings, decision.booking.is_some()),
             (CoreCounter::Bookings, decision.prefill.as_ref().is_some_and(|prefill| prefill.booking.is_some())),
         ];
-        for (counter, _) in seen.iter().filter(|(_, is_so)| *is_so) {
-            counters.bump(*counter);
-        }
-        Ok(Routed::Decided)
+        seen.iter().filter(|(_, is_so)| *is_so).for_each(|(counter, _)| self.counters.bump(*counter));
     }
 
     /// What every eligible worker holds of a prompt, as the candidates of a decision.

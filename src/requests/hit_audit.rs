@@ -35,12 +35,14 @@ impl HitAudit {
         if is_question || !is_read || decision.request_blocks == 0 {
             return;
         }
-        self.counters.bump(chosen.index, RouteCounter::Decisions);
-        self.counters.add(chosen.index, RouteCounter::PromptBlocks, decision.request_blocks.into());
-        self.counters.add(chosen.index, RouteCounter::PromptBlocksHeld, chosen.overlap.total().into());
-        if chosen.overlap.total() > 0 {
-            self.counters.bump(chosen.index, RouteCounter::OverlapsFound);
-        }
+        let held = chosen.overlap.total();
+        let counted = [
+            (RouteCounter::Decisions, 1),
+            (RouteCounter::PromptBlocks, decision.request_blocks.into()),
+            (RouteCounter::PromptBlocksHeld, held.into()),
+            (RouteCounter::OverlapsFound, u64::from(held > 0)),
+        ];
+        self.counters.add_each(chosen.index, counted);
         let before = self.repeats.sent(request.space, scratch.locals(request, decision), chosen.index, now_ms);
         let Some(record) = before.and_then(|worker| fleet.worker(worker)) else { return };
         if record.space != request.space {

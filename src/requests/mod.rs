@@ -17,6 +17,7 @@ mod decision_recording;
 mod handler;
 mod hit_audit;
 mod identity;
+mod loaded_tables;
 mod others_loads;
 mod prediction_access;
 mod prefill_decode_pair;

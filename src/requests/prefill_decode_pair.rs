@@ -31,7 +31,7 @@ impl RoutingService {
         decision: &mut Decision,
     ) -> Result<Routed> {
         let alone = RouteRequest { disaggregate: false, ..*request };
-        let pool = prefill_pool(&self.tables.fleet.load(), request.space)?;
+        let pool = prefill_pool(self.loaded.fleet(&self.tables.fleet), request.space)?;
         let Some(pool) = pool else { return self.route_alone(session, &alone, ReplyNotes::PREFILL_NOBODY, decision) };
         let mut name = String::new();
         let name = request.book.map(|book| prefill_name(book.request_id, &mut name));
@@ -97,7 +97,7 @@ impl RoutingService {
         prefills: &RouteRequest<'_>,
         decision: &mut Decision,
     ) -> Result<bool> {
-        let policy = self.tables.policies.load().of(alone.space).disaggregation;
+        let policy = self.loaded.policies().of(alone.space).disaggregation;
         if policy.bypass == Bypass::Off {
             return Ok(false);
         }

@@ -153,6 +153,7 @@ pub struct RequestQueue {
     ends_sooner: Notify,
     counters: CounterSet<QueueCounter>,
     /// Microseconds.
+    /// Written under the lock of `queue`.
     waited: Latency,
 }
 
@@ -510,12 +511,19 @@ impl DispatchedRequest {
     pub(super) fn answer(mut self, outcome: Outcome) -> Delivery {
         let Some(taken) = self.taken.take() else { return Delivery::Unwanted };
         let now_ns = self.queue.now_ns();
-        if self.queue.with(|queue| queue.finish(taken.ticket, now_ns)) {
+        let is_unwanted = self.queue.with(|queue| {
+            let is_unwanted = queue.finish(taken.ticket, now_ns);
+            // Under the lock, as several serving threads answer requests that waited.
+            if !is_unwanted {
+                self.queue.waited.record(now_ns.saturating_sub(taken.since_ns) / 1000);
+            }
+            is_unwanted
+        });
+        if is_unwanted {
             self.queue.counters.bump(QueueCounter::Cancelled);
             return Delivery::Unwanted;
         }
         self.queue.counters.bump(QueueCounter::Woken);
-        self.queue.waited.record(now_ns.saturating_sub(taken.since_ns) / 1000);
         self.queue.reply(taken.ticket, &taken.what, outcome);
         Delivery::Sent
     }

@@ -9,6 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::core_metrics::CoreMetrics;
 use super::hit_audit::HitAudit;
+use super::loaded_tables::LoadedTables;
 use super::prefill_decode_pair::prefill_name;
 use super::request_queue::RequestQueue;
 use super::service::{HelloInfo, Routed, Service};
@@ -18,7 +19,7 @@ use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::{SpaceId, Worker, WorkerIndex};
 use crate::journal::{DecisionRecorder, Noted, NotedRequest, RequestSample};
 use crate::limits::PREFILL_BOOKING_SUFFIX;
-use crate::load::{BeyondShare, BookingOutcome, BookingRef, Demand, EngineLoad, Reporter, SessionId, SessionToken};
+use crate::load::{BeyondShare, BookingOutcome, BookingRef, EngineLoad, Reporter, SessionId, SessionToken};
 use crate::log_quota::LogQuota;
 use crate::metrics::CoreCounter;
 use crate::route::{
@@ -38,6 +39,7 @@ type Propose = fn(&View<'_>, &RouteRequest<'_>, &mut Scratch, Draws, &mut Decisi
 /// The service of one serving thread, with its own readers, buffers, random numbers and counters.
 pub(crate) struct RoutingService {
     pub(super) tables: RequestTables,
+    pub(super) loaded: LoadedTables,
     pub(super) metrics: Arc<CoreMetrics>,
     pub(super) scratch: Scratch,
     hit_audit: HitAudit,
@@ -70,10 +72,12 @@ impl RoutingService {
     pub(crate) fn new(tables: RequestTables, metrics: Arc<CoreMetrics>, core: usize, seed: u64) -> Self {
         let hit_audit = HitAudit::new(Arc::clone(&metrics.workers));
         let (recorder, tracer) = (tables.recording.recorder(core), tables.traces.tracer());
+        let loaded = LoadedTables::new(&tables.policies);
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (scratch, prefill_name, failures_logged) = (Scratch::default(), String::new(), LogQuota::default());
         Self {
             tables,
+            loaded,
             metrics,
             scratch,
             hit_audit,
@@ -98,12 +102,12 @@ impl RoutingService {
     }
 
     fn decide_by(&mut self, propose: Propose, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
-        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
+        let (fleet, policies) = self.loaded.current(&self.tables.fleet);
         let draws = Draws::new(self.rng.next_u64());
         self.judged_by = (!self.recorder.is_off()).then(|| *policies.of(request.space));
         decision.only_costs = !request.explain && self.judged_by.is_none();
         propose(
-            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(fleet, policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             draws,
@@ -121,9 +125,9 @@ impl RoutingService {
         if decision.mode != Mode::RoundRobin {
             return;
         }
-        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
+        let (fleet, policies) = self.loaded.current(&self.tables.fleet);
         advance_round_robin(
-            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
+            &self.tables.view(fleet, policies, (request.space, self.now_ns)),
             request,
             &mut self.scratch,
             decision,
@@ -132,7 +136,7 @@ impl RoutingService {
 
     /// How long, and for which workers, the request waits that was just decided; `None` = it does not wait.
     fn wait(&mut self, request: &RouteRequest<'_>, decision: &Decision) -> Option<Wait> {
-        let queue = self.tables.policies.load().of(request.space).queue;
+        let queue = self.loaded.policies().of(request.space).queue;
         queue.threshold?;
         queue.wait(request, self.scratch.observation(), decision, self.tables.now_ns())
     }
@@ -193,7 +197,9 @@ impl RoutingService {
         // Of a pair, the journal and the trace have the decode half.
         let is_whole = !book.request_id.ends_with(PREFILL_BOOKING_SUFFIX);
         let (is_recorded, is_traced) = (self.sample.is_recorded && is_whole, self.traced.is_some() && is_whole);
-        let demand = Demand { is_recorded, is_traced, ..self.scratch.demand(request, decision, chosen) };
+        // Written in place: a copy with other fields would be read while it is still being written.
+        let mut demand = self.scratch.demand(request, decision, chosen);
+        (demand.is_recorded, demand.is_traced) = (is_recorded, is_traced);
         let now_ns = self.now_ns;
         let booked = self.tables.loads.book(session, book.request_id, book.attempt, chosen.index, demand, now_ns)?;
         if booked.superseded {
@@ -219,7 +225,7 @@ impl RoutingService {
 
 impl RoutingService {
     /// Binds the request's session to the worker that was just booked.
-    fn bind(&self, request: &RouteRequest<'_>, decision: &Decision, uid: u32, now_ns: u64) {
+    fn bind(&mut self, request: &RouteRequest<'_>, decision: &Decision, uid: u32, now_ns: u64) {
         let (Some(session), Some(chosen)) = (request.affinity_session, decision.candidates.first()) else { return };
         let counter = match decision.affinity {
             AffinityOutcome::None => return,
@@ -231,7 +237,7 @@ impl RoutingService {
             AffinityOutcome::Pinned => CoreCounter::AffinityMovedPinned,
         };
         self.metrics.counters.bump(counter);
-        let ttl_s = self.tables.policies.load().of(request.space).affinity.ttl_s;
+        let ttl_s = self.loaded.policies().of(request.space).affinity.ttl_s;
         match self.tables.affinities.bind(request.space, session, (chosen.worker, uid), seconds(now_ns), ttl_s) {
             BindOutcome::Done => {}
             BindOutcome::Evicted => self.metrics.counters.bump(CoreCounter::AffinityEvicted),
@@ -311,24 +317,14 @@ impl RoutingService {
     }
 }
 
-impl Service for RoutingService {
-    fn hello(&self) -> HelloInfo<'_> {
-        self.tables.hello()
-    }
-
-    fn fleet(&self) -> Guard<Arc<FleetTable>> {
-        self.tables.fleet.load()
-    }
-
-    fn session_opened(&mut self, token: Option<SessionToken>, peer_uid: u32) -> Result<SessionId> {
-        self.tables.loads.open_session(token, peer_uid)
-    }
-
-    fn session_closed(&mut self, session: SessionId) {
-        self.tables.loads.close_session(session, self.tables.now_ns());
-    }
-
-    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
+impl RoutingService {
+    /// Decides a request, books it, and counts, records and traces the decision.
+    fn route_once(
+        &mut self,
+        session: SessionId,
+        request: &RouteRequest<'_>,
+        decision: &mut Decision,
+    ) -> Result<Routed> {
         self.now_ns = self.tables.now_ns();
         self.sample = self.recorder.sample(request);
         self.waited_ns = self.waited_since_ns.take().map_or(0, |since_ns| self.now_ns.saturating_sub(since_ns));
@@ -344,15 +340,56 @@ impl Service for RoutingService {
         if let busy @ Routed::Busy(_) = routed {
             return Ok(busy);
         }
-        self.hit_audit.note(&self.tables.fleet.load(), request, decision, &self.scratch, self.now_ns / 1_000_000);
+        let fleet = self.loaded.fleet(&self.tables.fleet);
+        self.hit_audit.note(fleet, request, decision, &self.scratch, self.now_ns / 1_000_000);
         if request.explain {
             self.list_others(decision);
         }
         self.record(request, decision);
         let ended_ns = self.tables.now_ns();
+        self.loaded.note_time(ended_ns);
         self.metrics.decisions.record(ended_ns - self.now_ns);
         self.trace(request, decision, ended_ns);
         Ok(Routed::Decided)
+    }
+}
+
+impl Service for RoutingService {
+    fn hello(&self) -> HelloInfo<'_> {
+        self.tables.hello()
+    }
+
+    fn fleet(&self) -> Guard<Arc<FleetTable>> {
+        self.tables.fleet.load()
+    }
+
+    fn with_fleet<R>(&self, read: impl FnOnce(&FleetTable) -> R) -> R {
+        match self.loaded.last_fleet() {
+            Some(fleet) => read(fleet),
+            None => read(&self.fleet()),
+        }
+    }
+
+    fn begin_batch(&mut self) {
+        self.loaded.begin_batch();
+    }
+
+    fn end_batch(&mut self) {
+        self.loaded.end_batch();
+    }
+
+    fn session_opened(&mut self, token: Option<SessionToken>, peer_uid: u32) -> Result<SessionId> {
+        self.tables.loads.open_session(token, peer_uid)
+    }
+
+    fn session_closed(&mut self, session: SessionId) {
+        self.tables.loads.close_session(session, self.tables.now_ns());
+    }
+
+    fn route(&mut self, session: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<Routed> {
+        let routed = self.route_once(session, request, decision);
+        self.loaded.end_request();
+        routed
     }
 
     fn traced(&self) -> Option<TracedRequest> {
@@ -388,26 +425,22 @@ impl Service for RoutingService {
 
     fn overlap(&mut self, _: SessionId, request: &RouteRequest<'_>, decision: &mut Decision) -> Result<()> {
         self.now_ns = self.tables.now_ns();
-        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
-        overlaps(
-            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
-            request,
-            &mut self.scratch,
-            decision,
-        )?;
+        let (fleet, policies) = self.loaded.current(&self.tables.fleet);
+        let view = self.tables.view(fleet, policies, (request.space, self.now_ns));
+        let outcome = overlaps(&view, request, &mut self.scratch, decision);
+        self.loaded.end_request();
+        outcome?;
         self.work += self.scratch.work();
         Ok(())
     }
 
     fn potential_loads(&mut self, request: &RouteRequest<'_>, potential: &mut PotentialLoads) -> Result<()> {
         self.now_ns = self.tables.now_ns();
-        let (fleet, policies) = (self.tables.fleet.load(), self.tables.policies.load());
-        potential_loads(
-            &self.tables.view(&fleet, &policies, (request.space, self.now_ns)),
-            request,
-            &mut self.scratch,
-            potential,
-        )?;
+        let (fleet, policies) = self.loaded.current(&self.tables.fleet);
+        let view = self.tables.view(fleet, policies, (request.space, self.now_ns));
+        let outcome = potential_loads(&view, request, &mut self.scratch, potential);
+        self.loaded.end_request();
+        outcome?;
         self.work += self.scratch.work();
         Ok(())
     }
@@ -418,7 +451,9 @@ impl Service for RoutingService {
         booking: &BookingRef<'_>,
         prefill_us: u64,
     ) -> Result<BookingOutcome> {
-        Ok(self.tables.loads.prefill_complete(session, *booking, prefill_us, self.tables.now_ns()))
+        let now_ns = self.tables.now_ns();
+        self.loaded.note_time(now_ns);
+        Ok(self.tables.loads.prefill_complete(session, *booking, prefill_us, now_ns))
     }
 
     fn output_progress(
@@ -484,7 +519,9 @@ impl Service for RoutingService {
     }
 
     fn free(&mut self, session: SessionId, booking: &BookingRef<'_>) -> Result<BookingOutcome> {
-        let (loads, now_ns) = (&self.tables.loads, self.tables.now_ns());
+        // The age of a booking counts in milliseconds: all frees of a batch share one reading of the clock.
+        let now_ns = self.loaded.recent_ns(|| self.tables.now_ns());
+        let loads = &self.tables.loads;
         let BookingRef::Request { request_id, attempt } = booking else {
             return Ok(loads.free(session, *booking, now_ns));
         };

@@ -44,6 +44,21 @@ pub trait Service {
     /// The current fleet table: spaces for hello, names for candidates, records for a page of workers.
     fn fleet(&self) -> Guard<Arc<FleetTable>>;
 
+    /// Calls `read` with the fleet table of the last decision, or with the current one.
+    fn with_fleet<R>(&self, read: impl FnOnce(&FleetTable) -> R) -> R
+    where
+        Self: Sized,
+    {
+        read(&self.fleet())
+    }
+
+    /// Requests come from now on one after the other, without a pause, until [`Service::end_batch`]. What they read may be
+    /// loaded once for all of them.
+    fn begin_batch(&mut self) {}
+
+    /// The batch is over: nothing of it is kept.
+    fn end_batch(&mut self) {}
+
     /// A connection of user `peer_uid` said hello. `token` names the session that several connections share; `None`
     /// opens a session for this connection alone. Called once per connection.
     ///

@@ -39,7 +39,9 @@ impl Scratch {
     pub(super) fn observe(&mut self, view: &View<'_>, request: &RouteRequest<'_>) -> Result<&mut SpaceCache> {
         let (spaces, space) = (view.fleet.spaces.len(), request.space.0 as usize);
         // An unknown space is refused below; its cache is never read.
-        self.cache.resize_with(spaces.max(1), SpaceCache::default);
+        if self.cache.len() != spaces.max(1) {
+            self.cache.resize_with(spaces.max(1), SpaceCache::default);
+        }
         self.space = if space < spaces { request.space } else { SpaceId(0) };
         let cache = &mut self.cache[self.space.0 as usize];
         self.prompt_at = place_of(&request.prompt);
@@ -154,7 +156,7 @@ impl Scratch {
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.depends_on_load());
-        chosen.is_some_and(|chosen| loads.read(chosen.index).version != self.cache().load_version_of(chosen.index))
+        chosen.is_some_and(|chosen| loads.version(chosen.index) != self.cache().load_version_of(chosen.index))
     }
 }
 

@@ -46,7 +46,14 @@ pub(super) fn levels() -> Vec<Level> {
 /// As [`judge`], compiled once for the instructions of each level.
 #[inline(always)]
 fn judge_inlined<S: Simd>(simd: S, policy: &Policy, observation: &Observation, draws: Draws, decision: &mut Decision) {
-    let policy = &policy.under(&observation.request.overrides);
+    let overrides = &observation.request.overrides;
+    let replaced;
+    let policy = if policy.is_unchanged_by(overrides) {
+        policy
+    } else {
+        replaced = policy.under(overrides);
+        &replaced
+    };
     decision.begin(policy, observation);
     apply_rules(policy, observation, decision);
     let pricing = Pricing::of(policy, observation, decision);
@@ -121,10 +128,11 @@ impl<'a> Pricing<'a> {
         let rows = &decision.eligible_rows;
         let places = PlaceFacts {
             requests: |place: usize| observation.workers.requests(rows[place] as usize) as f64,
-            promise: |place: usize| {
+            worker: |place: usize| observation.workers.worker(rows[place] as usize),
+            first_token_s: |place: usize| {
                 let facts = observation.workers.row(rows[place] as usize);
                 let terms = self.terms(&observation.request, place as u32, rows[place], &facts);
-                (facts.worker, terms.queue_s + terms.prefill_s + terms.fetch_s)
+                terms.queue_s + terms.prefill_s + terms.fetch_s
             },
         };
         let listed = observation.request.candidates_max as usize;

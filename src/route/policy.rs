@@ -191,6 +191,13 @@ impl Policy {
         changed.map(|(name, _)| name).collect()
     }
 
+    /// Whether the policy of a request with these overrides is this one, as it is of most requests.
+    #[must_use]
+    #[inline]
+    pub fn is_unchanged_by(&self, overrides: &Overrides) -> bool {
+        self.mode != Mode::LoadAware && *overrides == Overrides::NONE
+    }
+
     /// The policy of one request: first the request's mode and what it implies, then the other overrides.
     #[must_use]
     pub fn under(&self, overrides: &Overrides) -> Self {
@@ -365,6 +372,21 @@ mod tests {
         };
         let both = policy.under(&both);
         assert_eq!((both.device_credit, both.track_prefill_tokens), (0.5, false));
+    }
+
+    #[test]
+    fn a_policy_that_nothing_changes_is_used_as_it_is() {
+        let some = [Overrides::NONE, Overrides { temperature: Some(0.5), ..Overrides::NONE }];
+        for (mode, overrides) in
+            [Mode::Latency, Mode::Kv, Mode::LoadAware].into_iter().flat_map(|mode| some.map(|set| (mode, set)))
+        {
+            let policy = Policy { mode, ..Policy::default() };
+            assert_eq!(
+                policy.is_unchanged_by(&overrides),
+                policy.under(&overrides) == policy,
+                "{mode:?} {overrides:?}"
+            );
+        }
     }
 
     #[test]

@@ -17,11 +17,13 @@ const LANES: usize = 8;
 const INSERTED_MAX: usize = 2 * LANES;
 
 /// What some ways of picking depend on besides the costs, by place.
-pub(super) struct PlaceFacts<R, P> {
+pub(super) struct PlaceFacts<R, W, F> {
     /// Requests in flight.
     pub(super) requests: R,
-    /// The worker, and the predicted seconds to the first token.
-    pub(super) promise: P,
+    /// The worker.
+    pub(super) worker: W,
+    /// The predicted seconds to the first token.
+    pub(super) first_token_s: F,
 }
 
 /// A first token comes about as early if it comes at most this share of the near costs later.
@@ -33,7 +35,7 @@ const PROMISE_SHARE: f64 = 1.0 / 16.0;
 pub(super) fn choose<S: Simd>(
     simd: S,
     costs: &[f64],
-    places: PlaceFacts<impl Fn(usize) -> f64, impl Fn(usize) -> (Worker, f64)>,
+    places: PlaceFacts<impl Fn(usize) -> f64, impl Fn(usize) -> Worker, impl Fn(usize) -> f64>,
     listed: usize,
     pick: Pick,
     drawing: &mut Drawing,
@@ -64,7 +66,7 @@ pub(super) fn choose<S: Simd>(
         Pick::Sampled { temperature } => sampled(costs, temperature, drawing).unwrap_or(lowest),
         Pick::BetterOfTwo => better_of_two(costs, drawing),
         Pick::OwnOrder { near_cost_s, router_id } => {
-            first_of_near(costs, places.promise, lowest, near_cost_s, router_id)
+            first_of_near(costs, (places.worker, places.first_token_s), lowest, near_cost_s, router_id)
         }
     };
     if !is_inserted {
@@ -261,26 +263,37 @@ fn better_of_two(costs: &[f64], drawing: &mut Drawing) -> usize {
 /// Routers that do not know of each other's last bookings see the same lowest cost. With orders of their own they choose
 /// different workers. One order also keeps workers that are last in it nearly idle, where a long prompt delays no other
 /// request.
+#[inline(always)]
 fn first_of_near(
     costs: &[f64],
-    promise: impl Fn(usize) -> (Worker, f64),
+    (worker, first_token_s): (impl Fn(usize) -> Worker, impl Fn(usize) -> f64),
     lowest: usize,
     near_cost_s: f64,
     router_id: u64,
 ) -> usize {
-    let latest_s = promise(lowest).1 + PROMISE_SHARE * near_cost_s;
-    let is_near = |place: &usize| costs[*place] <= costs[lowest] + near_cost_s;
-    let order = |place: usize| {
-        let (worker, first_token_s) = promise(place);
-        (first_token_s <= latest_s).then(|| (order_of(router_id, worker), place))
-    };
-    (0..costs.len()).filter(is_near).filter_map(order).max().map_or(lowest, |(_, place)| place)
+    let latest_s = first_token_s(lowest) + PROMISE_SHARE * near_cost_s;
+    let (near_max, own) = (costs[lowest] + near_cost_s, drawn(router_id));
+    let mut first = None;
+    for (place, cost) in costs.iter().enumerate() {
+        if *cost <= near_max {
+            let order = Some((order_of(own, worker(place)), place));
+            // To predict the first token takes longer than to find the order: only a worker that would be first is asked.
+            if order > first && first_token_s(place) <= latest_s {
+                first = order;
+            }
+        }
+    }
+    first.map_or(lowest, |(_, place)| place)
 }
 
-/// A worker's place in the order of a router: the highest comes first. The same on every machine and in every release.
-fn order_of(router_id: u64, worker: Worker) -> u64 {
-    let drawn = |seed: u64| SplitMix64::seed_from_u64(seed).next_u64();
-    drawn(drawn(drawn(router_id) ^ worker.id.0) ^ u64::from(worker.rank.0))
+/// A worker's place in the order of a router, given the number drawn from the router's id: the highest comes first. The same
+/// on every machine and in every release.
+fn order_of(own: u64, worker: Worker) -> u64 {
+    drawn(drawn(own ^ worker.id.0) ^ u64::from(worker.rank.0))
+}
+
+fn drawn(seed: u64) -> u64 {
+    SplitMix64::seed_from_u64(seed).next_u64()
 }
 
 /// The seed of a decision. All random draws of the decision follow from it, on every machine and in every later
@@ -342,7 +355,8 @@ mod tests {
         let mut by_level = levels().into_iter().map(|level| {
             *drawing = begun.clone();
             let mut chosen = Vec::new();
-            let places = PlaceFacts { requests: |_| 0.0, promise: |place| (Worker::new(place as u64, 0), 0.0) };
+            let worker = |place| Worker::new(place as u64, 0);
+            let places = PlaceFacts { requests: |_| 0.0, worker, first_token_s: |_| 0.0 };
             let ties = dispatch!(level, simd => choose(simd, costs, places, listed, pick, drawing, &mut chosen));
             assert!(chosen.iter().all(|priced| priced.cost.to_bits() == costs[priced.place as usize].to_bits()));
             (chosen.iter().map(|priced| priced.place).collect(), ties)
@@ -468,7 +482,7 @@ mod tests {
     #[test]
     fn equal_pools_are_decided_by_requests_in_flight() {
         let requests = |place: usize| [4.0, 2.0, 3.0, 9.0][place];
-        let places = PlaceFacts { requests, promise: |_| (Worker::default(), 0.0) };
+        let places = PlaceFacts { requests, worker: |_| Worker::default(), first_token_s: |_| 0.0 };
         let mut chosen = Vec::new();
         let drawing = &mut Draws::new(1).begin();
         let level = Level::new();
@@ -480,8 +494,8 @@ mod tests {
 
     /// The place that a router chooses among workers with these costs and times to the first token.
     fn by_own_order(costs: &[f64], first_token_s: &[f64], router_id: u64) -> usize {
-        let promise = |place: usize| (Worker::new(place as u64 + 1, 0), first_token_s[place]);
-        let places = PlaceFacts { requests: |_| 0.0, promise };
+        let worker = |place: usize| Worker::new(place as u64 + 1, 0);
+        let places = PlaceFacts { requests: |_| 0.0, worker, first_token_s: |place: usize| first_token_s[place] };
         let mut chosen = Vec::new();
         let pick = Pick::OwnOrder { near_cost_s: 0.5, router_id };
         let (level, drawing) = (Level::new(), &mut Draws::new(3).begin());

@@ -14,8 +14,8 @@ use super::reply_writer::ReplyWriter;
 use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{
-    FRAMES_PER_QUANTUM_MAX, READS_PER_QUANTUM_MAX, REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_QUANTUM_MAX,
-    REQUEST_BYTES_PER_QUANTUM_MAX, WORK_PER_QUANTUM_MAX,
+    FRAMES_OF_BUSY_PEER_MIN, FRAMES_PER_QUANTUM_MAX, FRAMES_PER_WRITE_MAX, READS_PER_QUANTUM_MAX,
+    REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_QUANTUM_MAX, REQUEST_BYTES_PER_QUANTUM_MAX, WORK_PER_QUANTUM_MAX,
 };
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
@@ -69,6 +69,12 @@ pub trait Respond {
         0
     }
 
+    /// Frames that have arrived are answered from now on, until [`Respond::end_batch`].
+    fn begin_batch(&mut self) {}
+
+    /// The batch is over: the replies are written.
+    fn end_batch(&mut self) {}
+
     /// A quantum has ended only because of its work.
     fn quantum_ended_by_work(&mut self) {}
 }
@@ -78,6 +84,8 @@ pub trait Respond {
 pub enum Flow {
     /// Every whole frame is answered: write the replies, then read.
     Continue,
+    /// Some frames are answered: write the replies, then call [`Connection::on_bytes`] again before reading.
+    Write,
     /// The quantum is over: write the replies, let the other connections have theirs, then call
     /// [`Connection::on_bytes`] again before reading.
     Yield,
@@ -191,12 +199,15 @@ impl Connection {
 
     /// Answers the whole frames in the buffer, until the quantum is over.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
+        responder.begin_batch();
         let flow = self.answer_frames(responder, out);
+        responder.end_batch();
         self.peer_wait.set(if out.is_empty() { PeerWait::Nothing } else { PeerWait::ReplySpace(self.frames_done) });
         flow
     }
 
     fn answer_frames<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
+        let mut answered = 0;
         loop {
             // Descriptors go with the last reply before them.
             if self.quantum.is_over() || self.peer.descriptors.is_some() {
@@ -205,6 +216,9 @@ impl Connection {
                 }
                 self.quantum = Quantum::default();
                 return Flow::Yield;
+            }
+            if answered == FRAMES_PER_WRITE_MAX {
+                return Flow::Write;
             }
             let written = out.len();
             let request_bytes = match self.frames.next() {
@@ -235,6 +249,7 @@ impl Connection {
             self.quantum.reply_bytes += out.len() - written;
             self.quantum.work += responder.take_work();
             self.frames_done += 1;
+            answered += 1;
         }
     }
 
@@ -285,9 +300,10 @@ impl fmt::Display for Ended {
     }
 }
 
-/// Reads, answers and writes until the connection ends. One write sends all replies of a quantum; while a write waits,
-/// nothing more is read. Pending replies go through the same `writer`. Where the core busy-polls, a `poller` reads, and
-/// every read counts as its work.
+/// Reads, answers and writes until the connection ends. One write sends the replies to at most [`FRAMES_PER_WRITE_MAX`]
+/// frames, so that a peer with many requests in flight reads the first of them while the last are being answered. While a
+/// write waits, nothing more is read. Pending replies go through the same `writer`. Where the core busy-polls, a `poller`
+/// reads, and every read counts as its work.
 pub(super) async fn drive<S: Stream, R: Respond>(
     stream: &S,
     responder: &RefCell<R>,
@@ -296,12 +312,16 @@ pub(super) async fn drive<S: Stream, R: Respond>(
     poller: Option<&Poller>,
 ) -> Ended {
     let mut out = Vec::new();
-    let mut reads_in_quantum = 0;
+    let (mut reads_in_quantum, mut frames_before) = (0, 0);
     loop {
-        let buffer = connection.borrow_mut().take_buffer();
-        let (read, buffer) = match poller {
-            Some(poller) => poller.read(stream, buffer).await,
-            None => stream.read(buffer).await,
+        let frames_done = connection.borrow().frames_done;
+        let is_busy = frames_done - std::mem::replace(&mut frames_before, frames_done) >= FRAMES_OF_BUSY_PEER_MIN;
+        let mut buffer = connection.borrow_mut().take_buffer();
+        // A peer with many requests in flight has sent more meanwhile. To ask the kernel first would take a call more.
+        let (read, buffer) = match (if is_busy { stream.try_read(&mut buffer) } else { None }, poller) {
+            (Some(read), _) => (read, buffer),
+            (None, Some(poller)) => poller.read(stream, buffer).await,
+            (None, None) => stream.read(buffer).await,
         };
         connection.borrow_mut().give_back(buffer);
         match read {
@@ -326,6 +346,7 @@ pub(super) async fn drive<S: Stream, R: Respond>(
             }
             match flow {
                 Flow::Continue => break,
+                Flow::Write => {}
                 Flow::Yield => {
                     reads_in_quantum = 0;
                     tokio::task::yield_now().await;
@@ -414,14 +435,17 @@ mod tests {
 
     /// Runs quanta until everything is answered; the number of replies of each.
     fn quanta(connection: &mut Connection, echo: &mut Echo) -> Vec<usize> {
-        let (mut quanta, mut ids) = (Vec::new(), Vec::new());
+        let (mut quanta, mut ids, mut out) = (Vec::new(), Vec::new(), Vec::new());
         loop {
-            let mut out = Vec::new();
             let flow = connection.on_bytes(echo, &mut out);
+            if flow == Flow::Write {
+                continue;
+            }
             quanta.push(out.len() / echo.reply_bytes);
             ids.extend(out.chunks(echo.reply_bytes).map(|reply| reply[0]));
+            out.clear();
             match flow {
-                Flow::Yield => {}
+                Flow::Yield | Flow::Write => {}
                 Flow::Continue => break,
                 Flow::Close { reason } => panic!("{reason}"),
             }
@@ -469,6 +493,18 @@ mod tests {
         receive(&mut connection, &frames(u64::from(FRAMES_PER_QUANTUM_MAX) + 1, 0));
         assert_eq!(quanta(&mut connection, &mut echo).len(), 2);
         assert_eq!(echo.quanta_by_work, 0);
+    }
+
+    #[test]
+    fn the_replies_to_many_frames_are_written_a_few_at_a_time() {
+        let (mut connection, mut echo) = (Connection::new(0, 64), Echo::of(1));
+        receive(&mut connection, &frames(u64::from(FRAMES_PER_WRITE_MAX) + 1, 0));
+        let mut written = || {
+            let mut out = Vec::new();
+            (connection.on_bytes(&mut echo, &mut out), out.len())
+        };
+        assert_eq!(written(), (Flow::Write, FRAMES_PER_WRITE_MAX as usize));
+        assert_eq!(written(), (Flow::Continue, 1));
     }
 
     #[test]
@@ -531,7 +567,7 @@ mod tests {
                 receive(&mut connection, &chunk);
                 let flow = loop {
                     let flow = connection.on_bytes(&mut echo, &mut out);
-                    if flow != Flow::Yield {
+                    if !matches!(flow, Flow::Yield | Flow::Write) {
                         break flow;
                     }
                 };

@@ -222,8 +222,10 @@ impl<S: Service> RoutingResponder<S> {
         match requests.route(from, route, || Box::new(RouteBody(body.into())))? {
             Replied::Later => Ok(Answer::Queued),
             Replied::Now => {
-                let (decision, fleet) = (requests.decision(), requests.service().fleet());
-                Answer::reply(out, |out| encoder.route(from.id, decision, route.explain, &fleet, out))
+                let decision = requests.decision();
+                requests.service().with_fleet(|fleet| {
+                    Answer::reply(out, |out| encoder.route(from.id, decision, route.explain, fleet, out))
+                })
             }
         }
     }
@@ -308,6 +310,14 @@ impl<S: Service> Respond for RoutingResponder<S> {
 
     fn take_work(&mut self) -> u64 {
         self.requests.take_work()
+    }
+
+    fn begin_batch(&mut self) {
+        self.requests.begin_batch();
+    }
+
+    fn end_batch(&mut self) {
+        self.requests.end_batch();
     }
 
     fn quantum_ended_by_work(&mut self) {

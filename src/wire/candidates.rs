@@ -111,7 +111,9 @@ impl<'f, 'o> Candidates<'f, 'o> {
         let Some(template) = self.templates.of(self.fleet, scored.index) else { return self.write_whole(scored) };
         let (place, candidate) = self.frame.table_of_template::<CANDIDATE_TABLE_BYTES, _>(self.layout, template);
         fill(candidate, scored);
-        self.write_terms(place, scored);
+        if let Some(layout) = self.terms_layout {
+            self.write_terms(layout, place, scored);
+        }
         place
     }
 
@@ -135,17 +137,17 @@ impl<'f, 'o> Candidates<'f, 'o> {
                 frame.table(candidate)
             }
         };
-        self.write_terms(place, scored);
+        if let Some(layout) = self.terms_layout {
+            self.write_terms(layout, place, scored);
+        }
         place
     }
 
-    /// Writes the terms of the candidate at `place`, if they are explained.
-    #[inline]
-    fn write_terms(&mut self, place: usize, scored: &Scored) {
-        if let Some(layout) = self.terms_layout {
-            let terms = self.frame.table_with_vtable(layout, &mut terms_to_wire(&scored.terms));
-            self.frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
-        }
+    /// Writes the terms of the candidate at `place`, whose vtable is at `layout`.
+    #[inline(never)]
+    fn write_terms(&mut self, layout: usize, place: usize, scored: &Scored) {
+        let terms = self.frame.table_with_vtable(layout, &mut terms_to_wire(&scored.terms));
+        self.frame.refer_field((&CANDIDATE, place), Candidate::VT_TERMS, terms);
     }
 }
 

@@ -259,6 +259,9 @@ pub(super) fn read_media<'a>(
     listed: &Elements<'_, fb::MediaHash>,
     media: &'a mut Vec<(u32, u64)>,
 ) -> Result<&'a [(u32, u64)]> {
+    if listed.bytes.is_none() {
+        return Ok(&[]);
+    }
     media.clear();
     let listed = listed.structs();
     bounded("media", listed.len(), MEDIA_HASHES_MAX)?;
@@ -445,6 +448,12 @@ pub(super) fn read_constraints<'a>(
     shared_hits: &Elements<'_, fb::BlockRange>,
     scratch: &'a mut ConstraintScratch,
 ) -> Result<Constraints<'a>> {
+    if table.is_none() && shared_hits.bytes.is_none() {
+        // As most requests are.
+        let names = Names::Packed { text: "", ends: &[] };
+        let preferred_taints = Preferences { names, weights: &[] };
+        return Ok(Constraints { required_taints: names, preferred_taints, shared_hits: &[] });
+    }
     scratch.required.clear();
     scratch.preferred.clear();
     scratch.weights.clear();

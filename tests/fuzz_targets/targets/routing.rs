@@ -192,7 +192,7 @@ pub(crate) fn frames(data: &[u8]) {
         connection.give_back(buffer);
         let flow = loop {
             let flow = connection.on_bytes(&mut log, &mut out);
-            if flow != Flow::Yield {
+            if !matches!(flow, Flow::Yield | Flow::Write) {
                 break flow;
             }
         };

@@ -26,13 +26,27 @@ thread_local! {
     static SPIN_US_MAX: Cell<u32> = const { Cell::new(0) };
 }
 
+/// The counters of all cores. Each core counts into a set of its own, which no other thread writes.
+pub(crate) struct CoreCounters(Vec<Arc<CounterSet<CoreCounter>>>);
+
+impl CoreCounters {
+    fn of(cores: usize) -> Self {
+        Self((0..cores).map(|_| Arc::default()).collect())
+    }
+
+    /// The sum over the cores.
+    pub(crate) fn get(&self, counter: CoreCounter) -> u64 {
+        self.0.iter().map(|set| set.get(counter)).sum()
+    }
+}
+
 /// A daemon's serving half, without what it serves.
 pub(crate) struct Daemon {
     pub(crate) cores: Vec<Core>,
     pub(crate) path: PathBuf,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     control: Option<thread::JoinHandle<()>>,
-    pub(crate) counters: Arc<CounterSet<CoreCounter>>,
+    pub(crate) counters: CoreCounters,
     pub(crate) refused: Arc<CounterSet<DaemonCounter>>,
     pub(crate) sessions_open: Arc<AtomicI64>,
     pub(crate) stage: Arc<Stage>,
@@ -56,7 +70,7 @@ impl Daemon {
         let path = directory.path().join("kvrouted.sock");
         let admin = admin_path(&path);
         let (fleet, sessions_open) = (fleet(), Arc::new(AtomicI64::new(0)));
-        let (counters, refused) = (Arc::new(CounterSet::default()), Arc::new(CounterSet::default()));
+        let (counters, refused) = (CoreCounters::of(cores), Arc::new(CounterSet::default()));
         let stage: Arc<Stage> = Arc::default();
         let start_core = |index| {
             let spin_us_max = SPIN_US_MAX.get();
@@ -65,7 +79,7 @@ impl Daemon {
             let stage = Arc::clone(&stage);
             let (fleet, sessions_open, admin) = (Arc::clone(&fleet), Arc::clone(&sessions_open), admin.clone());
             let make = move || Ok(FakeService { fleet, admin, sessions_open, last_session: 0, stage });
-            Core::start(set(options), Arc::clone(&counters), make).unwrap()
+            Core::start(set(options), Arc::clone(&counters.0[index]), make).unwrap()
         };
         let cores: Vec<_> = (0..cores).map(start_core).collect();
         let handles = cores.iter().map(Core::handle).collect();

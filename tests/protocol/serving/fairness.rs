@@ -187,10 +187,11 @@ fn a_reply_of_the_whole_fleet_fills_a_turn_by_itself() {
         let mut out = Vec::new();
         let flow = connection.on_bytes(&mut responder, &mut out);
         bytes += out.len();
-        if flow != Flow::Yield {
-            break;
+        match flow {
+            Flow::Yield => turns += 1,
+            Flow::Write => {}
+            Flow::Continue | Flow::Close { .. } => break,
         }
-        turns += 1;
     }
     let each = bytes / watches as usize;
     assert!(each < REPLY_BYTES_PER_QUANTUM_MAX, "{each}");

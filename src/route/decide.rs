@@ -55,7 +55,8 @@ impl Scratch {
         if (request.space, place_of(&request.prompt)) != (*space, *prompt_at) {
             return None;
         }
-        let locals = hashes_in_place(&request.prompt).unwrap_or(hash_buffer);
+        let is_matched = cache.observation().matched == MatchStatus::Matched;
+        let locals = is_matched.then(|| hashes_in_place(&request.prompt).unwrap_or(hash_buffer));
         observe_bookings(view, request, locals, buffers, cache);
         Some(cache)
     }
@@ -154,7 +155,7 @@ impl Scratch {
     #[must_use]
     pub fn chosen_moved(&self, decision: &Decision, loads: &Loads) -> bool {
         let chosen = decision.candidates.first().filter(|_| decision.mode.depends_on_load());
-        chosen.is_some_and(|chosen| loads.read(chosen.index).version != self.cache().load_version_of(chosen.index))
+        chosen.is_some_and(|chosen| loads.version(chosen.index) != self.cache().load_version_of(chosen.index))
     }
 }
 

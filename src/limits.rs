@@ -364,6 +364,8 @@ pub const PREDICTED_MEMORY_BYTES_MIN: u64 = 2 * SHARD_MEMORY_BYTES_MIN;
 pub const BOOKINGS_PER_SESSION_MAX: usize = 1 << 16;
 /// Bookings of one daemon.
 pub const BOOKINGS_MAX: usize = 1 << 20;
+/// Parts of the bookings whose names and slots share no cache lines; a session belongs to one of them.
+pub const BOOKING_STRIPES: usize = 4;
 /// Changes of loads remembered with their worker. A serving thread that has missed more reads every load again.
 pub const LOAD_CHANGES_KEPT: u64 = 1024;
 /// Workers whose recent prefills are checked each second, and forgotten if they are of long ago, before the bookings' lock
@@ -383,8 +385,14 @@ pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
 pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
 /// Blocks that may be copied, when a prompt ends, to join two nodes of that tree that do not lie side by side.
 pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
+/// Words that a booking may write before it takes the lock of the bookings, taken ahead for each part of them
+/// ([`BOOKING_STRIPES`]). At least half of them are there, so most prompts fit.
+pub const ACTIVE_SPARE_WORDS: u32 = 1 << 14;
 /// Tries of a lookup of active blocks before it takes the lock of the bookings.
 pub const ACTIVE_READ_TRIES_MAX: usize = 16;
+/// Pauses of such a lookup, about 15 ns each, while bookings of prompts with the same first block change what it reads.
+/// Most changes take less than 20 of them.
+pub const ACTIVE_READ_PAUSES_MAX: usize = 256;
 /// Doublings of a worker's back-off after failures.
 pub const BACK_OFF_DOUBLINGS_MAX: u32 = 30;
 /// Longest configurable back-off, and age of a reported load, milliseconds.

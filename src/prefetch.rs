@@ -23,6 +23,35 @@ pub(crate) fn prefetch(line: *const u8) {
     let _ = line;
 }
 
+/// As [`prefetch`], for a line that is about to be written: no other processor keeps it. A processor without such an
+/// instruction does nothing.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: as above: `prefetchw` is a hint that never faults. It changes neither the stack nor the flags.
+    unsafe {
+        std::arch::asm!("prefetchw [{0}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{0}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+    let _ = line;
+}
+
+/// [`prefetch_to_write`] for every line of a value.
+#[inline(always)]
+pub(crate) fn prefetch_value_to_write<T>(value: *const T) {
+    for at in (0..size_of::<T>()).step_by(LINE_BYTES) {
+        prefetch_to_write(value.cast::<u8>().wrapping_add(at));
+    }
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -32,5 +61,9 @@ mod tests {
         prefetch(std::ptr::null());
         prefetch(std::ptr::without_provenance(usize::MAX));
         prefetch([7_u8; 64].as_ptr());
+        prefetch_to_write(std::ptr::null());
+        let value = [7_u8; 100];
+        prefetch_value_to_write(&value);
+        assert_eq!(value, [7; 100]);
     }
 }

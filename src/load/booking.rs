@@ -10,7 +10,7 @@ use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{KEPT_LOST_RANGES_MAX, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{BOOKING_STRIPES, KEPT_LOST_RANGES_MAX, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +90,9 @@ pub(super) enum HeldBlocks {
     Shared(u32),
 }
 
-/// A live booking.
+/// A live booking, on two lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Booking {
     pub(super) generation: u64,
     pub(super) name: Name,
@@ -157,7 +158,8 @@ const NO_SLOT: u32 = u32::MAX;
 /// touches no booking.
 #[derive(Clone, Copy, Debug)]
 struct Links {
-    /// The slots of the live bookings that were made just before and just after it.
+    /// The slots of the live bookings of its stripe that were made just before and just after it. Of a free slot, the next
+    /// free one is in place of the older.
     older: u32,
     younger: u32,
     /// Its place in its session's list.
@@ -168,22 +170,46 @@ struct Links {
     user: Option<UserSlot>,
 }
 
+/// The names and slots of every [`BOOKING_STRIPES`]th session, on lines of their own. A session's bookings are mostly made
+/// and ended by one serving thread. What they alone change then stays in its processor's cache.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stripe {
+    /// The last slot that one of these sessions freed. The others follow by [`Links::older`].
+    free: u32,
+    /// The slots of live bookings.
+    by_name: HashTable<u32>,
+    /// The ends of the list of live bookings, in order of their creation.
+    oldest: u32,
+    youngest: u32,
+}
+
+/// Free slots that a stripe without any takes from another one.
+const SLOTS_TAKEN: usize = 16;
+
+/// The number of the stripe of a session.
+pub(super) const fn stripe_of(session: SessionId) -> usize {
+    session.0 as usize % BOOKING_STRIPES
+}
+
 /// Bookings by slot and by name. Slots are reused, generations are not.
 #[derive(Debug)]
 pub(super) struct Bookings {
     slots: Vec<Option<Booking>>,
     /// By slot.
     links: Vec<Links>,
-    free: Vec<u32>,
-    /// The slots of live bookings.
-    by_name: HashTable<u32>,
+    stripes: Box<[Stripe; BOOKING_STRIPES]>,
     ended: EndedNames,
-    /// The ends of the list of live bookings, in order of their creation.
-    oldest: u32,
-    youngest: u32,
+    live: usize,
     generations: u64,
     /// Generations that earlier runs may have given out to bookings that this run does not know, in ascending order.
     lost: Vec<RangeInclusive<u64>>,
+}
+
+impl Default for Stripe {
+    fn default() -> Self {
+        Self { free: NO_SLOT, by_name: HashTable::new(), oldest: NO_SLOT, youngest: NO_SLOT }
+    }
 }
 
 impl Default for Bookings {
@@ -191,11 +217,9 @@ impl Default for Bookings {
         Self {
             slots: Vec::new(),
             links: Vec::new(),
-            free: Vec::new(),
-            by_name: HashTable::new(),
+            stripes: Box::new(std::array::from_fn(|_| Stripe::default())),
             ended: EndedNames::default(),
-            oldest: NO_SLOT,
-            youngest: NO_SLOT,
+            live: 0,
             generations: 0,
             lost: Vec::new(),
         }
@@ -203,8 +227,8 @@ impl Default for Bookings {
 }
 
 impl Bookings {
-    pub(super) fn live(&self) -> usize {
-        self.slots.len() - self.free.len()
+    pub(super) const fn live(&self) -> usize {
+        self.live
     }
 
     /// Slots ever used; all live bookings are below.
@@ -229,7 +253,8 @@ impl Bookings {
 
     /// The slot of the live booking of this name.
     pub(super) fn live_named(&self, name: Name) -> Option<u32> {
-        self.by_name.find(name.hash(), |slot| self.get(*slot).is_some_and(|booking| booking.name == name)).copied()
+        let is_named = |slot: &u32| self.get(*slot).is_some_and(|booking| booking.name == name);
+        self.stripes[stripe_of(name.session)].by_name.find(name.hash(), is_named).copied()
     }
 
     /// The highest generation so far.
@@ -248,8 +273,10 @@ impl Bookings {
     ) -> (u32, u64) {
         self.generations += 1;
         booking.generation = self.generations;
-        let links = Links { older: self.youngest, younger: NO_SLOT, session_place, prompt_blocks, user };
-        let slot = self.free.pop().unwrap_or_else(|| {
+        let stripe = stripe_of(booking.name.session);
+        let older = self.stripes[stripe].youngest;
+        let links = Links { older, younger: NO_SLOT, session_place, prompt_blocks, user };
+        let slot = self.take_free(stripe).unwrap_or_else(|| {
             self.slots.push(None);
             self.links.push(links);
             (self.slots.len() - 1) as u32
@@ -258,11 +285,33 @@ impl Bookings {
         (slot, self.generations)
     }
 
+    /// Takes a free slot, of this stripe if it has one; `None` if all slots are in use.
+    fn take_free(&mut self, stripe: usize) -> Option<u32> {
+        if self.stripes[stripe].free == NO_SLOT {
+            // A few at once: neighbours share lines.
+            let other = self.stripes.iter().position(|other| other.free != NO_SLOT)?;
+            let first = self.stripes[other].free;
+            let next = |slot: &u32| Some(self.links[*slot as usize].older).filter(|next| *next != NO_SLOT);
+            let last = std::iter::successors(Some(first), next).take(SLOTS_TAKEN).last().unwrap_or(first);
+            self.stripes[other].free = std::mem::replace(&mut self.links[last as usize].older, NO_SLOT);
+            self.stripes[stripe].free = first;
+        }
+        let slot = self.stripes[stripe].free;
+        self.stripes[stripe].free = self.links[slot as usize].older;
+        Some(slot)
+    }
+
+    /// Adds a slot to the free ones of a stripe.
+    fn give_free(&mut self, stripe: usize, slot: u32) {
+        self.links[slot as usize].older = std::mem::replace(&mut self.stripes[stripe].free, slot);
+    }
+
     /// Stores a booking of an earlier run in its slot, which is free, under its generation, which is the highest so far.
     /// Call [`Bookings::continue_from`] after the last one.
     pub(super) fn insert_at(&mut self, slot: u32, booking: Booking, session_place: u32, user: Option<UserSlot>) {
         self.generations = booking.generation;
-        let links = Links { older: self.youngest, younger: NO_SLOT, session_place, prompt_blocks: 0, user };
+        let older = self.stripes[stripe_of(booking.name.session)].youngest;
+        let links = Links { older, younger: NO_SLOT, session_place, prompt_blocks: 0, user };
         if slot as usize >= self.slots.len() {
             self.slots.resize_with(slot as usize + 1, || None);
             self.links.resize(slot as usize + 1, links);
@@ -280,9 +329,13 @@ impl Bookings {
             let first = self.lost.remove(0);
             self.lost[0] = *first.start()..=*self.lost[0].end();
         }
-        let is_free = |slot: &u32| self.slots[*slot as usize].is_none();
-        // From the end, so that the lowest is given out first.
-        self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
+        self.stripes.iter_mut().for_each(|stripe| stripe.free = NO_SLOT);
+        // From the end, so that the lowest is given out first. Other stripes take their slots from this one.
+        for slot in (0..self.slots.len() as u32).rev() {
+            if self.slots[slot as usize].is_none() {
+                self.give_free(0, slot);
+            }
+        }
     }
 
     /// Whether an earlier run may have given out a generation to a booking that this run does not know.
@@ -297,42 +350,46 @@ impl Bookings {
 
     /// Stores a booking in a free slot, as the youngest.
     fn put(&mut self, slot: u32, booking: Booking, links: Links) {
-        let hash = booking.name.hash();
+        let (hash, stripe) = (booking.name.hash(), &mut self.stripes[stripe_of(booking.name.session)]);
         self.slots[slot as usize] = Some(booking);
+        self.live += 1;
         self.links[slot as usize] = links;
         match self.links.get_mut(links.older as usize) {
             Some(older) => older.younger = slot,
-            None => self.oldest = slot,
+            None => stripe.oldest = slot,
         }
-        self.youngest = slot;
+        stripe.youngest = slot;
         let slots = &self.slots;
         let of_slot = |slot: &u32| slots[*slot as usize].as_ref().map_or(0, |booking| booking.name.hash());
-        self.by_name.insert_unique(hash, slot, of_slot);
+        stripe.by_name.insert_unique(hash, slot, of_slot);
     }
 
     /// Ends the booking in `slot` and remembers its name.
     #[inline]
     pub(super) fn end(&mut self, slot: u32) -> Option<Booking> {
         let booking = self.slots.get_mut(slot as usize)?.take()?;
-        self.free.push(slot);
-        self.unlink(slot);
-        if let Ok(entry) = self.by_name.find_entry(booking.name.hash(), |other| *other == slot) {
+        self.live -= 1;
+        let stripe = stripe_of(booking.name.session);
+        self.unlink(slot, stripe);
+        self.give_free(stripe, slot);
+        let by_name = &mut self.stripes[stripe].by_name;
+        if let Ok(entry) = by_name.find_entry(booking.name.hash(), |other| *other == slot) {
             entry.remove();
         }
         self.ended.add(booking.name, booking.attempt);
         Some(booking)
     }
 
-    /// Removes an ended booking from the list by age.
-    fn unlink(&mut self, slot: u32) {
+    /// Removes an ended booking from the list by age of its stripe.
+    fn unlink(&mut self, slot: u32, stripe: usize) {
         let Links { older, younger, .. } = self.links[slot as usize];
         match self.links.get_mut(older as usize) {
             Some(links) => links.younger = younger,
-            None => self.oldest = younger,
+            None => self.stripes[stripe].oldest = younger,
         }
         match self.links.get_mut(younger as usize) {
             Some(links) => links.older = older,
-            None => self.youngest = older,
+            None => self.stripes[stripe].youngest = older,
         }
     }
 
@@ -363,8 +420,9 @@ impl Bookings {
 
     /// The slot of the oldest booking, if it is older than `age_ns`.
     pub(super) fn oldest_beyond(&self, now_ns: u64, age_ns: u64) -> Option<u32> {
-        let booking = self.get(self.oldest)?;
-        (now_ns.saturating_sub(booking.booked_at_ns) >= age_ns).then_some(self.oldest)
+        let oldest = self.stripes.iter().filter_map(|stripe| Some((stripe.oldest, self.get(stripe.oldest)?)));
+        let (slot, booking) = oldest.min_by_key(|(_, booking)| booking.generation)?;
+        (now_ns.saturating_sub(booking.booked_at_ns) >= age_ns).then_some(slot)
     }
 }
 
@@ -508,6 +566,63 @@ mod tests {
         assert_ne!(name(1, "a"), Name::new(8, SessionId(1), "a"), "the secret counts");
         assert_eq!(Name::of_prefill_half(7, SessionId(1), "a"), Some(name(1, "a/prefill")));
         assert_eq!(Name::of_prefill_half(7, SessionId(1), &"a".repeat(NAME_BYTES_MAX)), None, "it is too long");
+    }
+
+    fn booking(session: u32, text: &str, booked_at_ns: u64) -> Booking {
+        Booking {
+            generation: 0,
+            name: Name::new(7, SessionId(session), text),
+            attempt: 0,
+            worker: WorkerIndex(0),
+            prefill: None,
+            space: SpaceId(0),
+            prompt_tokens: [0; 2],
+            held: HeldBlocks::Alone(0),
+            output: Output::new(0, 0),
+            prefilling: true,
+            first_token_at_ns: 0,
+            is_recorded: false,
+            is_traced: false,
+            began_alone: false,
+            prefilled_us: 0,
+            is_prefill_half: false,
+            booked_at_ns,
+        }
+    }
+
+    #[test]
+    fn slots_that_one_session_frees_are_taken_by_others_before_there_are_more() {
+        const EACH: u32 = 50;
+        let mut bookings = Bookings::default();
+        for session in 0..2 * BOOKING_STRIPES as u32 {
+            let slots: Vec<u32> = (0..EACH)
+                .map(|at| bookings.insert(booking(session, &at.to_string(), u64::from(session)), (0, 0), None).0)
+                .collect();
+            let distinct: std::collections::BTreeSet<&u32> = slots.iter().collect();
+            assert_eq!((bookings.live(), bookings.slots(), distinct.len()), (50, 50, 50));
+            let name = Name::new(7, SessionId(session), "49");
+            assert_eq!(bookings.live_named(name), slots.last().copied());
+            for slot in slots {
+                assert!(bookings.end(slot).is_some() && bookings.end(slot).is_none());
+            }
+            assert_eq!((bookings.live(), bookings.live_named(name)), (0, None));
+        }
+    }
+
+    #[test]
+    fn the_oldest_booking_of_all_sessions_is_found() {
+        let mut bookings = Bookings::default();
+        let mut slots: Vec<u32> = (0..20_u32)
+            .map(|at| bookings.insert(booking(at % 7, &at.to_string(), u64::from(at)), (0, 0), None).0)
+            .collect();
+        // The middle one ends early.
+        bookings.end(slots.remove(10));
+        for slot in slots {
+            assert_eq!(bookings.oldest_beyond(100, 101), None, "too young");
+            assert_eq!(bookings.oldest_beyond(100, 1), Some(slot));
+            bookings.end(slot);
+        }
+        assert_eq!(bookings.oldest_beyond(100, 1), None);
     }
 
     #[test]

@@ -3,18 +3,24 @@
 use std::sync::atomic::AtomicU64 as Counter;
 
 use crate::limits::LOAD_CHANGES_KEPT;
+use crate::prefetch::prefetch_to_write;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Logged changes. The model checker gets a small world.
 const LOGGED: u64 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LOAD_CHANGES_KEPT };
 
-/// The last changes. Written under the bookings' lock, read without one.
+/// Changes whose places a reader guesses at once.
+const GUESSED: u64 = 8;
+
+/// The last changes. Written under the bookings' lock, read without one. On a line of its own: the count changes with every
+/// booking.
 ///
 /// | tag | write | read |
 /// |---|---|---|
 /// | CHANGED | `count`, Release, after a cell and the place of the change | `count`, Acquire, before places and cells |
 /// | OVERWRITE | a Release fence after `count`, before the place of the next change | an Acquire fence after places, before `count` is read again |
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct ChangeLog {
     /// Changes so far.
     count: AtomicU64,
@@ -44,6 +50,12 @@ impl ChangeLog {
         &self.places[(change % LOGGED) as usize]
     }
 
+    /// Prefetches the count, which is about to be changed.
+    #[inline]
+    pub(super) fn prefetch_to_write(&self) {
+        prefetch_to_write((&raw const self.count).cast());
+    }
+
     /// Logs a change of a place's cell. The caller holds the bookings' lock.
     pub(super) fn note(&self, place: u32) {
         // Relaxed: only writers change it, and the lock orders writers.
@@ -66,6 +78,14 @@ impl ChangeLog {
     pub(super) fn since(&self, seen: &mut ChangesSeen, places: &mut Vec<u32>) -> bool {
         let before = seen.0;
         self.copy(seen, places) && self.still_logged(before)
+    }
+
+    /// Some of the places that changed since `seen`, the last ones: a guess, for a reader that will ask for all of them.
+    pub(super) fn last_since(&self, seen: ChangesSeen) -> impl Iterator<Item = u32> {
+        let now = self.seen().0;
+        let from = seen.0.max(now.saturating_sub(GUESSED));
+        // Relaxed: as in `copy`; nothing depends on it.
+        (from..now).map(|change| self.of(change).load(Ordering::Relaxed))
     }
 
     /// As [`ChangeLog::since`], but the places may be those of later changes.
@@ -174,7 +194,10 @@ mod tests {
         assert!(changes.since(&mut seen, &mut places));
         assert!(changes.since(&mut seen, &mut places));
         assert_eq!(places, [7, 3, 7]);
+        let guessed: Vec<u32> = changes.last_since(ChangesSeen(seen.0 - 3)).collect();
+        assert_eq!(guessed, [7, 3, 7]);
         (1..LOAD_CHANGES_KEPT).for_each(|_| changes.note(1));
+        assert_eq!(changes.last_since(seen).count() as u64, GUESSED, "not all of them");
         places.clear();
         assert!(changes.since(&mut seen, &mut places));
         assert_eq!(places.len() as u64, LOAD_CHANGES_KEPT - 1);

@@ -9,6 +9,7 @@ use super::recent_work::RecentWork;
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
 use crate::limits::WORKERS_MAX;
+use crate::prefetch::{prefetch, prefetch_value_to_write};
 use crate::protocol::EngineLoad;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, SeqWord, spin};
 
@@ -351,8 +352,27 @@ impl LoadCells {
         load
     }
 
-    /// The version of a worker's load; 0 for a worker without a place. It changes at the beginning and at the end of each
-    /// change.
+    /// Prefetches the cell of a worker that is about to be changed.
+    #[inline]
+    pub(super) fn prefetch_to_write(&self, worker: WorkerIndex) {
+        if let Some(cell) = self.cells.get(worker.place()) {
+            prefetch_value_to_write(cell);
+        }
+        self.changes.prefetch_to_write();
+    }
+
+    /// Prefetches what a decision reads of the cells that changed since `seen`.
+    #[inline]
+    pub(super) fn prefetch_changed(&self, seen: ChangesSeen) {
+        for place in self.changes.last_since(seen) {
+            if let Some(cell) = self.cells.get(place as usize) {
+                prefetch((&raw const cell.sequence).cast());
+                prefetch((&raw const cell.spare).cast());
+            }
+        }
+    }
+
+    /// The version of a worker's load; odd while it changes, and 0 for a worker without a place.
     #[inline]
     pub(super) fn version(&self, worker: WorkerIndex) -> u64 {
         // Relaxed: as in `read_consistent`.

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, SeenDivergence, blocks_to};
+use super::active::{ActiveDepths, ActiveTree, BLOCK_PARTS, PlacedPrompt, SeenDivergence, SpareRun, blocks_to};
 use super::booking::{Booking, Demand, HeldBlocks, Name, Output, PromptBlocks};
 use super::change_log::ChangesSeen;
 use super::ended::{EndReason, EndedQueue};
@@ -17,6 +17,7 @@ use super::recent_work::recent_ms;
 use super::reporters::{BeyondShare, Reporter};
 use super::restored::ABSENT;
 use super::session::SessionId;
+use super::spares::Spares;
 use crate::engine_law::PrefillLaw;
 use crate::error::{Error, Kind, Result};
 use crate::ids::{LocalHash, SpaceId, Worker, WorkerIndex};
@@ -89,6 +90,7 @@ pub struct Loads {
     pub(super) tree: ActiveTree,
     /// One short critical section per report; never held across a system call.
     pub(super) ledger: Mutex<Ledger>,
+    spares: Spares,
     /// Memory of bookings, as of the last look for expired bookings. Relaxed: a figure.
     ledger_bytes: AtomicU64,
     pub(super) config: LoadsConfig,
@@ -106,7 +108,7 @@ impl Loads {
         let queue = |waiting_max| (waiting_max > 0).then(|| EndedQueue::new(waiting_max));
         let (ended, traced) = (queue(config.ended_waiting_max), queue(config.traced_waiting_max));
         let (ledger, ledger_bytes) = (Mutex::new(Ledger::new(&config)), AtomicU64::new(0));
-        Self { cells, tree, ledger, ledger_bytes, config, ended, traced }
+        Self { cells, tree, ledger, spares: Spares::default(), ledger_bytes, config, ended, traced }
     }
 
     /// A worker's load as booked, without a lock: every prefill in progress counts in full.
@@ -141,6 +143,13 @@ impl Loads {
     #[must_use]
     pub fn changes_seen(&self) -> ChangesSeen {
         self.cells.changes_seen()
+    }
+
+    /// Fetches ahead the loads that changed since `seen`, and what [`Loads::active`] reads first. It changes no answer.
+    #[inline]
+    pub fn prefetch(&self, seen: ChangesSeen, space: SpaceId, locals: &[LocalHash]) {
+        self.cells.prefetch_changed(seen);
+        self.tree.prefetch(space, locals);
     }
 
     /// Appends the places of the workers whose load changed since `seen`, and moves `seen` on. `false` if any load may
@@ -312,6 +321,13 @@ impl Loads {
         self.ledger.lock().bookings.live()
     }
 
+    /// Takes the lock for a booking or its end, and fetches ahead what every one of them changes.
+    #[inline]
+    fn lock_to_change(&self) -> MutexGuard<'_, Ledger> {
+        Ledger::prefetch_to_write(self.ledger.data_ptr());
+        self.ledger.lock()
+    }
+
     /// Adds a connection of `uid` to the session of `token`; without a token, to a session of its own.
     ///
     /// # Errors
@@ -340,14 +356,12 @@ impl Loads {
         demand: Demand<'_>,
         now_ns: u64,
     ) -> Result<Booked> {
-        if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
-            return Err(Error::new(
-                Kind::InvalidArgument,
-                format!("a booking needs a request_id of 1 to {NAME_BYTES_MAX} bytes, not {}", request_id.len()),
-                "name each request, or ask without booking",
-            ));
-        }
-        let (name, mut ledger) = (Name::new(self.config.secret, session, request_id), self.ledger.lock());
+        check_name(request_id)?;
+        let name = Name::new(self.config.secret, session, request_id);
+        let mut spare = self.spares.prepare(&self.tree, (session, worker), &demand);
+        self.cells.prefetch_to_write(worker);
+        let mut ledger = self.lock_to_change();
+        ledger.prefills.prefetch_to_write(worker, None);
         if !self.cells.is_of(worker) {
             return Err(Error::new(Kind::Overloaded, "the chosen worker has just left", "ask again"));
         }
@@ -364,7 +378,7 @@ impl Loads {
         if let Some(slot) = superseded {
             self.end(&mut ledger, slot, EndReason::Superseded, now_ns);
         }
-        let placed = self.place(&mut ledger, (session, worker), &demand);
+        let placed = self.place(&mut ledger, (session, worker), &demand, spare.as_deref_mut());
         let prefill = ledger.begin_prefill(worker, [demand.prefill_tokens, demand.cached_tokens], now_ns);
         let prompt_blocks = match (placed.held, demand.blocks) {
             (HeldBlocks::Shared(_), PromptBlocks::Shared(locals)) => locals.len(),
@@ -439,6 +453,7 @@ impl Loads {
         ledger: &mut Ledger,
         (session, worker): (SessionId, WorkerIndex),
         demand: &Demand<'_>,
+        spare: Option<&mut SpareRun>,
     ) -> ChargedBlocks {
         let alone = |blocks, unshared| ChargedBlocks {
             held: HeldBlocks::Alone(blocks),
@@ -452,7 +467,7 @@ impl Loads {
                 alone(locals.len() as u64, true)
             }
             PromptBlocks::Shared(locals) => {
-                match ledger.active.add(&self.tree, demand.space, locals, worker, demand.divergence) {
+                match ledger.active.add(&self.tree, demand.space, locals, worker, demand.divergence, spare) {
                     Some(PlacedPrompt { node, added_parts }) => {
                         ChargedBlocks { held: HeldBlocks::Shared(node), added_parts, unshared: false }
                     }
@@ -465,6 +480,8 @@ impl Loads {
     /// Ends the booking in `slot` and subtracts its load. If its gateway freed it, learns how long it decoded.
     pub(super) fn end(&self, ledger: &mut Ledger, slot: u32, reason: EndReason, now_ns: u64) {
         let Some(booking) = ledger.end(slot) else { return };
+        self.cells.prefetch_to_write(booking.worker);
+        ledger.prefills.prefetch_to_write(booking.worker, booking.prefill);
         self.record_end(ledger, &booking, reason, now_ns);
         let is_decoded = reason == EndReason::Freed && !booking.prefilling;
         let mut freed_parts = booking.own_parts();
@@ -484,6 +501,17 @@ impl Loads {
             }
         });
     }
+}
+
+fn check_name(request_id: &str) -> Result<()> {
+    if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
+        return Err(Error::new(
+            Kind::InvalidArgument,
+            format!("a booking needs a request_id of 1 to {NAME_BYTES_MAX} bytes, not {}", request_id.len()),
+            "name each request, or ask without booking",
+        ));
+    }
+    Ok(())
 }
 
 /// A booking that moved to another worker.
@@ -546,7 +574,7 @@ impl Loads {
 
     /// Reports that a request has ended. Idempotent.
     pub fn free(&self, session: SessionId, booking: BookingRef<'_>, now_ns: u64) -> BookingOutcome {
-        let mut ledger = self.ledger.lock();
+        let mut ledger = self.lock_to_change();
         match ledger.find(session, booking) {
             Ok(slot) => {
                 self.end(&mut ledger, slot, EndReason::Freed, now_ns);

@@ -34,6 +34,7 @@ mod recent_work;
 mod reporters;
 mod restored;
 mod session;
+mod spares;
 #[cfg(test)]
 mod tests;
 

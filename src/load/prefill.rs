@@ -13,6 +13,7 @@ use super::prefill_laws::{DonePrefill, PrefillLaws};
 use crate::engine_law::PrefillLaw;
 use crate::ids::WorkerIndex;
 use crate::limits::PREFILL_WORK_NS_MAX;
+use crate::prefetch::prefetch_value_to_write;
 
 /// The model of the duration of a prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,6 +161,17 @@ pub(super) struct Prefills {
 impl Prefills {
     pub(super) fn new(model: PrefillModel) -> Self {
         Self { model, ..Self::default() }
+    }
+
+    /// Prefetches what the begin of a prefill of a worker changes, or the end of this one.
+    #[inline]
+    pub(super) fn prefetch_to_write(&self, worker: WorkerIndex, ending: Option<PrefillId>) {
+        if let Some(queue) = self.queues.get(worker.place()) {
+            prefetch_value_to_write(queue);
+        }
+        if let Some(place) = ending.or(self.free).and_then(|id| self.places.get(id.0 as usize)) {
+            prefetch_value_to_write(place);
+        }
     }
 
     /// Adds a prefill of `tokens` after `cached_tokens` behind those of its worker, also those that other routers have

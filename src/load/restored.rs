@@ -339,7 +339,7 @@ impl Loads {
             HeldBlocks::Alone(blocks) if locals.is_empty() => PromptBlocks::Alone(blocks),
             _ => PromptBlocks::Shared(locals),
         };
-        let placed = self.place(ledger, (session, worker), &Demand { space, blocks, ..Demand::default() });
+        let placed = self.place(ledger, (session, worker), &Demand { space, blocks, ..Demand::default() }, None);
         let prefill = if begins { ledger.begin_prefill(worker, tokens, booked_at_ns) } else { None };
         if let Some(prefill) = prefill {
             ledger.prefills.note_restored(prefill);

@@ -14,8 +14,9 @@ use crate::shares::share;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
 
-/// One session: its connections and its bookings.
+/// One session: its connections and its bookings, on lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Session {
     token: Option<SessionToken>,
     uid: u32,

@@ -152,8 +152,7 @@ pub struct RequestQueue {
     /// Wakes the task that waits for deadlines when the earliest deadline of the queue moves forward.
     ends_sooner: Notify,
     counters: CounterSet<QueueCounter>,
-    /// Microseconds.
-    /// Written under the lock of `queue`.
+    /// Microseconds. Written under the lock of `queue`.
     waited: Latency,
 }
 

@@ -57,7 +57,8 @@ impl Scratch {
         if (request.space, place_of(&request.prompt)) != (*space, *prompt_at) {
             return None;
         }
-        let locals = hashes_in_place(&request.prompt).unwrap_or(hash_buffer);
+        let is_matched = cache.observation().matched == MatchStatus::Matched;
+        let locals = is_matched.then(|| hashes_in_place(&request.prompt).unwrap_or(hash_buffer));
         observe_bookings(view, request, locals, buffers, cache);
         Some(cache)
     }

@@ -16,7 +16,7 @@ use crate::index::{Depths, IndexReader};
 use crate::limits::PROMPT_TOKENS_MAX;
 use crate::load::{ActiveRead, Loads, SeenDivergence};
 use crate::predict::PredictionReader;
-use crate::protocol::{MatchStatus, Mode, Prompt, ReplyNotes, RouteRequest};
+use crate::protocol::{Mode, Prompt, ReplyNotes, RouteRequest};
 
 /// The shared state that a decision reads. Index readers are by space.
 #[derive(Clone, Copy)]
@@ -100,27 +100,35 @@ pub(super) fn observe(
     };
     // Trust comes before the index, so that the index is at least as new.
     cache.refresh(view, request.space);
+    // For `observe_bookings`: it arrives while the index is read.
+    cache.prefetch_loads(view, request.space, locals.map_or(&[], |(locals, _)| locals));
     apply_constraints(view, request, buffers, cache);
     look_up_overlaps(view, request, locals, mode, buffers, cache);
     set_shared_blocks(request, scheme, buffers, cache);
+    // What bookings change comes last: the longer a decision takes from there, the more of them find the chosen worker
+    // booked meanwhile.
+    observe_bookings(view, request, locals.map(|(locals, _)| locals), buffers, cache);
     if mode == Mode::RoundRobin {
         cache.set_round_robin_counter(round_robin_counter(view, request));
     }
     Ok(())
 }
 
-/// Reads again what bookings change: the loads, and which prompts run. `locals` are the hashes of the prompt's blocks;
-/// all else stays as [`observe`] read it for the same request.
+/// Reads what bookings change: the loads, and which prompts run. All else stays as [`observe`] read it for the same
+/// request. `locals` are the hashes of the prompt's blocks, if the prompt can be matched.
+///
+/// The prompts are read after the loads: a booking between the two counts in neither, or belongs to the chosen worker and
+/// is noticed.
 pub(super) fn observe_bookings(
     view: &View<'_>,
     request: &RouteRequest<'_>,
-    locals: &[LocalHash],
+    locals: Option<&[LocalHash]>,
     buffers: &mut ObservationBuffers,
     cache: &mut SpaceCache,
 ) {
     cache.refresh_loads(view);
-    if cache.observation().matched == MatchStatus::Matched {
-        read_active(view, request, locals, buffers, cache);
+    if let Some(locals) = locals {
+        buffers.active = Some(view.loads.active(request.space, locals, &mut cache.active_rows()));
     }
 }
 
@@ -317,8 +325,7 @@ fn block_hashes<'a>(
     Ok(hash_buffer)
 }
 
-/// Reads the index and the prompts in flight once each. The prompts are read after the loads: a booking between the two
-/// counts in neither, or belongs to the chosen worker and is noticed.
+/// Reads the index once.
 fn overlap(
     view: &View<'_>,
     request: &RouteRequest<'_>,
@@ -327,7 +334,6 @@ fn overlap(
     cache: &mut SpaceCache,
 ) {
     cache.set_request_blocks(locals.len() as u32);
-    read_active(view, request, locals, buffers, cache);
     let Some(index) = view.indexes.get(request.space.0 as usize) else { return cache.clear_overlaps() };
     // Engines always compute the last token, and with it its whole block.
     let usable = request.prompt.token_count().saturating_sub(1) / scheme.block_size.max(1) as usize;
@@ -336,17 +342,6 @@ fn overlap(
     if cache.mark_contended(lookup.contended) {
         cache.note(ReplyNotes::READ_CONTENDED);
     }
-}
-
-/// Reads how much of the prompt each worker already runs.
-fn read_active(
-    view: &View<'_>,
-    request: &RouteRequest<'_>,
-    locals: &[LocalHash],
-    buffers: &mut ObservationBuffers,
-    cache: &mut SpaceCache,
-) {
-    buffers.active = Some(view.loads.active(request.space, locals, &mut cache.active_rows()));
 }
 
 /// Reads the predictions once, for the workers that publish no events.

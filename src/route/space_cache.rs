@@ -18,7 +18,7 @@ use super::observation::{ConstraintFacts, Observation, WorkerFacts};
 use super::read_observation::View;
 use super::request_facts::RequestFacts;
 use crate::fleet::{TrustCell, WorkerRecord, trust_changes};
-use crate::ids::{ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};
+use crate::ids::{LocalHash, ShardId, SpaceId, TierBlocks, WorkerIndex, WorkerSlot};
 use crate::index::Depths;
 use crate::load::{ActiveDepths, ChangesSeen, Load, LoadStability};
 use crate::protocol::{MatchStatus, ReplyNotes};
@@ -78,12 +78,11 @@ impl SpaceCache {
         self.observation.notes.insert(note);
     }
 
-    /// Brings the workers up to date, without what depends on the prompt. Call this before the index is read: the index
-    /// is then at least as new as the trust.
+    /// Brings the workers up to date, without what depends on the prompt, and without loads: call
+    /// [`SpaceCache::refresh_loads`] later. Call this before the index is read: the index is then at least as new as the
+    /// trust.
     pub(super) fn refresh(&mut self, view: &View<'_>, space: SpaceId) {
-        if self.is_of(view) {
-            self.refresh_loads(view);
-        } else {
+        if !self.is_of(view) {
             self.rebuild(view, space);
         }
         self.refresh_trust();
@@ -138,6 +137,12 @@ impl SpaceCache {
             (0..self.sources.len()).for_each(|row| self.read_load(view, row));
         }
         self.changed = changed;
+    }
+
+    /// Fetches ahead what [`SpaceCache::refresh_loads`] will read, and the prompts in flight that begin as this one.
+    #[inline]
+    pub(super) fn prefetch_loads(&self, view: &View<'_>, space: SpaceId, locals: &[LocalHash]) {
+        view.loads.prefetch(self.loads_seen, space, locals);
     }
 
     fn read_load(&mut self, view: &View<'_>, row: usize) {

@@ -5,7 +5,7 @@
 use super::memory::{CHUNK_ORDER, LINE_WORDS, WordAllocator, Words, halves, word};
 use super::node::Node;
 use super::{AtomicU64, Ordering};
-use crate::sync::SeqWord;
+use crate::sync::{SeqWord, spin};
 
 /// Inline edges of a root: the rest of its cache line. The model checker gets a small world.
 const INLINE_EDGES: u32 = if cfg!(all(test, kvrouted_loom)) { 2 } else { LINE_WORDS - 2 };
@@ -97,6 +97,19 @@ impl Root {
     #[inline]
     pub(super) fn stable_sequence(&self) -> Option<u64> {
         self.sequence.begin_read()
+    }
+
+    /// As [`Root::stable_sequence`], after pauses while a change is in progress, which it takes off `pauses`. `None` = they
+    /// are used up.
+    #[inline]
+    pub(super) fn wait_stable(&self, pauses: &mut usize) -> Option<u64> {
+        loop {
+            if let Some(sequence) = self.stable_sequence() {
+                return Some(sequence);
+            }
+            *pauses = pauses.checked_sub(1)?;
+            spin();
+        }
     }
 
     /// Whether nothing has changed since [`Root::stable_sequence`] returned `sequence`.

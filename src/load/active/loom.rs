@@ -71,7 +71,7 @@ impl Model {
 }
 
 fn add(tree: &ActiveTree, writer: &mut ActiveWriter, blocks: &[u64], worker: u32) -> u32 {
-    writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker), None).expect("there is room").node
+    writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker), None, None).expect("there is room").node
 }
 
 /// A node splits, as when a prompt diverges within it. Its worker is unaffected.
@@ -168,10 +168,65 @@ fn words_used_again_by_another_thread() {
 fn words_used_again_by_another_thread_without_its_fence() {
     let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) = |tree, writer, node| {
         reuse_elsewhere(tree, writer, node, |tree, mut writer| {
-            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1), None).expect("there is room");
+            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1), None, None).expect("there is room");
         });
     };
     Model { change, ..REUSE }.check();
+}
+
+/// As [`REUSE`], by another thread that writes the prompt's blocks ahead, into words that it was given.
+fn reuse_ahead(
+    tree: &Arc<ActiveTree>,
+    mut writer: ActiveWriter,
+    node: u32,
+    prepare: fn(&ActiveTree, &mut SpareRun, SpaceId, &[LocalHash], WorkerIndex, Option<&SeenDivergence>),
+) {
+    writer.remove(tree, node, WorkerIndex(2));
+    let mut spare = SpareRun::default();
+    writer.refill(tree, &mut spare);
+    assert_eq!(spare.at, node, "the words that were freed");
+    let tree = Arc::clone(tree);
+    let other = ::loom::thread::spawn(move || {
+        let (asked, worker) = (locals(&[30]), WorkerIndex(1));
+        let seen = tree.read(SPACE, &asked, &mut BTreeMap::new());
+        prepare(&tree, &mut spare, SPACE, &asked, worker, seen.as_ref());
+        // Nothing is linked: the writes alone are to be noticed.
+    });
+    other.join().expect("the other writer ended");
+}
+
+#[test]
+fn words_written_ahead() {
+    let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) =
+        |tree, writer, node| reuse_ahead(tree, writer, node, ActiveTree::prepare);
+    Model { change, ..REUSE }.check();
+}
+
+#[test]
+#[should_panic(expected = "a middle state")]
+fn words_written_ahead_without_its_fence() {
+    let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) =
+        |tree, writer, node| reuse_ahead(tree, writer, node, ActiveTree::prepare_behind_fence);
+    Model { change, ..REUSE }.check();
+}
+
+/// A prompt ends whose worker runs another one through the same blocks: readers may look before, after and meanwhile.
+const ONE_OF_TWO: Model = Model {
+    before: |tree, writer| {
+        add(tree, writer, &[10], 1);
+        add(tree, writer, &[10], 1)
+    },
+    change: |tree, mut writer, node| {
+        writer.remove(tree, node, WorkerIndex(1));
+    },
+    query: &[10],
+    answers: 1 << 1,
+    is_mutant: false,
+};
+
+#[test]
+fn one_of_two_prompts_ends() {
+    ONE_OF_TWO.check();
 }
 
 /// A table grows: its edges move to another one, and its words are freed.

@@ -48,6 +48,11 @@ impl Words {
         Self((0..(words_max / CHUNK_WORDS as usize).max(1)).map(|_| OnceLock::new()).collect())
     }
 
+    /// Words of all chunks, allocated or not.
+    pub(super) fn words_max(&self) -> u32 {
+        self.0.len() as u32 * CHUNK_WORDS
+    }
+
     /// Bytes of the allocated chunks. Chunks are never freed.
     pub(super) fn bytes(&self) -> u64 {
         let allocated = self.0.iter().take_while(|chunk| chunk.get().is_some()).count();

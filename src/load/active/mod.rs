@@ -10,16 +10,19 @@
 //!
 //! The one writer, under the bookings' lock, changes words that readers read without a lock. Every first block belongs
 //! to a root, one of [`ROOTS`], whose sequence is odd while anything below it changes. A reader that finds the sequence
-//! odd, or changed after its walk, walks again, up to [`ACTIVE_READ_TRIES_MAX`] times, and then asks for the lock. Its
-//! answer was therefore true at one moment during the look-up: nothing is stale. Prompts of other roots do not disturb
-//! it. The sequence is a [`SeqWord`](crate::sync::SeqWord), with its tags OPEN and DONE.
+//! odd pauses, up to [`ACTIVE_READ_PAUSES_MAX`] times. If it finds it changed after its walk, it walks again, up to
+//! [`ACTIVE_READ_TRIES_MAX`] times. Beyond either bound it asks for the lock. Its answer was therefore true at one moment
+//! during the look-up: nothing is stale. Prompts of other roots do not disturb it. The sequence is a
+//! [`SeqWord`](crate::sync::SeqWord), with its tags OPEN and DONE.
 //!
 //! Any root may reuse words once the change that freed them is done. The new owner writes them after the OPEN of that
-//! change. A reader that still reads them sees the sequence of its own root move, by the same pair of fences.
+//! change. A reader that still reads them sees the sequence of its own root move, by the same pair of fences. The new owner
+//! may be a thread without the lock, which writes a prompt's blocks [ahead](SpareRun), behind a fence of its own.
 
 mod edge_table;
 mod memory;
 mod node;
+mod spare;
 mod tree_writer;
 
 #[cfg(all(test, kvrouted_loom))]
@@ -27,11 +30,13 @@ mod loom;
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests;
 
+pub(in crate::load) use spare::SpareRun;
 pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to, nodes_to};
 
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::ACTIVE_READ_TRIES_MAX;
-use crate::sync::{AtomicU64, Ordering, spin};
+use crate::limits::{ACTIVE_READ_PAUSES_MAX, ACTIVE_READ_TRIES_MAX};
+use crate::prefetch::prefetch;
+use crate::sync::{AtomicU64, Ordering};
 use edge_table::{Key, READER_PROBES_MAX, Root};
 use memory::{Words, halves};
 use node::{NODE_WORDS, Node, root_of};
@@ -40,6 +45,8 @@ use node::{NODE_WORDS, Node, root_of};
 pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
 /// Tries of a look-up. The model checker, for which each try squares the number of orders, gets one.
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { ACTIVE_READ_TRIES_MAX };
+/// Pauses of a look-up, over all tries, while a change is in progress.
+const PAUSES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 0 } else { ACTIVE_READ_PAUSES_MAX };
 /// Hashes that are compared or copied at once.
 const STRIDE: usize = 8;
 /// Roots: a change below one does not disturb the readers of another.
@@ -96,6 +103,14 @@ impl ActiveTree {
         self.words.bytes()
     }
 
+    /// Prefetches what a look-up of a prompt reads first.
+    #[inline]
+    pub(in crate::load) fn prefetch(&self, space: SpaceId, locals: &[LocalHash]) {
+        if let Some(first) = locals.first() {
+            prefetch((&raw const self.roots[self.root_at(space, *first)]).cast());
+        }
+    }
+
     /// Finds the leading blocks of `locals`, at least one, that each worker already runs, and where the prompt diverges.
     /// `None` = every try met a change, and nothing is known.
     pub(in crate::load) fn read(
@@ -105,16 +120,14 @@ impl ActiveTree {
         depths: &mut impl ActiveDepths,
     ) -> Option<SeenDivergence> {
         let at = self.root_at(space, *locals.first()?);
-        let root = &self.roots[at];
+        let (root, mut pauses) = (&self.roots[at], PAUSES_MAX);
         for _ in 0..TRIES_MAX {
-            if let Some(sequence) = root.stable_sequence() {
-                let divergence = self.note_depths((at, space), locals, depths);
-                if root.is_unchanged_since(sequence) {
-                    let (blocks, last) = (locals.len(), locals[divergence.depth.saturating_sub(1)]);
-                    return Some(SeenDivergence { space, root: at, sequence, blocks, last, divergence });
-                }
+            let sequence = root.wait_stable(&mut pauses)?;
+            let divergence = self.note_depths((at, space), locals, depths);
+            if root.is_unchanged_since(sequence) {
+                let (blocks, last) = (locals.len(), locals[divergence.depth.saturating_sub(1)]);
+                return Some(SeenDivergence { space, root: at, sequence, blocks, last, divergence });
             }
-            spin();
         }
         None
     }

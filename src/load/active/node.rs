@@ -3,7 +3,9 @@
 //!
 //! A block weighs one block, or less while the only prompt that a worker runs through it nears its expected end.
 //! Another prompt that shares the block restores its full weight. A list has one word per worker and, behind all of
-//! these, one weight per worker; readers use the first half only. The node itself holds a list of one worker.
+//! these, one word per worker with the number of its prompts and their weight. Readers use the first half only, which
+//! changes only when a worker comes or goes: a prompt that runs beside others of its worker takes no line from them. The
+//! node itself holds a list of one worker.
 
 use super::memory::{LINE_WORDS, Line, Words, halves, word};
 use super::{ActiveTree, BLOCK_PARTS};
@@ -134,7 +136,7 @@ impl<'a> Node<'a> {
         self.0[FIRST].load(Ordering::Relaxed)
     }
 
-    /// The words of the list: first the workers, then as many weights. Empty for a reader with torn values.
+    /// The words of the list: first the workers, then as many shares. Empty for a reader with torn values.
     #[inline]
     pub(super) fn list(&self, words: &'a Words) -> &'a [AtomicU64] {
         match self.list_at() {
@@ -203,14 +205,15 @@ pub(super) const LIST_WORDS: u32 = 2;
 /// The list of a node, for the writer. Relaxed: the root's sequence tells readers of changes.
 pub(super) struct List<'a> {
     pub(super) workers: &'a [AtomicU64],
-    pub(super) weights: &'a [AtomicU64],
+    /// Of each worker, its prompts through the node and the weight of the node's blocks.
+    pub(super) shares: &'a [AtomicU64],
 }
 
 impl<'a> List<'a> {
     pub(super) fn of(node: &Node<'a>, words: &'a Words) -> Self {
         let list = node.list(words);
-        let (workers, weights) = list.split_at(node.list_capacity() as usize);
-        Self { workers, weights }
+        let (workers, shares) = list.split_at(node.list_capacity() as usize);
+        Self { workers, shares }
     }
 
     /// The position of a worker among the first `workers`.
@@ -221,27 +224,31 @@ impl<'a> List<'a> {
 
     /// Prompts through the node of the worker at `place`.
     pub(super) fn prompts(&self, place: usize) -> u32 {
-        halves(self.workers[place].load(Ordering::Relaxed)).1
+        halves(self.shares[place].load(Ordering::Relaxed)).0
     }
 
+    /// The weight of a block of the node for the worker at `place`, at most [`BLOCK_PARTS`].
     pub(super) fn weight(&self, place: usize) -> u64 {
-        self.weights[place].load(Ordering::Relaxed)
+        u64::from(halves(self.shares[place].load(Ordering::Relaxed)).1)
     }
 
-    pub(super) fn set(&self, place: usize, worker: WorkerIndex, prompts: u32) {
-        self.workers[place].store(word(worker.0, prompts), Ordering::Relaxed);
+    pub(super) fn set_worker(&self, place: usize, worker: WorkerIndex) {
+        self.workers[place].store(word(worker.0, 0), Ordering::Relaxed);
     }
 
-    pub(super) fn set_weight(&self, place: usize, parts: u64) {
-        self.weights[place].store(parts, Ordering::Relaxed);
+    pub(super) fn set_share(&self, place: usize, prompts: u32, parts: u64) {
+        self.shares[place].store(word(prompts, parts as u32), Ordering::Relaxed);
+    }
+
+    /// Copies an entry of another list, or of this one.
+    fn copy_entry(&self, place: usize, from: &List<'_>, from_place: usize) {
+        self.workers[place].store(from.workers[from_place].load(Ordering::Relaxed), Ordering::Relaxed);
+        self.shares[place].store(from.shares[from_place].load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Copies the first `workers` entries of another list.
     pub(super) fn copy(&self, from: &List<'_>, workers: u32) {
-        for place in 0..workers as usize {
-            self.workers[place].store(from.workers[place].load(Ordering::Relaxed), Ordering::Relaxed);
-            self.set_weight(place, from.weight(place));
-        }
+        (0..workers as usize).for_each(|place| self.copy_entry(place, from, place));
     }
 }
 
@@ -259,14 +266,12 @@ pub(super) fn have_equal_weights(words: &Words, one: &Node<'_>, other: &Node<'_>
 pub(super) fn join(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 {
     let (workers, list) = (node.workers(), List::of(node, words));
     let place = list.place_of(worker, workers);
-    let before = place.map_or(0, |place| list.weight(place));
-    if let Some(place) = place {
-        list.set(place, worker, list.prompts(place) + 1);
-    } else {
-        list.set(workers as usize, worker, 1);
+    let (before, prompts) = place.map_or((0, 0), |place| (list.weight(place), list.prompts(place)));
+    list.set_share(place.unwrap_or(workers as usize), prompts + 1, BLOCK_PARTS);
+    if place.is_none() {
+        list.set_worker(workers as usize, worker);
         node.set_workers(workers + 1);
     }
-    list.set_weight(place.unwrap_or(workers as usize), BLOCK_PARTS);
     u64::from(node.len()) * (BLOCK_PARTS - before)
 }
 
@@ -292,11 +297,10 @@ pub(super) fn leave(words: &Words, node: &Node<'_>, worker: WorkerIndex) -> u64 
     };
     let (prompts, weight, last) = (list.prompts(place), list.weight(place), workers as usize - 1);
     if prompts > 1 {
-        list.set(place, worker, prompts - 1);
+        list.set_share(place, prompts - 1, weight);
         return 0;
     }
-    list.workers[place].store(list.workers[last].load(Ordering::Relaxed), Ordering::Relaxed);
-    list.set_weight(place, list.weight(last));
+    list.copy_entry(place, &list, last);
     node.set_workers(last as u32);
     u64::from(node.len()) * weight
 }

@@ -27,6 +27,9 @@ struct CheckedTree {
     prompts: BTreeMap<u32, Prompt>,
     next: u32,
     depths: BTreeMap<WorkerIndex, u32>,
+    spare: SpareRun,
+    /// Prompts whose new blocks were written before they were added.
+    prepared: usize,
     /// What was asked for last, and what was seen.
     asked: Option<(SpaceId, Vec<LocalHash>, SeenDivergence)>,
 }
@@ -34,7 +37,8 @@ struct CheckedTree {
 impl CheckedTree {
     fn new() -> Self {
         let (tree, writer) = (ActiveTree::new(7, ACTIVE_WORDS_MAX), ActiveWriter::default());
-        Self { tree, writer, prompts: BTreeMap::new(), next: 0, depths: BTreeMap::new(), asked: None }
+        let (prompts, depths) = (BTreeMap::new(), BTreeMap::new());
+        Self { tree, writer, prompts, next: 0, depths, spare: SpareRun::default(), prepared: 0, asked: None }
     }
 
     /// The distinct prefixes of a worker.
@@ -72,7 +76,11 @@ impl CheckedTree {
         worker: WorkerIndex,
         seen: Option<&SeenDivergence>,
     ) -> u64 {
-        let placed = self.writer.add(&self.tree, space, &blocks, worker, seen).expect("there is room");
+        self.tree.prepare(&mut self.spare, space, &blocks, worker, seen);
+        let before = self.spare.len;
+        let spare = Some(&mut self.spare);
+        let placed = self.writer.add(&self.tree, space, &blocks, worker, seen, spare).expect("there is room");
+        self.prepared += usize::from(self.spare.len < before);
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
         self.next += 1;
         placed.added_parts
@@ -207,6 +215,58 @@ fn a_worker_and_its_predecessor_in_a_place_have_depths_of_their_own() {
 }
 
 #[test]
+fn blocks_that_were_written_before_count_where_the_prompt_still_diverges_there() {
+    let (mut checked, worker) = (CheckedTree::new(), WorkerIndex(1));
+    checked.add(SpaceId(0), run(1, 0, 9), WorkerIndex(0));
+    // Nothing changed since the look-up; a prompt came that diverges at the same block; one came that shares all.
+    let asked = |tail: u64| [run(1, 0, 9), run(tail, 0, 20)].concat();
+    let others = [None, Some([run(1, 0, 9), run(5, 0, 3)].concat()), Some([asked(3), run(6, 0, 2)].concat())];
+    for (tail, (other, is_used)) in (1..).zip(others.into_iter().zip([true, true, false])) {
+        checked.check(SpaceId(0), &asked(tail), 2);
+        if let Some(other) = other {
+            checked.add(SpaceId(0), other, WorkerIndex(0));
+        }
+        let (before, used) = (checked.prepared, checked.writer.words_used());
+        checked.add_asked(worker);
+        assert_eq!(checked.prepared - before, usize::from(is_used), "{tail}");
+        assert!(!is_used || checked.writer.words_used() > used, "they count as the prompt's");
+        checked.check(SpaceId(0), &asked(tail), 2);
+    }
+    // A run of a prompt that is longer than what is left is made under the lock.
+    let long = [run(1, 0, 9), run(9, 0, u64::from(crate::limits::ACTIVE_SPARE_WORDS))].concat();
+    checked.check(SpaceId(0), &long, 2);
+    let before = checked.prepared;
+    let seen = checked.asked.clone().map(|(.., seen)| seen);
+    checked.put_seen(SpaceId(0), long, worker, seen.as_ref());
+    assert_eq!(checked.prepared, before);
+    checked.end_all();
+}
+
+#[test]
+fn a_spare_run_leaves_half_of_all_words_to_prompts() {
+    let (tree, mut writer) = (ActiveTree::new(1, memory::CHUNK_WORDS as usize), ActiveWriter::default());
+    let (mut spare, mut prompts) = (SpareRun::default(), Vec::new());
+    let mut add = |writer: &mut ActiveWriter, first: u64, spare: &mut SpareRun| {
+        let placed = writer.add(&tree, SpaceId(0), &run(first, 0, 1000), WorkerIndex(0), None, Some(spare));
+        prompts.push(placed.expect("there is room").node);
+    };
+    let mut first = 0;
+    while writer.words_used() <= memory::CHUNK_WORDS / 2 {
+        add(&mut writer, first, &mut spare);
+        assert_eq!(spare.len, crate::limits::ACTIVE_SPARE_WORDS, "it is not used");
+        first += 1;
+    }
+    // As if it was used: it is not exchanged for a full one any more.
+    writer.give_back_spare(&std::mem::take(&mut spare));
+    add(&mut writer, first, &mut spare);
+    assert_eq!(spare.len, 0);
+    for node in prompts {
+        writer.remove(&tree, node, WorkerIndex(0));
+    }
+    assert_eq!(writer.words_used(), 0);
+}
+
+#[test]
 fn what_was_seen_of_one_prompt_is_not_used_for_another() {
     let mut checked = CheckedTree::new();
     checked.add(SpaceId(0), run(1, 0, 9), WorkerIndex(0));
@@ -234,7 +294,7 @@ fn a_prompt_without_room_changes_nothing() {
         let blocks = [run(0, 0, 10 + prompt % 7), run(1 + prompt, 0, 9_000)].concat();
         let before = checked.writer.words_used();
         let Some(placed) =
-            checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50), None)
+            checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50), None, None)
         else {
             refused += 1;
             assert_eq!(checked.writer.words_used(), before);
@@ -256,7 +316,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
     let (tree, mut writer) = (ActiveTree::new(1, ACTIVE_WORDS_MAX), ActiveWriter::default());
     let done = AtomicBool::new(false);
     let (always, query) = (WorkerIndex(0), run(1, 0, 64));
-    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always, None).expect("there is room");
+    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always, None, None).expect("there is room");
     std::thread::scope(|scope| {
         for reader in 0..2 {
             let (tree, done, query) = (&tree, &done, &query);
@@ -280,6 +340,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
             });
         }
         let (mut rng, mut nodes) = (Xoshiro256PlusPlus::seed_from_u64(3), [None; 8]);
+        let (mut depths, mut spare) = (BTreeMap::new(), SpareRun::default());
         for _ in 0..200_000 {
             let worker = rng.random_range(1..8_usize);
             let index = WorkerIndex(worker as u32);
@@ -292,7 +353,11 @@ fn readers_beside_the_writer_see_whole_prompts() {
                     // The last workers run further blocks, so that nodes split and join.
                     let tail = if worker > 5 { run(9, 0, rng.random_range(1..30)) } else { Vec::new() };
                     let blocks = [run(1, 0, 8 * worker as u64), tail].concat();
-                    writer.add(&tree, SpaceId(0), &blocks, index, None).map(|placed| placed.node)
+                    // Most of its blocks are written before it is added.
+                    let seen = tree.read(SpaceId(0), &blocks, &mut depths);
+                    tree.prepare(&mut spare, SpaceId(0), &blocks, index, seen.as_ref());
+                    let placed = writer.add(&tree, SpaceId(0), &blocks, index, seen.as_ref(), Some(&mut spare));
+                    placed.map(|placed| placed.node)
                 }
             };
         }
@@ -315,7 +380,7 @@ fn blocks_of_one_prompt_have_its_weight_until_another_shares_them() {
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (4 * half) as i64);
     // A third shares six blocks with the second, which get their full weight back.
     let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
-    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker, None).expect("there is room");
+    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker, None, None).expect("there is room");
     assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
     assert_eq!(checked.writer.remove(&checked.tree, node, worker), 3 * half);
     assert_eq!(checked.writer.remove(&checked.tree, placed.node, worker), 7 * BLOCK_PARTS);

@@ -5,6 +5,7 @@ use super::memory::{CHUNK_WORDS, WordAllocator};
 use super::node::{
     LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
 };
+use super::spare::{SPARE_WORDS, SPARE_WORDS_MIN, SpareRun};
 use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, Ordering, STRIDE, SeenDivergence};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
@@ -25,6 +26,8 @@ pub(in crate::load) struct PlacedPrompt {
 #[derive(Debug, Default)]
 pub(in crate::load) struct ActiveWriter {
     pub(super) allocator: WordAllocator,
+    /// Words of all spare runs.
+    spare_words: u32,
 }
 
 /// New nodes in a chain, not linked to the tree yet.
@@ -36,13 +39,13 @@ struct NewNodes {
 }
 
 impl ActiveWriter {
-    /// Words in use.
+    /// Words in use by prompts; those of spare runs are not.
     pub(in crate::load) const fn words_used(&self) -> u32 {
-        self.allocator.used()
+        self.allocator.used() - self.spare_words
     }
 
-    /// Adds a prompt of at least one block to a worker. `seen` is what a look-up of the same prompt saw. `None` if there
-    /// is no memory, and nothing changed.
+    /// Adds a prompt of at least one block to a worker. `seen` is what a look-up of the same prompt saw, and `spare` a run
+    /// into which its new blocks may have been written. `None` if there is no memory, and nothing changed.
     pub(in crate::load) fn add(
         &mut self,
         tree: &ActiveTree,
@@ -50,12 +53,13 @@ impl ActiveWriter {
         locals: &[LocalHash],
         worker: WorkerIndex,
         seen: Option<&SeenDivergence>,
+        spare: Option<&mut SpareRun>,
     ) -> Option<PlacedPrompt> {
         let root = tree.root_at(space, *locals.first()?);
         // As OPEN, for words that are reused below and that another thread may have freed: a reader that still reads
         // them as what they were sees that thread's change of `sequence` too.
         fence(Ordering::Release);
-        self.place(tree, (root, space), locals, worker, seen)
+        self.place(tree, (root, space), locals, worker, seen, spare)
     }
 
     /// As [`ActiveWriter::add`], after its fence.
@@ -66,20 +70,53 @@ impl ActiveWriter {
         locals: &[LocalHash],
         worker: WorkerIndex,
         seen: Option<&SeenDivergence>,
+        spare: Option<&mut SpareRun>,
     ) -> Option<PlacedPrompt> {
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
         let seen = seen.filter(|seen| seen.is_of((root, space), locals) && tree.still_diverges(seen, locals));
         let divergence = seen.map_or_else(found, |seen| seen.divergence);
         debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.
-        let tail = self.make_new_nodes(tree, root, &locals[divergence.depth..], worker)?;
+        let (depth, new) = (divergence.depth, &locals[divergence.depth..]);
+        let prepared = spare.as_ref().and_then(|spare| spare.prepared(root, worker, depth, new.len()));
+        let tail = match prepared {
+            Some(node) => Some(NewNodes { first: node, last: node, nodes: 1 }),
+            None => self.make_new_nodes(tree, root, new, worker)?,
+        };
         tree.roots[root].open();
         let placed = self.attach_new(tree, root, &divergence, tail, worker);
-        if placed.is_none() {
+        if placed.is_none() && prepared.is_none() {
             self.free_new_nodes(tree, tail);
         }
         tree.roots[root].close();
+        if let Some(spare) = spare {
+            if placed.is_some() && prepared.is_some() {
+                self.spare_words -= spare.leave_prepared();
+            }
+            self.refill(tree, spare);
+        }
         placed
+    }
+
+    /// Gives the words of a spare run back.
+    pub(super) fn give_back_spare(&mut self, spare: &SpareRun) {
+        self.allocator.give_back(spare.at, spare.len);
+        self.spare_words -= spare.len;
+    }
+
+    /// Exchanges a short spare run for a full one, while at least half of all words are free.
+    pub(super) fn refill(&mut self, tree: &ActiveTree, spare: &mut SpareRun) {
+        if spare.len >= SPARE_WORDS_MIN {
+            return;
+        }
+        self.give_back_spare(&std::mem::take(spare));
+        if self.words_used() + SPARE_WORDS > tree.words.words_max() / 2 {
+            return;
+        }
+        if let Some(at) = self.allocator.take(&tree.words, SPARE_WORDS) {
+            *spare = SpareRun::full(at);
+            self.spare_words += SPARE_WORDS;
+        }
     }
 
     /// Removes a prompt that ended at `node` from a worker. Returns what the worker no longer runs, in parts of a
@@ -237,7 +274,7 @@ impl ActiveWriter {
         }
     }
 
-    /// Makes a node below `parent` for one prompt of a worker: its line, with its hashes behind.
+    /// Makes a node below `parent` for one prompt of a worker.
     fn make(
         &mut self,
         tree: &ActiveTree,
@@ -245,12 +282,8 @@ impl ActiveWriter {
         blocks: &[LocalHash],
         worker: WorkerIndex,
     ) -> Option<u32> {
-        let (len, first) = (blocks.len() as u32, blocks.first()?.0);
-        let at = self.allocator.take(&tree.words, NODE_WORDS + len)?;
-        let (node, hashes) = (tree.node(at), at + NODE_WORDS);
-        write(tree.words.run(hashes, len), blocks);
-        node.begin((parent, root), (hashes, len), first);
-        join(&tree.words, &node, worker);
+        let at = self.allocator.take(&tree.words, NODE_WORDS + blocks.len() as u32)?;
+        write_node(tree, at, (root, parent), blocks, worker);
         Some(at)
     }
 
@@ -384,8 +417,8 @@ impl ActiveWriter {
         let (before, has) = (to.list_at(), to.list_capacity());
         let source = List::of(from, words);
         if capacity > 1 {
-            let (workers_there, weights) = words.run(at, capacity * LIST_WORDS).split_at(capacity as usize);
-            List { workers: workers_there, weights }.copy(&source, workers);
+            let (workers_there, shares) = words.run(at, capacity * LIST_WORDS).split_at(capacity as usize);
+            List { workers: workers_there, shares }.copy(&source, workers);
         } else {
             List::of(to, words).copy(&source, workers);
         }
@@ -418,11 +451,26 @@ impl ActiveWriter {
                 break;
             }
             taken += i64::from(node.len()) * (list.weight(place) as i64 - parts as i64);
-            list.set_weight(place, parts);
+            list.set_share(place, 1, parts);
             at = node.parent();
         }
         taken
     }
+}
+
+/// Writes a node of at least one block for one prompt of a worker: its line, with its hashes behind.
+pub(super) fn write_node<'a>(
+    tree: &'a ActiveTree,
+    at: u32,
+    (root, parent): (usize, u32),
+    blocks: &[LocalHash],
+    worker: WorkerIndex,
+) -> Node<'a> {
+    let (node, hashes, len) = (tree.node(at), at + NODE_WORDS, blocks.len() as u32);
+    write(tree.words.run(hashes, len), blocks);
+    node.begin((parent, root), (hashes, len), blocks.first().map_or(0, |first| first.0));
+    join(&tree.words, &node, worker);
+    node
 }
 
 /// Whether the words behind a run continue it. Consecutive numbers in two chunks do not.

@@ -386,7 +386,7 @@ pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
 /// Blocks that may be copied, when a prompt ends, to join two nodes of that tree that do not lie side by side.
 pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
 /// Words that a booking may write before it takes the lock of the bookings, taken ahead for each part of them
-/// ([`BOOKING_STRIPES`]). At least half of them are there, so most prompts fit.
+/// ([`BOOKING_STRIPES`]) while prompts use less than half of all words. Once half of them are written, others are taken.
 pub const ACTIVE_SPARE_WORDS: u32 = 1 << 14;
 /// Tries of a lookup of active blocks before it takes the lock of the bookings.
 pub const ACTIVE_READ_TRIES_MAX: usize = 16;

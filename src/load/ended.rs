@@ -151,6 +151,7 @@ impl Loads {
         let (worker, since_ns) = (booking.worker, booking.booked_at_ns);
         let load = self.cells.read(worker);
         let [prefill_tokens, cached_tokens] = booking.tokens();
+        let first_token_ns = (!booking.prefilling).then(|| booking.first_token_at_ns.saturating_sub(since_ns));
         let ended = EndedBooking {
             booking: booking.generation,
             reason,
@@ -158,8 +159,9 @@ impl Loads {
             class: ledger.prefills.laws.class_of(worker),
             prefill_tokens,
             cached_tokens,
-            first_token_ns: (!booking.prefilling).then(|| booking.first_token_at_ns.saturating_sub(since_ns)),
-            end_ns: now_ns.saturating_sub(since_ns),
+            first_token_ns,
+            // Another serving thread may have read its clock later for the first token than this one for the end.
+            end_ns: now_ns.saturating_sub(since_ns).max(first_token_ns.unwrap_or(0)),
             output_tokens: booking.output.tokens,
             began_alone: booking.began_alone,
             requests: load.requests,

@@ -117,10 +117,8 @@ impl Loads {
         self.cells.read(worker)
     }
 
-    /// The version of a worker's load, without the load: another one than [`Load::version`] had if it has changed since, or
-    /// is being changed.
+    /// The version of a worker's load: not that of a [`Load`] read before if it has changed since, or is being changed.
     #[must_use]
-    #[inline]
     pub fn version(&self, worker: WorkerIndex) -> u64 {
         self.cells.version(worker)
     }

@@ -55,8 +55,7 @@ impl LoadedTables {
         self.read_ns = Some(now_ns);
     }
 
-    /// The clock as it was read last in this batch, which takes less than a millisecond. `read` reads it, if it was not
-    /// read in this batch or if there is none.
+    /// The clock as it was read last in this batch. `read` reads it, if it was not read in this batch or if there is none.
     pub(super) fn recent_ns(&mut self, read: impl FnOnce() -> u64) -> u64 {
         match self.read_ns.filter(|_| self.is_in_batch) {
             Some(read_ns) => read_ns,

@@ -105,8 +105,7 @@ pub(super) fn observe(
     apply_constraints(view, request, buffers, cache);
     look_up_overlaps(view, request, locals, mode, buffers, cache);
     set_shared_blocks(request, scheme, buffers, cache);
-    // What bookings change comes last: the longer a decision takes from there, the more of them find the chosen worker
-    // booked meanwhile.
+    // What bookings change comes last, so that it is as new as it can be.
     observe_bookings(view, request, locals.map(|(locals, _)| locals), buffers, cache);
     if mode == Mode::RoundRobin {
         cache.set_round_robin_counter(round_robin_counter(view, request));

@@ -72,7 +72,7 @@ pub trait Respond {
     /// Frames that have arrived are answered from now on, until [`Respond::end_batch`].
     fn begin_batch(&mut self) {}
 
-    /// The batch is over: the replies are written.
+    /// The batch is over: its replies are in the buffer.
     fn end_batch(&mut self) {}
 
     /// A quantum has ended only because of its work.
@@ -199,9 +199,9 @@ impl Connection {
 
     /// Answers the whole frames in the buffer, until the quantum is over.
     pub fn on_bytes<R: Respond>(&mut self, responder: &mut R, out: &mut Vec<u8>) -> Flow {
-        responder.begin_batch();
-        let flow = self.answer_frames(responder, out);
-        responder.end_batch();
+        let batch = OpenBatch::new(responder);
+        let flow = self.answer_frames(batch.0, out);
+        drop(batch);
         self.peer_wait.set(if out.is_empty() { PeerWait::Nothing } else { PeerWait::ReplySpace(self.frames_done) });
         flow
     }
@@ -285,6 +285,22 @@ impl Ended {
                 matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
             }
         }
+    }
+}
+
+/// A batch that ends also if an answer panics.
+struct OpenBatch<'a, R: Respond>(&'a mut R);
+
+impl<'a, R: Respond> OpenBatch<'a, R> {
+    fn new(responder: &'a mut R) -> Self {
+        responder.begin_batch();
+        Self(responder)
+    }
+}
+
+impl<R: Respond> Drop for OpenBatch<'_, R> {
+    fn drop(&mut self) {
+        self.0.end_batch();
     }
 }
 

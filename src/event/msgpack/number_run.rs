@@ -42,8 +42,8 @@ const MASKS: [u32; 8] = [0, 0x7f, 0xff, 0xffff, 0, u32::MAX, 0, 0];
 /// A window with the bytes before it.
 type View = [u8; VIEW_BYTES];
 
-/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until fewer than [`NUMBERS_MIN`] are wanted, or none,
-/// or another value comes. Returns how many there were, and the end of the last one.
+/// Fills `out` with the numbers below 2^32 in `bytes` from `at` on, until another value comes or `out` is full. It may leave
+/// the last few, fewer than [`NUMBERS_MIN`]. Returns how many there were, and the end of the last one.
 pub(super) fn fill(bytes: &[u8], at: usize, out: &mut [u32]) -> (usize, usize) {
     if out.len() < NUMBERS_MIN {
         return (0, at);

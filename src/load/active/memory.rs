@@ -174,17 +174,24 @@ impl WordAllocator {
 
     /// Takes a run of `len` words, at most a chunk, that begins with a line; `None` if memory is used up.
     pub(super) fn take(&mut self, words: &Words, len: u32) -> Option<u32> {
-        let wanted = len.max(1).div_ceil(LINE_WORDS);
-        if wanted > CHUNK_LINES {
+        if len > CHUNK_WORDS {
             return None;
         }
-        let at = match self.find(wanted) {
-            Some(at) => at,
-            None => {
-                self.grow(words)?;
-                self.find(wanted)?
-            }
-        };
+        self.take_allocated(len).or_else(|| {
+            self.grow(words)?;
+            self.take_allocated(len)
+        })
+    }
+
+    /// Whether three quarters of all words that are allocated are in use.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.used as usize * 4 >= self.lines.len() * 3
+    }
+
+    /// As [`take`](Self::take), without a further chunk.
+    pub(super) fn take_allocated(&mut self, len: u32) -> Option<u32> {
+        let wanted = len.max(1).div_ceil(LINE_WORDS);
+        let at = self.find(wanted)?;
         let has = u32::from(self.lines[at as usize].begins);
         self.unlink(at, has);
         if has > wanted {

@@ -267,6 +267,37 @@ fn a_spare_run_leaves_half_of_all_words_to_prompts() {
 }
 
 #[test]
+fn the_last_words_are_those_of_the_spare_run() {
+    let (tree, mut writer) = (ActiveTree::new(1, memory::CHUNK_WORDS as usize), ActiveWriter::default());
+    let mut spare = SpareRun::default();
+    let mut add = |first| {
+        let blocks = run(first, 0, 1000);
+        writer.add(&tree, SpaceId(0), &blocks, WorkerIndex(0), None, Some(&mut spare)).is_some()
+    };
+    let prompts = (0..).take_while(|first| add(*first)).count();
+    assert_eq!(spare.len, 0, "after {prompts} prompts");
+    assert!(writer.words_used() > memory::CHUNK_WORDS - 2 * 1024, "{} words are used", writer.words_used());
+}
+
+#[test]
+fn a_tree_with_much_free_memory_does_not_grow_for_a_spare_run() {
+    let (tree, mut writer) = (ActiveTree::new(1, 8 * memory::CHUNK_WORDS as usize), ActiveWriter::default());
+    // Every second prompt ends, and no run is left that is as long as a spare one.
+    let blocks = |first| run(first, 0, 4000);
+    let add = |first| writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, None);
+    let prompts: Vec<u32> = (0..32).map(add).map(|placed| placed.expect("there is room").node).collect();
+    for node in prompts.iter().step_by(2) {
+        writer.remove(&tree, *node, WorkerIndex(0));
+    }
+    let (before, mut spare) = (tree.bytes(), SpareRun::default());
+    for first in 100..104 {
+        let placed = writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, Some(&mut spare));
+        assert!(placed.is_some() && spare.len == 0);
+    }
+    assert_eq!(tree.bytes(), before);
+}
+
+#[test]
 fn what_was_seen_of_one_prompt_is_not_used_for_another() {
     let mut checked = CheckedTree::new();
     checked.add(SpaceId(0), run(1, 0, 9), WorkerIndex(0));

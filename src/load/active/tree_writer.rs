@@ -70,7 +70,7 @@ impl ActiveWriter {
         locals: &[LocalHash],
         worker: WorkerIndex,
         seen: Option<&SeenDivergence>,
-        spare: Option<&mut SpareRun>,
+        mut spare: Option<&mut SpareRun>,
     ) -> Option<PlacedPrompt> {
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
         let seen = seen.filter(|seen| seen.is_of((root, space), locals) && tree.still_diverges(seen, locals));
@@ -81,7 +81,14 @@ impl ActiveWriter {
         let prepared = spare.as_ref().and_then(|spare| spare.prepared(root, worker, depth, new.len()));
         let tail = match prepared {
             Some(node) => Some(NewNodes { first: node, last: node, nodes: 1 }),
-            None => self.make_new_nodes(tree, root, new, worker)?,
+            None => match self.make_new_nodes(tree, root, new, worker) {
+                Some(made) => made,
+                // The last words are the prompts'.
+                None => {
+                    self.give_back_spare(&std::mem::take(spare.as_deref_mut()?));
+                    self.make_new_nodes(tree, root, new, worker)?
+                }
+            },
         };
         tree.roots[root].open();
         let placed = self.attach_new(tree, root, &divergence, tail, worker);
@@ -104,16 +111,22 @@ impl ActiveWriter {
         self.spare_words -= spare.len;
     }
 
-    /// Exchanges a short spare run for a full one, while at least half of all words are free.
+    /// Exchanges a short spare run for a full one, while at least half of all words are free. For this alone, no memory is
+    /// allocated beside much that is free: a shorter run suffices for a prompt.
     pub(super) fn refill(&mut self, tree: &ActiveTree, spare: &mut SpareRun) {
         if spare.len >= SPARE_WORDS_MIN {
             return;
         }
         self.give_back_spare(&std::mem::take(spare));
-        if self.words_used() + SPARE_WORDS > tree.words.words_max() / 2 {
+        if self.allocator.used() + SPARE_WORDS > tree.words.words_max() / 2 {
             return;
         }
-        if let Some(at) = self.allocator.take(&tree.words, SPARE_WORDS) {
+        let at = if self.allocator.is_crowded() {
+            self.allocator.take(&tree.words, SPARE_WORDS)
+        } else {
+            self.allocator.take_allocated(SPARE_WORDS)
+        };
+        if let Some(at) = at {
             *spare = SpareRun::full(at);
             self.spare_words += SPARE_WORDS;
         }

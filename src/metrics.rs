@@ -582,16 +582,14 @@ impl<L: CounterName> Default for CounterSet<L> {
 }
 
 impl<L: CounterName> CounterSet<L> {
-    /// Adds `n` to a counter. Only the thread that owns the set may call this, if the list says
-    /// [`CounterName::ONE_WRITER`].
+    /// Adds `n`. Only the thread that owns the set may call this, if its list is of [one writer](CounterName::ONE_WRITER).
     #[inline]
     pub fn add(&self, counter: L, n: u64) {
         let value = &self.values[counter.index()];
         if L::ONE_WRITER {
             add_alone(value, n);
         } else if n > 0 {
-            // An addition that other threads may make too waits for every store before it, also that of 0.
-            // Relaxed: a count orders nothing.
+            // Relaxed: a count orders nothing. Not for 0: an atomic addition waits for every store before it.
             value.fetch_add(n, Ordering::Relaxed);
         }
     }
@@ -701,8 +699,7 @@ impl Latency {
         (bucket - LATENCY_BUCKET_BITS.start()) as usize
     }
 
-    /// Counts one duration, in nanoseconds. Only the thread that owns the histogram may call this, or one at a time under a
-    /// lock of the caller: nothing is locked here.
+    /// Counts one duration, in nanoseconds. The caller owns the histogram or holds a lock: nothing is locked here.
     pub fn record(&self, ns: u64) {
         add_alone(&self.buckets[Self::bucket_of(ns)], 1);
         add_alone(&self.sum_ns, ns);

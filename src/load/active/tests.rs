@@ -285,7 +285,7 @@ fn a_tree_with_much_free_memory_does_not_grow_for_a_spare_run() {
     // Every second prompt ends, and no run is left that is as long as a spare one.
     let blocks = |first| run(first, 0, 4000);
     let add = |first| writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, None);
-    let prompts: Vec<u32> = (0..32).map(add).map(|placed| placed.expect("there is room").node).collect();
+    let prompts: Vec<u32> = (0..30).map(add).map(|placed| placed.expect("there is room").node).collect();
     for node in prompts.iter().step_by(2) {
         writer.remove(&tree, *node, WorkerIndex(0));
     }

@@ -282,10 +282,10 @@ fn the_last_words_are_those_of_the_spare_run() {
 #[test]
 fn a_tree_with_much_free_memory_does_not_grow_for_a_spare_run() {
     let (tree, mut writer) = (ActiveTree::new(1, 8 * memory::CHUNK_WORDS as usize), ActiveWriter::default());
-    // Every second prompt ends, and no run is left that is as long as a spare one.
-    let blocks = |first| run(first, 0, 4000);
+    // Every second prompt ends. Each leaves a run in which another like it fits, and none is as long as a spare one.
+    let blocks = |first| run(first, 0, 3832);
     let add = |first| writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, None);
-    let prompts: Vec<u32> = (0..30).map(add).map(|placed| placed.expect("there is room").node).collect();
+    let prompts: Vec<u32> = (0..32).map(add).map(|placed| placed.expect("there is room").node).collect();
     for node in prompts.iter().step_by(2) {
         writer.remove(&tree, *node, WorkerIndex(0));
     }

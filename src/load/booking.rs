@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::active::{BLOCK_PARTS, SeenDivergence};
+use super::active::{BLOCK_PARTS, NewPrompt, SeenDivergence};
 use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
@@ -48,6 +48,13 @@ pub struct Demand<'a> {
     pub is_recorded: bool,
     /// Whether its request is traced, so that the booking gets a span.
     pub is_traced: bool,
+}
+
+impl Demand<'_> {
+    /// Its prompt, of these blocks, for a worker.
+    pub(super) const fn prompt<'a>(&'a self, locals: &'a [LocalHash], worker: WorkerIndex) -> NewPrompt<'a> {
+        NewPrompt { space: self.space, locals, worker, seen: self.divergence }
+    }
 }
 
 /// The output of a request so far.

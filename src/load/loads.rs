@@ -465,7 +465,7 @@ impl Loads {
                 alone(locals.len() as u64, true)
             }
             PromptBlocks::Shared(locals) => {
-                match ledger.active.add(&self.tree, demand.space, locals, worker, demand.divergence, spare) {
+                match ledger.active.add(&self.tree, &demand.prompt(locals, worker), spare) {
                     Some(PlacedPrompt { node, added_parts }) => {
                         ChargedBlocks { held: HeldBlocks::Shared(node), added_parts, unshared: false }
                     }

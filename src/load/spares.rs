@@ -29,7 +29,7 @@ impl Spares {
     ) -> Option<MutexGuard<'_, SpareRun>> {
         let mut spare = self.0[stripe_of(session)].0.try_lock()?;
         if let PromptBlocks::Shared(locals) = demand.blocks {
-            tree.prepare(&mut spare, demand.space, locals, worker, demand.divergence);
+            tree.prepare(&mut spare, &demand.prompt(locals, worker));
         }
         Some(spare)
     }

@@ -1,5 +1,5 @@
-//! The shared tables as one serving thread has loaded them. To load a shared pointer takes two locked instructions, so
-//! the requests of one batch share what was loaded for the first of them.
+//! What the requests of one batch share: the fleet table and the policies as they were loaded for the first of them, and a
+//! reading of the clock. To load a shared pointer takes two locked instructions.
 
 use std::sync::Arc;
 

@@ -5,7 +5,6 @@ use super::observation::{Observation, RuleFacts, WorkerFacts};
 use super::policy::{BusyThresholds, Policy};
 use crate::error::Kind;
 use crate::ids::Worker;
-use crate::limits::WORKERS_MAX;
 use crate::protocol::{ReplyNotes, WorkerState};
 
 /// A rule that removes workers from a decision. The order of the variants is the order of application.
@@ -71,24 +70,10 @@ impl Rule {
     }
 }
 
-/// The rows of a fleet: to copy a few of them takes less than to count them.
-static ROWS: [u32; WORKERS_MAX] = {
-    let (mut rows, mut row) = ([0; WORKERS_MAX], 0);
-    while row < WORKERS_MAX {
-        rows[row] = row as u32;
-        row += 1;
-    }
-    rows
-};
-
 /// Lists the eligible workers, and the removed ones with their rule.
 pub(super) fn apply_rules(policy: &Policy, observation: &Observation, decision: &mut Decision) {
     if observation.workers.admits_all(policy) {
-        let workers = observation.workers.len();
-        match ROWS.get(..workers) {
-            Some(rows) => decision.eligible_rows.extend_from_slice(rows),
-            None => decision.eligible_rows.extend(0..workers as u32),
-        }
+        decision.eligible_rows.extend(0..observation.workers.len() as u32);
         return;
     }
     list_idle_engines(&policy.busy, observation, decision);

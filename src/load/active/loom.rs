@@ -70,8 +70,13 @@ impl Model {
     }
 }
 
+/// A prompt that was not looked up.
+fn unseen(locals: &[LocalHash], worker: u32) -> NewPrompt<'_> {
+    NewPrompt { space: SPACE, locals, worker: WorkerIndex(worker), seen: None }
+}
+
 fn add(tree: &ActiveTree, writer: &mut ActiveWriter, blocks: &[u64], worker: u32) -> u32 {
-    writer.add(tree, SPACE, &locals(blocks), WorkerIndex(worker), None, None).expect("there is room").node
+    writer.add(tree, &unseen(&locals(blocks), worker), None).expect("there is room").node
 }
 
 /// A node splits, as when a prompt diverges within it. Its worker is unaffected.
@@ -168,7 +173,7 @@ fn words_used_again_by_another_thread() {
 fn words_used_again_by_another_thread_without_its_fence() {
     let change: fn(&Arc<ActiveTree>, ActiveWriter, u32) = |tree, writer, node| {
         reuse_elsewhere(tree, writer, node, |tree, mut writer| {
-            writer.place(tree, (0, SPACE), &locals(&[30]), WorkerIndex(1), None, None).expect("there is room");
+            writer.place(tree, &unseen(&locals(&[30]), 1), None).expect("there is room");
         });
     };
     Model { change, ..REUSE }.check();
@@ -179,7 +184,7 @@ fn reuse_ahead(
     tree: &Arc<ActiveTree>,
     mut writer: ActiveWriter,
     node: u32,
-    prepare: fn(&ActiveTree, &mut SpareRun, SpaceId, &[LocalHash], WorkerIndex, Option<&SeenDivergence>),
+    prepare: fn(&ActiveTree, &mut SpareRun, &NewPrompt<'_>),
 ) {
     writer.remove(tree, node, WorkerIndex(2));
     let mut spare = SpareRun::default();
@@ -187,9 +192,9 @@ fn reuse_ahead(
     assert_eq!(spare.at, node, "the words that were freed");
     let tree = Arc::clone(tree);
     let other = ::loom::thread::spawn(move || {
-        let (asked, worker) = (locals(&[30]), WorkerIndex(1));
+        let asked = locals(&[30]);
         let seen = tree.read(SPACE, &asked, &mut BTreeMap::new());
-        prepare(&tree, &mut spare, SPACE, &asked, worker, seen.as_ref());
+        prepare(&tree, &mut spare, &NewPrompt { seen: seen.as_ref(), ..unseen(&asked, 1) });
         // Nothing is linked: the writes alone are to be noticed.
     });
     other.join().expect("the other writer ended");

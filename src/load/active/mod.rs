@@ -76,6 +76,16 @@ pub struct SeenDivergence {
     divergence: Divergence,
 }
 
+/// A prompt of at least one block that a worker is about to run.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::load) struct NewPrompt<'a> {
+    pub(in crate::load) space: SpaceId,
+    pub(in crate::load) locals: &'a [LocalHash],
+    pub(in crate::load) worker: WorkerIndex,
+    /// What the last look-up of the same prompt saw, if there was one.
+    pub(in crate::load) seen: Option<&'a SeenDivergence>,
+}
+
 impl SeenDivergence {
     /// Whether a prompt is that of the look-up, as far as its root, its length and one block tell.
     fn is_of(&self, (root, space): (usize, SpaceId), locals: &[LocalHash]) -> bool {

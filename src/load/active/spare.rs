@@ -9,8 +9,8 @@
 use super::memory::LINE_WORDS;
 use super::node::{NODE_WORDS, root_of};
 use super::tree_writer::write_node;
-use super::{ActiveTree, SeenDivergence};
-use crate::ids::{LocalHash, SpaceId, WorkerIndex};
+use super::{ActiveTree, NewPrompt};
+use crate::ids::WorkerIndex;
 use crate::limits::{ACTIVE_NODE_BLOCKS_MAX, ACTIVE_SPARE_WORDS};
 use crate::sync::{Ordering, fence};
 
@@ -58,32 +58,18 @@ impl SpareRun {
 }
 
 impl ActiveTree {
-    /// Writes the node of a prompt's new blocks into `spare`, if `seen`, by the last look-up of the same prompt, tells where
-    /// they begin, and if they have room.
-    pub(in crate::load) fn prepare(
-        &self,
-        spare: &mut SpareRun,
-        space: SpaceId,
-        locals: &[LocalHash],
-        worker: WorkerIndex,
-        seen: Option<&SeenDivergence>,
-    ) {
+    /// Writes the node of a prompt's new blocks into `spare`, if a look-up has seen where they begin, and if they have room.
+    pub(in crate::load) fn prepare(&self, spare: &mut SpareRun, prompt: &NewPrompt<'_>) {
         // As in `add`: a reader that still reads the words as what they were sees the change of `sequence` that freed them.
         // Its thread passed them on by the locks of the bookings and of the spare run.
         fence(Ordering::Release);
-        self.prepare_behind_fence(spare, space, locals, worker, seen);
+        self.prepare_behind_fence(spare, prompt);
     }
 
     /// As [`ActiveTree::prepare`], after its fence.
-    pub(super) fn prepare_behind_fence(
-        &self,
-        spare: &mut SpareRun,
-        space: SpaceId,
-        locals: &[LocalHash],
-        worker: WorkerIndex,
-        seen: Option<&SeenDivergence>,
-    ) {
+    pub(super) fn prepare_behind_fence(&self, spare: &mut SpareRun, prompt: &NewPrompt<'_>) {
         spare.prepared = None;
+        let NewPrompt { space, locals, worker, seen } = *prompt;
         let (Some(first), Some(seen)) = (locals.first(), seen) else { return };
         let root = self.root_at(space, *first);
         if !seen.is_of((root, space), locals) {

@@ -76,10 +76,10 @@ impl CheckedTree {
         worker: WorkerIndex,
         seen: Option<&SeenDivergence>,
     ) -> u64 {
-        self.tree.prepare(&mut self.spare, space, &blocks, worker, seen);
+        let prompt = NewPrompt { space, locals: &blocks, worker, seen };
+        self.tree.prepare(&mut self.spare, &prompt);
         let before = self.spare.len;
-        let spare = Some(&mut self.spare);
-        let placed = self.writer.add(&self.tree, space, &blocks, worker, seen, spare).expect("there is room");
+        let placed = self.writer.add(&self.tree, &prompt, Some(&mut self.spare)).expect("there is room");
         self.prepared += usize::from(self.spare.len < before);
         self.prompts.insert(self.next, (space, blocks, worker, placed.node));
         self.next += 1;
@@ -180,6 +180,11 @@ proptest! {
 }
 
 /// Blocks `from..to` of a conversation.
+/// A prompt that was not looked up.
+fn unseen(locals: &[LocalHash], worker: WorkerIndex) -> NewPrompt<'_> {
+    NewPrompt { space: SpaceId(0), locals, worker, seen: None }
+}
+
 fn run(conversation: u64, from: u64, to: u64) -> Vec<LocalHash> {
     (from..to).map(|block| LocalHash((conversation << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
 }
@@ -247,7 +252,7 @@ fn a_spare_run_leaves_half_of_all_words_to_prompts() {
     let (tree, mut writer) = (ActiveTree::new(1, memory::CHUNK_WORDS as usize), ActiveWriter::default());
     let (mut spare, mut prompts) = (SpareRun::default(), Vec::new());
     let mut add = |writer: &mut ActiveWriter, first: u64, spare: &mut SpareRun| {
-        let placed = writer.add(&tree, SpaceId(0), &run(first, 0, 1000), WorkerIndex(0), None, Some(spare));
+        let placed = writer.add(&tree, &unseen(&run(first, 0, 1000), WorkerIndex(0)), Some(spare));
         prompts.push(placed.expect("there is room").node);
     };
     let mut first = 0;
@@ -272,7 +277,7 @@ fn the_last_words_are_those_of_the_spare_run() {
     let mut spare = SpareRun::default();
     let mut add = |first| {
         let blocks = run(first, 0, 1000);
-        writer.add(&tree, SpaceId(0), &blocks, WorkerIndex(0), None, Some(&mut spare)).is_some()
+        writer.add(&tree, &unseen(&blocks, WorkerIndex(0)), Some(&mut spare)).is_some()
     };
     let prompts = (0..).take_while(|first| add(*first)).count();
     assert_eq!(spare.len, 0, "after {prompts} prompts");
@@ -284,14 +289,14 @@ fn a_tree_with_much_free_memory_does_not_grow_for_a_spare_run() {
     let (tree, mut writer) = (ActiveTree::new(1, 8 * memory::CHUNK_WORDS as usize), ActiveWriter::default());
     // Every second prompt ends. Each leaves a run in which another like it fits, and none is as long as a spare one.
     let blocks = |first| run(first, 0, 3832);
-    let add = |first| writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, None);
+    let add = |first| writer.add(&tree, &unseen(&blocks(first), WorkerIndex(0)), None);
     let prompts: Vec<u32> = (0..32).map(add).map(|placed| placed.expect("there is room").node).collect();
     for node in prompts.iter().step_by(2) {
         writer.remove(&tree, *node, WorkerIndex(0));
     }
     let (before, mut spare) = (tree.bytes(), SpareRun::default());
     for first in 100..104 {
-        let placed = writer.add(&tree, SpaceId(0), &blocks(first), WorkerIndex(0), None, Some(&mut spare));
+        let placed = writer.add(&tree, &unseen(&blocks(first), WorkerIndex(0)), Some(&mut spare));
         assert!(placed.is_some() && spare.len == 0);
     }
     assert_eq!(tree.bytes(), before);
@@ -321,11 +326,10 @@ fn what_was_seen_of_one_prompt_is_not_used_for_another() {
 fn a_prompt_without_room_changes_nothing() {
     let mut checked = CheckedTree::new();
     let mut refused = 0;
-    for prompt in 0.. {
-        let blocks = [run(0, 0, 10 + prompt % 7), run(1 + prompt, 0, 9_000)].concat();
+    for at in 0.. {
+        let blocks = [run(0, 0, 10 + at % 7), run(1 + at, 0, 9_000)].concat();
         let before = checked.writer.words_used();
-        let Some(placed) =
-            checked.writer.add(&checked.tree, SpaceId(0), &blocks, WorkerIndex(prompt as u32 % 50), None, None)
+        let Some(placed) = checked.writer.add(&checked.tree, &unseen(&blocks, WorkerIndex(at as u32 % 50)), None)
         else {
             refused += 1;
             assert_eq!(checked.writer.words_used(), before);
@@ -334,7 +338,7 @@ fn a_prompt_without_room_changes_nothing() {
             }
             continue;
         };
-        checked.prompts.insert(prompt as u32, (SpaceId(0), Vec::new(), WorkerIndex(prompt as u32 % 50), placed.node));
+        checked.prompts.insert(at as u32, (SpaceId(0), Vec::new(), WorkerIndex(at as u32 % 50), placed.node));
     }
     for (_, (.., worker, node)) in std::mem::take(&mut checked.prompts) {
         checked.writer.remove(&checked.tree, node, worker);
@@ -347,7 +351,7 @@ fn readers_beside_the_writer_see_whole_prompts() {
     let (tree, mut writer) = (ActiveTree::new(1, ACTIVE_WORDS_MAX), ActiveWriter::default());
     let done = AtomicBool::new(false);
     let (always, query) = (WorkerIndex(0), run(1, 0, 64));
-    writer.add(&tree, SpaceId(0), &run(1, 0, 40), always, None, None).expect("there is room");
+    writer.add(&tree, &unseen(&run(1, 0, 40), always), None).expect("there is room");
     std::thread::scope(|scope| {
         for reader in 0..2 {
             let (tree, done, query) = (&tree, &done, &query);
@@ -386,9 +390,9 @@ fn readers_beside_the_writer_see_whole_prompts() {
                     let blocks = [run(1, 0, 8 * worker as u64), tail].concat();
                     // Most of its blocks are written before it is added.
                     let seen = tree.read(SpaceId(0), &blocks, &mut depths);
-                    tree.prepare(&mut spare, SpaceId(0), &blocks, index, seen.as_ref());
-                    let placed = writer.add(&tree, SpaceId(0), &blocks, index, seen.as_ref(), Some(&mut spare));
-                    placed.map(|placed| placed.node)
+                    let prompt = NewPrompt { seen: seen.as_ref(), ..unseen(&blocks, index) };
+                    tree.prepare(&mut spare, &prompt);
+                    writer.add(&tree, &prompt, Some(&mut spare)).map(|placed| placed.node)
                 }
             };
         }
@@ -411,7 +415,7 @@ fn blocks_of_one_prompt_have_its_weight_until_another_shares_them() {
     assert_eq!(checked.writer.weigh(&checked.tree, node, worker, half), (4 * half) as i64);
     // A third shares six blocks with the second, which get their full weight back.
     let third = [run(1, 0, 4), run(2, 0, 2), run(3, 0, 1)].concat();
-    let placed = checked.writer.add(&checked.tree, SpaceId(0), &third, worker, None, None).expect("there is room");
+    let placed = checked.writer.add(&checked.tree, &unseen(&third, worker), None).expect("there is room");
     assert_eq!(placed.added_parts, 6 * half + BLOCK_PARTS);
     assert_eq!(checked.writer.remove(&checked.tree, node, worker), 3 * half);
     assert_eq!(checked.writer.remove(&checked.tree, placed.node, worker), 7 * BLOCK_PARTS);

@@ -6,7 +6,7 @@ use super::node::{
     LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
 };
 use super::spare::{SPARE_WORDS, SPARE_WORDS_MIN, SpareRun};
-use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, Ordering, STRIDE, SeenDivergence};
+use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, NewPrompt, Ordering, STRIDE, SeenDivergence};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
 use crate::prefetch::prefetch;
@@ -44,34 +44,29 @@ impl ActiveWriter {
         self.allocator.used() - self.spare_words
     }
 
-    /// Adds a prompt of at least one block to a worker. `seen` is what a look-up of the same prompt saw, and `spare` a run
-    /// into which its new blocks may have been written. `None` if there is no memory, and nothing changed.
+    /// Adds a prompt to its worker. Its new blocks may have been written into `spare`. `None` if there is no memory, and
+    /// nothing changed.
     pub(in crate::load) fn add(
         &mut self,
         tree: &ActiveTree,
-        space: SpaceId,
-        locals: &[LocalHash],
-        worker: WorkerIndex,
-        seen: Option<&SeenDivergence>,
+        prompt: &NewPrompt<'_>,
         spare: Option<&mut SpareRun>,
     ) -> Option<PlacedPrompt> {
-        let root = tree.root_at(space, *locals.first()?);
         // As OPEN, for words that are reused below and that another thread may have freed: a reader that still reads
         // them as what they were sees that thread's change of `sequence` too.
         fence(Ordering::Release);
-        self.place(tree, (root, space), locals, worker, seen, spare)
+        self.place(tree, prompt, spare)
     }
 
     /// As [`ActiveWriter::add`], after its fence.
     pub(super) fn place(
         &mut self,
         tree: &ActiveTree,
-        (root, space): (usize, SpaceId),
-        locals: &[LocalHash],
-        worker: WorkerIndex,
-        seen: Option<&SeenDivergence>,
+        prompt: &NewPrompt<'_>,
         mut spare: Option<&mut SpareRun>,
     ) -> Option<PlacedPrompt> {
+        let NewPrompt { space, locals, worker, seen } = *prompt;
+        let root = tree.root_at(space, *locals.first()?);
         let found = || tree.walk((root, space), locals, WRITER_PROBES_MAX, |_, _| ());
         let seen = seen.filter(|seen| seen.is_of((root, space), locals) && tree.still_diverges(seen, locals));
         let divergence = seen.map_or_else(found, |seen| seen.divergence);
@@ -111,8 +106,8 @@ impl ActiveWriter {
         self.spare_words -= spare.len;
     }
 
-    /// Exchanges a short spare run for a full one, while at least half of all words are free. For this alone, no memory is
-    /// allocated beside much that is free: a shorter run suffices for a prompt.
+    /// Exchanges a short spare run for a full one, while at least half of all words are free. The tree grows for it only if
+    /// most of its memory is in use: a prompt fits into shorter free runs, too.
     pub(super) fn refill(&mut self, tree: &ActiveTree, spare: &mut SpareRun) {
         if spare.len >= SPARE_WORDS_MIN {
             return;

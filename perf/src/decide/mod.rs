@@ -1,7 +1,8 @@
 //! `decide`: one decision with its booking, and its end, in process, on both sides.
 //!
 //! `prompts` → (`ours` | `peer`) → `report`. Both indexes hold what the tape's fleet holds; both are asked for the last
-//! prompts of the tape, with so many requests in flight; sides take turns.
+//! prompts of the tape, with so many requests in flight; sides take turns. kvrouted decides once by the peer's rule (mode
+//! `kv`) and once in its own default mode, `latency`.
 
 mod ours;
 mod peer;
@@ -11,6 +12,7 @@ mod report;
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
+use kvrouted::route::Policy;
 
 use self::ours::Ours;
 pub(crate) use self::ours::{filled, scheme};
@@ -116,7 +118,7 @@ fn fleet(args: &DecideArgs, tape: &TapeArgs, clock_ns: f64) -> Result<Fleet, Fai
     drop(made);
     let mut rows = Vec::new();
     for given in Given::ALL {
-        let (mut of_peer, mut of_ours) = (Vec::new(), Vec::new());
+        let [mut of_peer, mut of_kv, mut of_latency] = [const { Vec::new() }; 3];
         for repeat in 0..args.repeat {
             let pass = |side: &mut dyn Decider, times: &mut Vec<Times>| {
                 let mut timed = Timed::new();
@@ -127,13 +129,16 @@ fn fleet(args: &DecideArgs, tape: &TapeArgs, clock_ns: f64) -> Result<Fleet, Fai
             // Whoever goes first finds other caches and another clock speed: take turns.
             if repeat % 2 == 0 {
                 pass(&mut peer, &mut of_peer)?;
-                pass(&mut ours, &mut of_ours)?;
-            } else {
-                pass(&mut ours, &mut of_ours)?;
+            }
+            ours.policy = Policy::kv();
+            pass(&mut ours, &mut of_kv)?;
+            ours.policy = Policy::default();
+            pass(&mut ours, &mut of_latency)?;
+            if repeat % 2 != 0 {
                 pass(&mut peer, &mut of_peer)?;
             }
         }
-        rows.push(Row::new(given, Times::medians(&of_peer), Times::medians(&of_ours)));
+        rows.push(Row::new(given, Times::medians(&of_peer), Times::medians(&of_kv), Times::medians(&of_latency)));
     }
     let blocks_per_prompt = prompts.blocks() as f64 / prompts.len().max(1) as f64;
     Ok(Fleet { workers: tape.workers, capacity: tape.capacity, prompts: prompts.len(), blocks_per_prompt, rows })

@@ -7,7 +7,7 @@ use kvrouted::fleet::{FleetTable, PoolRole};
 use kvrouted::ids::{Scheme, Window, Worker};
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide};
+use kvrouted::route::{AffinityTable, Decision, Draws, Mode, Policy, Prompt, RouteRequest, Scratch, View, decide};
 
 use super::prompts::Prompts;
 use super::{Decider, Given, Timed, since};
@@ -43,6 +43,8 @@ pub(crate) struct Ours {
     loads: Loads,
     affinities: AffinityTable,
     session: SessionId,
+    /// By which the next pass decides.
+    pub(crate) policy: Policy,
     scratch: Scratch,
     decision: Decision,
     began: Instant,
@@ -66,6 +68,7 @@ impl Ours {
             loads,
             affinities: AffinityTable::new(0, 0),
             session,
+            policy: Policy::kv(),
             scratch: Scratch::default(),
             // As for a request that does not ask to explain.
             decision: Decision { only_costs: true, ..Decision::default() },
@@ -77,13 +80,12 @@ impl Ours {
 
     fn decide(&mut self, prompt: Prompt<'_>, request_id: &str, now_ns: u64) -> Result<(), Failure> {
         let request = RouteRequest::new(SPACE, prompt);
-        let policy = Policy::kv();
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,
             predictions: &[],
             loads: &self.loads,
-            policy: &policy,
+            policy: &self.policy,
             round_robin_counters: &[],
             affinities: &self.affinities,
             now_ns,
@@ -94,6 +96,11 @@ impl Ours {
         let demand = scratch.demand(&request, decision, chosen);
         self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
+    }
+
+    fn first_token(&self, request_id: &str) {
+        let reference = BookingRef::Request { request_id, attempt: 0 };
+        self.loads.prefill_complete(self.session, reference, 0, since(self.began));
     }
 
     fn free(&self, request_id: &str) {
@@ -127,6 +134,12 @@ impl Decider for Ours {
             self.decide(asked, &request_id, (start - self.began).as_nanos() as u64)?;
             let decide_ns = since(start);
             running.push_back(request_id);
+            // Without first tokens mode `latency` would take all of them for prefills. In `kv` neither side reports any.
+            if self.policy.mode == Mode::Latency
+                && let Some(prefilled) = running.len().checked_sub(in_flight / 2 + 1)
+            {
+                self.first_token(&running[prefilled]);
+            }
             if running.len() > in_flight
                 && let Some(oldest) = running.pop_front()
             {

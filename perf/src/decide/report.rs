@@ -46,22 +46,24 @@ pub(crate) struct Row {
     pub(crate) given: &'static str,
     /// The peer's times.
     pub(crate) peer: Times,
-    /// kvrouted's times.
+    /// kvrouted's times in mode `kv`.
     pub(crate) kvrouted: Times,
-    /// Of decision, booking and end.
+    /// kvrouted's times in mode `latency`.
+    pub(crate) kvrouted_latency: Times,
+    /// Of decision, booking and end, in mode `kv`.
     pub(crate) ratio: Ratio,
 }
 
 impl Row {
     /// From the times of both.
     #[must_use]
-    pub(crate) fn new(given: Given, peer: Times, kvrouted: Times) -> Self {
+    pub(crate) fn new(given: Given, peer: Times, kvrouted: Times, kvrouted_latency: Times) -> Self {
         let given = match given {
             Given::Tokens => "tokens",
             Given::Hashes => "hashes",
         };
         let ratio = Ratio { p50: peer.both.p50 / kvrouted.both.p50, p99: peer.both.p99 / kvrouted.both.p99 };
-        Self { given, peer, kvrouted, ratio }
+        Self { given, peer, kvrouted, kvrouted_latency, ratio }
     }
 }
 
@@ -117,17 +119,17 @@ impl Report {
     #[must_use]
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
-        let header = ["workers", "given", "p50/p99 of", "peer", "kvrouted", "ratio"];
+        let header = ["workers", "given", "p50/p99 of", "peer", "kv", "ratio", "latency"];
         table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
         let in_us = |times: Percentiles| format!("{:.2} / {:.2} us", times.p50 / 1e3, times.p99 / 1e3);
         for (fleet, row) in self.fleets.iter().flat_map(|fleet| fleet.rows.iter().map(move |row| (fleet, row))) {
             let parts: [Part; 3] =
                 [("decide + book", |times| times.decide), ("free", |times| times.free), ("both", |times| times.both)];
             for (name, of) in parts {
-                let (peer, ours) = (of(&row.peer), of(&row.kvrouted));
+                let (peer, ours, latency) = (of(&row.peer), of(&row.kvrouted), of(&row.kvrouted_latency));
                 let ratio = format!("{:.1}x / {:.1}x", peer.p50 / ours.p50, peer.p99 / ours.p99);
                 let cells = [fleet.workers.to_string(), row.given.to_owned(), name.to_owned()];
-                table.add_row(cells.into_iter().chain([in_us(peer), in_us(ours), ratio]));
+                table.add_row(cells.into_iter().chain([in_us(peer), in_us(ours), ratio, in_us(latency)]));
             }
         }
         table.column_iter_mut().skip(3).for_each(|column| column.set_cell_alignment(CellAlignment::Right));

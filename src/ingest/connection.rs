@@ -201,8 +201,10 @@ impl Connection {
 impl Connection {
     /// Ends the connection in any state.
     pub(super) fn break_up(&mut self) {
-        if let Self::Sockets(peer) = self {
-            peer.break_up();
+        match self {
+            Self::Sockets(peer) => peer.break_up(),
+            #[cfg(feature = "nats")]
+            Self::Feed(_) | Self::Replay(_) => {}
         }
     }
 }

@@ -496,44 +496,55 @@ pub(super) fn encode(
         partials_len: 0,
         overflow: 0,
     };
-    let mut fits = true;
     for entry in &node.entries {
-        let cut = match shown(entry, node.len, holders) {
-            Shown::Nothing => continue,
+        let fits = match shown(entry, node.len, holders) {
+            Shown::Nothing => true,
             Shown::Full if entry.holder.0 < 64 => {
                 header.mask |= 1 << entry.holder.0;
-                continue;
+                true
             }
-            Shown::Full => node.len,
-            Shown::Cut(cut) => cut,
-            Shown::Sparse(_) => {
-                fits = false;
-                continue;
-            }
+            Shown::Full => header.push_partial(Partial { holder: entry.holder.0, cut: node.len }),
+            Shown::Cut(cut) => header.push_partial(Partial { holder: entry.holder.0, cut }),
+            Shown::Sparse(_) => false,
         };
-        fits &= header.push_partial(Partial { holder: entry.holder.0, cut });
+        if !fits {
+            // A node that many workers share has many entries: the record is made of all of them, and here they end.
+            let overflow = Box::new(overflow_of(node, holders));
+            header.mask = overflow.full.first().copied().unwrap_or(0);
+            header.partials_len = 0;
+            header.overflow = keep(Some(overflow));
+            return header;
+        }
     }
-    if !fits {
-        header.partials_len = 0;
-    }
-    header.overflow = keep((!fits).then(|| Box::new(overflow_of(node, holders))));
+    header.overflow = keep(None);
     header
 }
 
 fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {
-    let mut overflow = Overflow::default();
+    let words = node.entries.last().map_or(0, |last| usize::from(last.holder.0 / 64) + 1);
+    let mut overflow = Overflow { full: vec![0; words], ..Overflow::default() };
+    // The word of the last entry is kept in registers: to add to the one in memory would wait for the addition before.
+    let (mut word, mut full) = (0, 0);
     for entry in &node.entries {
         match shown(entry, node.len, holders) {
             Shown::Nothing => {}
             Shown::Full => {
-                let word = usize::from(entry.holder.0 / 64);
-                overflow.full.resize(overflow.full.len().max(word + 1), 0);
-                overflow.full[word] |= 1 << (entry.holder.0 % 64);
+                let next = usize::from(entry.holder.0 / 64);
+                if next != word {
+                    overflow.full[word] = full;
+                    (word, full) = (next, 0);
+                }
+                full |= 1 << (entry.holder.0 % 64);
             }
             Shown::Cut(cut) => overflow.partials.push(Partial { holder: entry.holder.0, cut }),
             Shown::Sparse(sparse) => overflow.sparse.push((entry.holder, sparse.clone())),
         }
     }
+    if let Some(last) = overflow.full.get_mut(word) {
+        *last = full;
+    }
+    overflow.full.truncate(overflow.full.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
+    overflow.full.shrink_to_fit();
     overflow.partials.shrink_to_fit();
     overflow
 }
@@ -541,6 +552,8 @@ fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {
 #[cfg(all(test, not(kvrouted_loom)))]
 mod tests {
     use super::*;
+    use crate::ids::WorkerSlot;
+    use crate::index::lookup_walk::named;
     use std::sync::atomic::AtomicBool;
 
     fn packed(partials: [(u16, u16); PARTIALS_MAX]) -> [u64; 2] {
@@ -611,6 +624,51 @@ mod tests {
             let version = line.version();
             line.lengthen(7);
             assert_eq!(line.read(), Some((version + 2, after)));
+        }
+    }
+
+    #[test]
+    fn a_header_shows_every_entry_as_it_is() {
+        const HOLDERS: u16 = 300;
+        // Which holder bits have entries (each n-th), what these cover in turn, and the end of them.
+        const CASES: [(u16, [u16; 3], u16); 9] = [
+            (1, [7, 7, 7], 64),
+            (1, [7, 7, 7], HOLDERS),
+            (70, [7, 7, 7], HOLDERS),
+            (90, [3, 7, 7], HOLDERS),
+            (1, [7, 3, 0], 66),
+            (3, [3, 3, 7], 130),
+            (1, [3, 3, 3], 90),
+            (1, [0, 0, 0], 90),
+            (1, [7, 7, 3], 3),
+        ];
+        let mut holders = HolderBits::default();
+        for slot in 0..HOLDERS {
+            holders.give(WorkerSlot(slot), 1, Layer::Device, HolderState::Shown).expect("a holder bit");
+        }
+        for (step, cuts, end) in CASES {
+            let cut = |holder: u16| cuts[usize::from(holder / step) % cuts.len()];
+            let entries = (0..end)
+                .step_by(usize::from(step))
+                .map(|holder| Entry { cut: cut(holder), ..Entry::anchor(HolderBit(holder), 0) });
+            let node = Node { len: 7, entries: entries.collect(), ..Node::EMPTY };
+            let mut overflow = None;
+            let header = encode(NodeId(1), &node, &holders, |record| {
+                overflow = record;
+                0
+            });
+            let overflow = overflow.as_deref();
+            let of = |word: usize| {
+                overflow.map_or(named(&header, word), |overflow| overflow.full.get(word).copied().unwrap_or(0))
+            };
+            for holder in 0..HOLDERS {
+                let cut = if holder < end && holder % step == 0 { cut(holder) } else { 0 };
+                let is_full = of(usize::from(holder / 64)) >> (holder % 64) & 1 == 1;
+                assert_eq!(is_full, cut == 7, "{holder} of {end}, each {step}, {cuts:?}");
+                let in_part = partials(&header, overflow).find(|partial| partial.holder == holder && partial.cut < 7);
+                assert_eq!(in_part.map(|partial| partial.cut), (1..7).contains(&cut).then_some(cut));
+            }
+            assert!(overflow.is_none_or(|overflow| overflow.full.last() != Some(&0) && header.mask == of(0)));
         }
     }
 

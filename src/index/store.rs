@@ -52,6 +52,10 @@ pub(super) struct StoreTarget {
 
 impl Worker {
     /// Applies a store, or refuses it without a change.
+    ///
+    /// Inlined, as [`find_last`](Self::find_last) is: a result that goes through memory, written in small parts and read in
+    /// larger ones, waits until all stores before it are done.
+    #[inline]
     pub(super) fn store_fast(
         &mut self,
         tree: &mut Tree,

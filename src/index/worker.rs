@@ -181,6 +181,7 @@ impl Worker {
     }
 
     /// As [`find`](Self::find), for a name that was probably stored last.
+    #[inline]
     pub(super) fn find_last(&self, tree: &Tree, name: EngineHash) -> Option<Place> {
         let (last, place) = self.last;
         let is_there = || {

@@ -71,6 +71,11 @@ impl<B: AsFd> Lane<B> {
         Ok(self.end.incoming_bytes()? > 0 || (awaited == Awaited::BOTH && self.end.room_bytes()? > 0))
     }
 
+    /// Prepares the next bytes to send. Call it after a poll that found nothing.
+    pub(super) fn own_ahead(&mut self) {
+        self.end.own_ahead();
+    }
+
     /// Announces what this side is about to sleep for. Check once more before sleeping.
     pub(super) fn announce(&self, awaited: Awaited) {
         self.end.announce(awaited);

@@ -117,6 +117,11 @@ impl LaneEnd {
         Ok(Moved { bytes, rings: bytes > 0 && Awaited::DATA.is_to_ring(self.waits(other(self.side))) })
     }
 
+    /// Prepares the next bytes to send. Call it after a poll that found nothing.
+    pub fn own_ahead(&mut self) {
+        self.outgoing.own_ahead(&outgoing(&self.memory, self.side));
+    }
+
     /// Announces that this end is about to sleep. Check once more before sleeping.
     pub fn announce(&self, awaited: Awaited) {
         awaited.announce(self.waits(self.side));

@@ -131,6 +131,7 @@ fn words_come_whole_and_are_not_written_over_before_they_are_read() {
                 if sent < 3 && producer.push(&writer.ring(), &[sent + 1; 8]).unwrap() == 8 {
                     sent += 1;
                 }
+                producer.own_ahead(&writer.ring());
             }
             sent
         });

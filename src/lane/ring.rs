@@ -9,12 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use thiserror::Error;
 
-use crate::limits::LANE_PUBLISHED_BYTES;
+use crate::limits::{LANE_LINES_PER_POLL, LANE_OWNED_BYTES, LANE_PUBLISHED_BYTES};
 
 /// Bytes of a word.
 pub(super) const WORD_BYTES: usize = 8;
 /// Words that are published at once: a reader can copy the first words of a long frame while the rest is written.
 const PUBLISHED_WORDS: usize = LANE_PUBLISHED_BYTES / WORD_BYTES;
+/// Words beyond the tail whose lines a poll may take.
+const OWNED_WORDS: u64 = (LANE_OWNED_BYTES / WORD_BYTES) as u64;
+/// Words of a cache line.
+const LINE_WORDS: u64 = 8;
 
 /// The shared part of a ring.
 #[derive(Debug)]
@@ -49,8 +53,10 @@ fn copy_in<W: Word>(words: &[W], chunks: &[[u8; WORD_BYTES]]) {
     }
 }
 
+/// Reads the last word first. A processor that sees lines read in a row fetches the next ones of that direction.
+/// Upwards, these are lines that the writer owns and is about to write; downwards, lines that were read before.
 fn copy_out<W: Word>(words: &[W], chunks: &mut [[u8; WORD_BYTES]]) {
-    for (word, chunk) in words.iter().zip(chunks) {
+    for (word, chunk) in words.iter().zip(chunks).rev() {
         // Relaxed: the Acquire of PUBLISH came before.
         *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
     }
@@ -62,6 +68,9 @@ pub struct Producer {
     tail: u64,
     /// The last valid head.
     head: u64,
+    /// The end of the lines that this side has taken since they were read. No other processor holds them, unless the
+    /// reader's has fetched some again.
+    owned: u64,
 }
 
 impl Producer {
@@ -97,6 +106,7 @@ impl Producer {
             return Ok(0);
         }
         for piece in chunks.chunks(PUBLISHED_WORDS) {
+            self.own(ring, self.tail + piece.len() as u64, PUBLISHED_WORDS);
             let (first, wrapped) = ring.from(self.tail);
             let (to_first, to_wrapped) = piece.split_at(piece.len().min(first.len()));
             copy_in(first, to_first);
@@ -106,6 +116,44 @@ impl Producer {
             ring.tail.store(self.tail, Ordering::Release);
         }
         Ok(chunks.len() * WORD_BYTES)
+    }
+
+    /// Takes a few of the lines that will be written next, so that the write need not wait for them. Call it after a
+    /// poll that found nothing.
+    pub fn own_ahead<W: Word>(&mut self, ring: &Ring<'_, W>) {
+        let capacity = ring.capacity();
+        let end = self.tail + OWNED_WORDS.min(capacity / 2);
+        if self.owned >= end {
+            return;
+        }
+        // A fault stays for the next write to find.
+        if end - self.head > capacity && self.room(ring).is_err() {
+            return;
+        }
+        if self.own(ring, end.min(self.head + capacity), LANE_LINES_PER_POLL) {
+            // SeqCst: pairs with nothing. It waits for these stores: with more of them pending, the fence after the
+            // next transfer would wait for all.
+            W::fence();
+        }
+    }
+
+    /// Takes up to `lines_max` lines before `end`; every word up to there is free. Returns whether it took any.
+    ///
+    /// It stores a word to each, because a prefetch does nothing: a processor that has a copy of a line ignores a
+    /// prefetch of it. With one store for each line, a processor takes several lines at a time. With eight, the stores
+    /// of a few lines fill its queue.
+    fn own<W: Word>(&mut self, ring: &Ring<'_, W>, end: u64, lines_max: usize) -> bool {
+        self.owned = self.owned.max(self.tail);
+        let from = self.owned;
+        for _ in 0..lines_max {
+            if self.owned >= end {
+                break;
+            }
+            // Relaxed: nothing reads this word before it is written and published.
+            ring.words[self.owned as usize & (ring.words.len() - 1)].store(0, Ordering::Relaxed);
+            self.owned = (self.owned / LINE_WORDS + 1) * LINE_WORDS;
+        }
+        self.owned > from
     }
 }
 
@@ -161,8 +209,8 @@ impl Consumer {
             let (chunks, _) = out[held..].as_chunks_mut::<WORD_BYTES>();
             let (first, wrapped) = ring.from(self.head);
             let (of_first, of_wrapped) = chunks.split_at_mut(count.min(first.len()));
-            copy_out(first, of_first);
             copy_out(wrapped, of_wrapped);
+            copy_out(first, of_first);
             self.head += count as u64;
             // Release: RECLAIM, pairs with the Acquire in `Producer::room`.
             ring.head.store(self.head, Ordering::Release);

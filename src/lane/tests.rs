@@ -52,6 +52,7 @@ proptest! {
         while received.len() < sent.len() {
             let taken = producer.push(&shared.ring(), rest).unwrap();
             rest = &rest[taken..];
+            producer.own_ahead(&shared.ring());
             prop_assert!(producer.room(&shared.ring()).unwrap() <= WORDS);
             let ready = consumer.ready(&shared.ring()).unwrap();
             let count = consumer.pop(&shared.ring(), *reads.next().unwrap(), &mut received).unwrap();
@@ -109,6 +110,30 @@ fn positions_that_cannot_be_are_named() {
     assert_eq!(producer.room(&shared.ring()), Err(LaneFault::HeadBeyond));
     head(10);
     assert_eq!(producer.room(&shared.ring()), Ok(WORDS));
+}
+
+#[test]
+fn a_writer_that_owns_lines_ahead_stores_to_free_words_only_and_each_line_once() {
+    let shared = Shared::new();
+    let (mut producer, mut consumer) = (Producer::default(), Consumer::default());
+    let marked = || shared.words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    let stored = || (0..WORDS).filter(|at| shared.words[*at].load(Ordering::Relaxed) == 0).collect::<Vec<_>>();
+    let polls = |producer: &mut Producer, count| (0..count).for_each(|_| producer.own_ahead(&shared.ring()));
+    marked();
+    polls(&mut producer, 100);
+    assert_eq!(stored(), [0, 8, 16, 24], "half the ring");
+    assert_eq!(producer.push(&shared.ring(), &[7; 60 * 8]), Ok(60 * 8));
+    marked();
+    polls(&mut producer, 100);
+    assert_eq!(stored(), [] as [usize; 0], "the free words are on the line of the last ones");
+    assert_eq!(consumer.pop(&shared.ring(), 30, &mut Vec::new()), Ok(30 * 8));
+    polls(&mut producer, 100);
+    assert_eq!(stored(), [0, 8, 16, 24], "up to the first unread word");
+    shared.head.store(61, Ordering::Relaxed);
+    marked();
+    polls(&mut producer, 100);
+    assert_eq!(stored(), [] as [usize; 0], "an impossible head frees nothing");
+    assert_eq!(producer.push(&shared.ring(), &[7; 40 * 8]), Err(LaneFault::HeadBeyond));
 }
 
 #[test]

@@ -181,8 +181,10 @@ fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64
             let _ = keep(of_server);
             let mut received = Vec::new();
             while !done.load(Ordering::Relaxed) {
-                if daemon.receive(usize::MAX, &mut received).is_err() {
-                    break;
+                match daemon.receive(usize::MAX, &mut received) {
+                    Ok(moved) if moved.bytes == 0 => daemon.own_ahead(),
+                    Ok(_) => {}
+                    Err(_) => break,
                 }
                 if received.len() >= request_bytes {
                     received.clear();
@@ -196,6 +198,7 @@ fn echo(size: Size, time: Duration, of_server: &[usize]) -> Result<Histogram<u64
             let asked = Instant::now();
             let _ = gateway.send(&request);
             while received.len() < reply.len() && gateway.receive(usize::MAX, &mut received).is_ok() {
+                gateway.own_ahead();
                 std::hint::spin_loop();
             }
             latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);

@@ -200,6 +200,7 @@ impl Transport {
                 if self.is_ready(awaited)? {
                     return Ok(Woken::Lane);
                 }
+                self.lane.iter_mut().for_each(Lane::own_ahead);
                 spin_loop();
             }
             if since.elapsed() >= self.spin {

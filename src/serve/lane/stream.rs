@@ -149,7 +149,10 @@ impl LaneStream {
     /// Takes the bytes that have arrived; `None` = none have.
     pub(super) fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         let received = match self.incoming() {
-            Ok(Some(0)) => return None,
+            Ok(Some(0)) => {
+                self.end.borrow_mut().own_ahead();
+                return None;
+            }
             Ok(None) => return Some(Ok(0)),
             Ok(Some(bytes)) => {
                 let room = buffer.capacity() - buffer.len();

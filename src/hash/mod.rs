@@ -28,6 +28,12 @@ mod neon;
     expect(unsafe_code, reason = "an empty instruction keeps words out of vectors")
 )]
 mod scalar;
+#[cfg(feature = "daemon")]
+#[cfg_attr(
+    all(target_arch = "x86_64", not(miri), not(kvrouted_loom)),
+    expect(unsafe_code, reason = "instructions in place of atomic accesses")
+)]
+pub(crate) mod words;
 
 pub use media::placeholder_token;
 

@@ -33,6 +33,7 @@ mod tests;
 pub(in crate::load) use spare::SpareRun;
 pub(in crate::load) use tree_writer::{ActiveWriter, PlacedPrompt, blocks_to, nodes_to};
 
+use crate::hash::words;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_READ_PAUSES_MAX, ACTIVE_READ_TRIES_MAX};
 use crate::prefetch::prefetch;
@@ -47,8 +48,6 @@ pub(in crate::load) const BLOCK_PARTS: u64 = 1 << 16;
 const TRIES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { ACTIVE_READ_TRIES_MAX };
 /// Pauses of a look-up, over all tries, while a change is in progress.
 const PAUSES_MAX: usize = if cfg!(all(test, kvrouted_loom)) { 0 } else { ACTIVE_READ_PAUSES_MAX };
-/// Hashes that are compared or copied at once.
-const STRIDE: usize = 8;
 /// Roots: a change below one does not disturb the readers of another.
 const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 
@@ -196,14 +195,7 @@ impl ActiveTree {
     fn common(&self, node: &Node<'_>, locals: &[LocalHash]) -> usize {
         let Some(hashes) = self.words.slice(node.hashes(), node.len()) else { return 0 };
         // Relaxed: see `read`.
-        let differ = |(ours, theirs): (&AtomicU64, &LocalHash)| ours.load(Ordering::Relaxed) ^ theirs.0;
-        // A chunk at a time, with one branch.
-        let ((ours, _), (theirs, _)) = (hashes.as_chunks::<STRIDE>(), locals.as_chunks::<STRIDE>());
-        let equal = |(ours, theirs): &(&[AtomicU64; STRIDE], &[LocalHash; STRIDE])| {
-            ours.iter().zip(*theirs).map(differ).fold(0, |all, one| all | one) == 0
-        };
-        let from = ours.iter().zip(theirs).take_while(equal).count() * STRIDE;
-        from + hashes[from..].iter().zip(&locals[from..]).take_while(|both| differ(*both) == 0).count()
+        words::common_prefix(hashes, locals)
     }
 
     /// A node, for the writer, which knows that it exists.

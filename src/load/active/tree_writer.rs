@@ -6,10 +6,10 @@ use super::node::{
     LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
 };
 use super::spare::{SPARE_WORDS, SPARE_WORDS_MIN, SpareRun};
-use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, NewPrompt, Ordering, STRIDE, SeenDivergence};
+use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, NewPrompt, Ordering, SeenDivergence};
+use crate::hash::words;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
 use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
-use crate::prefetch::prefetch;
 use crate::sync::fence;
 
 /// A prompt that is in the tree.
@@ -475,7 +475,8 @@ pub(super) fn write_node<'a>(
     worker: WorkerIndex,
 ) -> Node<'a> {
     let (node, hashes, len) = (tree.node(at), at + NODE_WORDS, blocks.len() as u32);
-    write(tree.words.run(hashes, len), blocks);
+    // Relaxed: the root's sequence tells readers of changes.
+    words::store(tree.words.run(hashes, len), blocks);
     node.begin((parent, root), (hashes, len), blocks.first().map_or(0, |first| first.0));
     join(&tree.words, &node, worker);
     node
@@ -484,23 +485,6 @@ pub(super) fn write_node<'a>(
 /// Whether the words behind a run continue it. Consecutive numbers in two chunks do not.
 const fn are_contiguous((at, len): (u32, u32), behind: u32) -> bool {
     at + len == behind && !behind.is_multiple_of(CHUNK_WORDS)
-}
-
-/// Lines that are prefetched before they are written. The prompt that had them before ended some time ago, so they have
-/// left the caches.
-const LINES_AHEAD: usize = 16;
-
-/// Writes the hashes of new blocks, a chunk at a time.
-fn write(to: &[AtomicU64], blocks: &[LocalHash]) {
-    // Relaxed: the root's sequence tells readers of changes.
-    let store = |(word, local): (&AtomicU64, &LocalHash)| word.store(local.0, Ordering::Relaxed);
-    let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<STRIDE>(), blocks.as_chunks::<STRIDE>());
-    to.iter().take(LINES_AHEAD).for_each(|line| prefetch(line.as_ptr().cast()));
-    for (at, (line, from)) in to.iter().zip(from).enumerate() {
-        prefetch(to.as_ptr().wrapping_add(at + LINES_AHEAD).cast());
-        line.iter().zip(from).for_each(store);
-    }
-    to_rest.iter().zip(from_rest).for_each(store);
 }
 
 /// Blocks from the first one to a node's last.

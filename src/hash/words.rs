@@ -4,16 +4,14 @@
 //! look into. The forms without them are the reference, and give the same results.
 
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvrouted_loom))))]
-use self::{equal_lines_each as equal_lines, store_each as store_many};
+use self::{equal_lines_each as equal_lines, store_lines_each as store_lines};
 use crate::ids::LocalHash;
 use crate::prefetch::prefetch;
 #[cfg(all(target_arch = "x86_64", not(miri), not(kvrouted_loom)))]
 use crate::simd::SimdLevel;
 use crate::sync::{AtomicU64, Ordering};
 
-/// From this many hashes on, the processor's own copy takes less time than a store for each.
-const MANY_MIN: usize = 64;
-/// Words of a cache line, which are compared at once.
+/// Words of a cache line, which are compared, or stored, at once.
 const LINE_WORDS: usize = 8;
 /// Lines that are prefetched before they are written. What had them before ended some time ago, so they have left the
 /// caches.
@@ -21,39 +19,53 @@ const LINES_AHEAD: usize = 16;
 
 /// Stores hashes into as many words, Relaxed and in any order.
 #[inline]
-pub(crate) fn store(to: &[AtomicU64], from: &[LocalHash]) {
-    debug_assert_eq!(to.len(), from.len(), "one word for each hash");
-    if to.len().min(from.len()) < MANY_MIN { store_each(to, from) } else { store_many(to, from) }
+pub(crate) fn store(words: &[AtomicU64], hashes: &[LocalHash]) {
+    debug_assert_eq!(words.len(), hashes.len(), "one word for each hash");
+    let ((lines, words), (of_lines, hashes)) = (words.as_chunks(), hashes.as_chunks());
+    store_lines(lines, of_lines);
+    words.iter().zip(hashes).for_each(|(word, hash)| word.store(hash.0, Ordering::Relaxed));
 }
 
-/// The reference of [`store`], a line at a time.
-fn store_each(to: &[AtomicU64], from: &[LocalHash]) {
-    let store = |(word, hash): (&AtomicU64, &LocalHash)| word.store(hash.0, Ordering::Relaxed);
-    let ((to, to_rest), (from, from_rest)) = (to.as_chunks::<LINE_WORDS>(), from.as_chunks::<LINE_WORDS>());
-    to.iter().take(LINES_AHEAD).for_each(|line| prefetch(line.as_ptr().cast()));
-    for (at, (line, hashes)) in to.iter().zip(from).enumerate() {
-        prefetch(to.as_ptr().wrapping_add(at + LINES_AHEAD).cast());
-        line.iter().zip(hashes).for_each(store);
-    }
-    to_rest.iter().zip(from_rest).for_each(store);
-}
-
-/// The same by one instruction, which writes whole lines. It is not reordered with other stores, only its own are among
-/// each other.
 #[cfg(all(target_arch = "x86_64", not(miri), not(kvrouted_loom)))]
-fn store_many(to: &[AtomicU64], from: &[LocalHash]) {
-    let words = to.len().min(from.len());
-    // SAFETY: both slices have this many words, of eight bytes each. Those of `to` may be written through a shared reference,
-    // and an instruction that the compiler does not look into may store them as Relaxed stores would. The calling convention
-    // keeps the direction flag clear. Neither the stack nor a flag changes.
-    unsafe {
-        std::arch::asm!(
-            "rep movsq",
-            inout("rcx") words => _,
-            inout("rdi") to.as_ptr() => _,
-            inout("rsi") from.as_ptr() => _,
-            options(nostack, preserves_flags)
-        );
+#[inline]
+fn store_lines(words: &[[AtomicU64; LINE_WORDS]], hashes: &[[LocalHash; LINE_WORDS]]) {
+    match SimdLevel::here() {
+        SimdLevel::Scalar => store_lines_each(words, hashes),
+        // SAFETY: every other level is only that of processors with AVX2.
+        _ => unsafe { store_lines_avx2(words, hashes) },
+    }
+}
+
+/// The reference of `store_lines`.
+fn store_lines_each(words: &[[AtomicU64; LINE_WORDS]], hashes: &[[LocalHash; LINE_WORDS]]) {
+    words.iter().take(LINES_AHEAD).for_each(|line| prefetch(line.as_ptr().cast()));
+    for (at, (line, hashes)) in words.iter().zip(hashes).enumerate() {
+        prefetch(words.as_ptr().wrapping_add(at + LINES_AHEAD).cast());
+        line.iter().zip(hashes).for_each(|(word, hash)| word.store(hash.0, Ordering::Relaxed));
+    }
+}
+
+/// Without prefetches: with two stores for each line, the processor takes enough lines at a time.
+#[cfg(all(target_arch = "x86_64", not(miri), not(kvrouted_loom)))]
+#[target_feature(enable = "avx2")]
+fn store_lines_avx2(words: &[[AtomicU64; LINE_WORDS]], hashes: &[[LocalHash; LINE_WORDS]]) {
+    for (words, hashes) in words.iter().zip(hashes) {
+        // SAFETY: both pointers are to 64 bytes, in any alignment. The words may be written through a shared reference, and
+        // an instruction that the compiler does not look into may store them as Relaxed stores would: who reads one that was
+        // written in part sees another sequence, and reads again. Neither the stack nor a flag changes.
+        unsafe {
+            std::arch::asm!(
+                "vmovdqu {low}, [{hashes}]",
+                "vmovdqu {high}, [{hashes} + 32]",
+                "vmovdqu [{words}], {low}",
+                "vmovdqu [{words} + 32], {high}",
+                words = in(reg) words.as_ptr(),
+                hashes = in(reg) hashes.as_ptr(),
+                low = out(ymm_reg) _,
+                high = out(ymm_reg) _,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 }
 
@@ -91,7 +103,8 @@ fn equal_lines_avx2(words: &[[AtomicU64; LINE_WORDS]], hashes: &[[LocalHash; LIN
     for (words, hashes) in words.iter().zip(hashes) {
         let are_equal: u8;
         // SAFETY: both pointers are to 64 readable bytes, in any alignment. Words may be written meanwhile, and an instruction
-        // that the compiler does not look into may load them as Relaxed loads would. The stack is not used.
+        // that the compiler does not look into may load them as Relaxed loads would: who loads one that was written in part
+        // sees another sequence, and reads again. The stack is not used.
         unsafe {
             std::arch::asm!(
                 "vmovdqu {low}, [{words}]",
@@ -140,13 +153,19 @@ mod tests {
     #[test]
     fn every_hash_is_stored_and_no_other_word_changes() {
         let hashes: Vec<LocalHash> = (1..=200).map(LocalHash).collect();
-        for len in [0, 1, 9, 63, 64, 65, 100, 200] {
-            for (way, stores) in [store as fn(&[AtomicU64], &[LocalHash]), store_each, store_many].iter().enumerate() {
-                let words: Vec<AtomicU64> = (0..=len).map(|_| AtomicU64::new(0)).collect();
-                stores(&words[..len], &hashes[..len]);
-                let expected = |at: usize| if at < len { at as u64 + 1 } else { 0 };
-                let is_stored = |(at, word): (usize, &AtomicU64)| word.load(Ordering::Relaxed) == expected(at);
-                assert!(words.iter().enumerate().all(is_stored), "{way}: {len}");
+        let are_stored = |words: &[AtomicU64], stored: usize| {
+            let expected = |at: usize| if at < stored { at as u64 + 1 } else { 0 };
+            words.iter().enumerate().all(|(at, word)| word.load(Ordering::Relaxed) == expected(at))
+        };
+        let zeros = || (0..=200).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        for len in [0, 1, 7, 8, 9, 63, 64, 65, 100, 200] {
+            let words = zeros();
+            store(&words[..len], &hashes[..len]);
+            assert!(are_stored(&words, len), "{len}");
+            for stores in [store_lines_each, store_lines] {
+                let words = zeros();
+                stores(words[..len].as_chunks().0, hashes[..len].as_chunks().0);
+                assert!(are_stored(&words, len / LINE_WORDS * LINE_WORDS), "{len}");
             }
         }
     }

@@ -194,7 +194,7 @@ impl ActiveTree {
     /// Leading blocks of `locals` that equal those of a node.
     fn common(&self, node: &Node<'_>, locals: &[LocalHash]) -> usize {
         let Some(hashes) = self.words.slice(node.hashes(), node.len()) else { return 0 };
-        // Relaxed: see `read`.
+        // It loads with Relaxed: see `read`.
         words::common_prefix(hashes, locals)
     }
 

@@ -475,7 +475,7 @@ pub(super) fn write_node<'a>(
     worker: WorkerIndex,
 ) -> Node<'a> {
     let (node, hashes, len) = (tree.node(at), at + NODE_WORDS, blocks.len() as u32);
-    // Relaxed: the root's sequence tells readers of changes.
+    // It stores with Relaxed: the root's sequence tells readers of changes.
     words::store(tree.words.run(hashes, len), blocks);
     node.begin((parent, root), (hashes, len), blocks.first().map_or(0, |first| first.0));
     join(&tree.words, &node, worker);

@@ -71,7 +71,7 @@ impl<B: AsFd> Lane<B> {
         Ok(self.end.incoming_bytes()? > 0 || (awaited == Awaited::BOTH && self.end.room_bytes()? > 0))
     }
 
-    /// Prepares the next bytes to send. Call it after a poll that found nothing.
+    /// Takes cache lines of the next bytes to send. Call it while busy-polling.
     pub(super) fn own_ahead(&mut self) {
         self.end.own_ahead();
     }

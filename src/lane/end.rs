@@ -117,7 +117,7 @@ impl LaneEnd {
         Ok(Moved { bytes, rings: bytes > 0 && Awaited::DATA.is_to_ring(self.waits(other(self.side))) })
     }
 
-    /// Prepares the next bytes to send. Call it after a poll that found nothing.
+    /// Takes cache lines of the next bytes to send. Call it while busy-polling.
     pub fn own_ahead(&mut self) {
         self.outgoing.own_ahead(&outgoing(&self.memory, self.side));
     }

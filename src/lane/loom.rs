@@ -122,7 +122,10 @@ fn a_ring_for_one_announcement_rings_for_all_that_it_took() {
 
 #[test]
 fn words_come_whole_and_are_not_written_over_before_they_are_read() {
-    ::loom::model(|| {
+    let taken_ahead = std::sync::Arc::new(Counter::new(0));
+    let counts = std::sync::Arc::clone(&taken_ahead);
+    ::loom::model(move || {
+        let counts = std::sync::Arc::clone(&counts);
         let world = World::new();
         let writer = Arc::clone(&world);
         let writing = thread::spawn(move || {
@@ -131,7 +134,7 @@ fn words_come_whole_and_are_not_written_over_before_they_are_read() {
                 if sent < 3 && producer.push(&writer.ring(), &[sent + 1; 8]).unwrap() == 8 {
                     sent += 1;
                 }
-                producer.own_ahead(&writer.ring());
+                counts.fetch_add(u64::from(producer.own_ahead(&writer.ring())), Ordering::Relaxed);
             }
             sent
         });
@@ -144,4 +147,5 @@ fn words_come_whole_and_are_not_written_over_before_they_are_read() {
         assert!(sent >= 2);
         assert_eq!(out, (1..=sent).flat_map(|at| [at; 8]).collect::<Vec<_>>());
     });
+    assert!(taken_ahead.load(Ordering::Relaxed) > 0, "a word is taken ahead");
 }

@@ -17,8 +17,8 @@ pub(super) const WORD_BYTES: usize = 8;
 const PUBLISHED_WORDS: usize = LANE_PUBLISHED_BYTES / WORD_BYTES;
 /// Words beyond the tail whose lines a poll may take.
 const OWNED_WORDS: u64 = (LANE_OWNED_BYTES / WORD_BYTES) as u64;
-/// Words of a cache line.
-const LINE_WORDS: u64 = 8;
+/// Words of a cache line. The model's ring has two words in all.
+const LINE_WORDS: u64 = if cfg!(all(test, kvrouted_loom)) { 1 } else { 8 };
 
 /// The shared part of a ring.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ fn copy_in<W: Word>(words: &[W], chunks: &[[u8; WORD_BYTES]]) {
     }
 }
 
-/// Reads the last word first. A processor that sees lines read in a row fetches the next ones of that direction.
-/// Upwards, these are lines that the writer owns and is about to write; downwards, lines that were read before.
+/// Reads the last word first. A processor that sees lines read in a row may fetch the next ones of that direction, as Zen 4
+/// does. Upwards, these are lines that the writer owns and is about to write; downwards, lines that were read before.
 fn copy_out<W: Word>(words: &[W], chunks: &mut [[u8; WORD_BYTES]]) {
     for (word, chunk) in words.iter().zip(chunks).rev() {
         // Relaxed: the Acquire of PUBLISH came before.
@@ -68,8 +68,8 @@ pub struct Producer {
     tail: u64,
     /// The last valid head.
     head: u64,
-    /// The end of the lines that this side has taken since they were read. No other processor holds them, unless the
-    /// reader's has fetched some again.
+    /// The end of the lines that this side has taken since they were last written. The reader's processor may have fetched
+    /// some again, and it holds the line of the last words that it has read.
     owned: u64,
 }
 
@@ -106,7 +106,7 @@ impl Producer {
             return Ok(0);
         }
         for piece in chunks.chunks(PUBLISHED_WORDS) {
-            self.own(ring, self.tail + piece.len() as u64, PUBLISHED_WORDS);
+            self.own(ring, self.tail + piece.len() as u64, usize::MAX);
             let (first, wrapped) = ring.from(self.tail);
             let (to_first, to_wrapped) = piece.split_at(piece.len().min(first.len()));
             copy_in(first, to_first);
@@ -118,30 +118,32 @@ impl Producer {
         Ok(chunks.len() * WORD_BYTES)
     }
 
-    /// Takes a few of the lines that will be written next, so that the write need not wait for them. Call it after a
-    /// poll that found nothing.
-    pub fn own_ahead<W: Word>(&mut self, ring: &Ring<'_, W>) {
+    /// Takes a few of the lines that will be written next, so that the write need not wait for them. Returns whether it
+    /// took any. Call it while busy-polling.
+    pub fn own_ahead<W: Word>(&mut self, ring: &Ring<'_, W>) -> bool {
         let capacity = ring.capacity();
         let end = self.tail + OWNED_WORDS.min(capacity / 2);
         if self.owned >= end {
-            return;
+            return false;
         }
         // A fault stays for the next write to find.
         if end - self.head > capacity && self.room(ring).is_err() {
-            return;
+            return false;
         }
-        if self.own(ring, end.min(self.head + capacity), LANE_LINES_PER_POLL) {
-            // SeqCst: pairs with nothing. It waits for these stores: with more of them pending, the fence after the
-            // next transfer would wait for all.
+        let takes = self.own(ring, end.min(self.head + capacity), LANE_LINES_PER_POLL);
+        if takes {
+            // SeqCst: orders nothing, and pairs with no other. It waits for these stores: with more of them pending, the
+            // fence after the next transfer would wait for all.
             W::fence();
         }
+        takes
     }
 
     /// Takes up to `lines_max` lines before `end`; every word up to there is free. Returns whether it took any.
     ///
-    /// It stores a word to each, because a prefetch does nothing: a processor that has a copy of a line ignores a
-    /// prefetch of it. With one store for each line, a processor takes several lines at a time. With eight, the stores
-    /// of a few lines fill its queue.
+    /// It stores a word to each. A prefetch for writing made no difference on Zen 4, perhaps because the processor has a
+    /// copy of each line already. With one store for each line, a processor takes several lines at a time. With eight, the
+    /// stores of a few lines fill its queue.
     fn own<W: Word>(&mut self, ring: &Ring<'_, W>, end: u64, lines_max: usize) -> bool {
         self.owned = self.owned.max(self.tail);
         let from = self.owned;
@@ -271,7 +273,7 @@ impl Word for AtomicU64 {
 
     #[inline]
     fn fence() {
-        // SeqCst: every caller names what it pairs with.
+        // SeqCst: every caller names what it pairs with, or why it needs none.
         fence(Ordering::SeqCst);
     }
 }

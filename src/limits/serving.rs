@@ -125,10 +125,11 @@ pub const LANE_RING_BYTES_DEFAULT: u32 = 256 << 10;
 pub const LANE_RING_BYTES_CEILING: u32 = 64 << 20;
 /// Bytes of a long frame written into a ring before they are published to the other side.
 pub const LANE_PUBLISHED_BYTES: usize = 4 << 10;
-/// Bytes after the last written word whose cache lines a side takes while it polls, at most half a ring. The other
+/// Bytes after the last written word whose cache lines a side takes while it busy-polls, at most half a ring. The other
 /// lines of a longer frame are taken when it is written.
 pub const LANE_OWNED_BYTES: usize = 64 << 10;
-/// Cache lines taken after a poll that found nothing: a third of a microsecond.
+/// Cache lines taken at once while a side busy-polls, by a gateway after each poll that found nothing and by the daemon
+/// after each round of polls: a third of a microsecond.
 pub const LANE_LINES_PER_POLL: usize = 16;
 /// Bytes before a lane's rings: positions and wait flags, each on cache lines of its own.
 pub const LANE_CONTROL_BYTES: usize = 4 << 10;

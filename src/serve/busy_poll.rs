@@ -281,6 +281,7 @@ impl Poller {
             if let Some(read) = polling.round(|| stream.try_read(&mut buffer)) {
                 return (read, buffer);
             }
+            stream.prepare_write();
             tokio::task::yield_now().await;
         }
         drop(polling);

@@ -200,7 +200,9 @@ impl Transport {
                 if self.is_ready(awaited)? {
                     return Ok(Woken::Lane);
                 }
-                self.lane.iter_mut().for_each(Lane::own_ahead);
+                if !self.spin.is_zero() {
+                    self.lane.iter_mut().for_each(Lane::own_ahead);
+                }
                 spin_loop();
             }
             if since.elapsed() >= self.spin {

@@ -149,10 +149,7 @@ impl LaneStream {
     /// Takes the bytes that have arrived; `None` = none have.
     pub(super) fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         let received = match self.incoming() {
-            Ok(Some(0)) => {
-                self.end.borrow_mut().own_ahead();
-                return None;
-            }
+            Ok(Some(0)) => return None,
             Ok(None) => return Some(Ok(0)),
             Ok(Some(bytes)) => {
                 let room = buffer.capacity() - buffer.len();
@@ -272,6 +269,12 @@ impl<T: Stream> Stream for Transport<T> {
         match self {
             Self::Socket(socket) => socket.try_read(buffer),
             Self::Lane(lane) => lane.try_read(buffer),
+        }
+    }
+
+    fn prepare_write(&self) {
+        if let Self::Lane(lane) = self {
+            lane.end.borrow_mut().own_ahead();
         }
     }
 

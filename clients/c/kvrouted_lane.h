@@ -176,9 +176,11 @@ static inline void kvr__words_in(uint64_t *words, const uint8_t *bytes, uint64_t
     }
 }
 
+/* Reads the last word first. Read upwards, a processor fetches the lines that follow: those that the daemon is about to
+ * write. */
 static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t count) {
     uint64_t i, word;
-    for (i = 0; i < count; i++) {
+    for (i = count; i-- > 0;) {
         /* Relaxed: the acquire of the tail came before. */
         word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
         memcpy(bytes + 8 * i, &word, 8);
@@ -210,8 +212,8 @@ static inline void kvr__lane_pop(kvr_lane *lane, uint8_t *bytes, uint64_t count)
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS + lane->request_words;
     uint64_t at = lane->reply_head & (lane->reply_words - 1);
     uint64_t first = count < lane->reply_words - at ? count : lane->reply_words - at;
-    kvr__words_out(ring + at, bytes, first);
     kvr__words_out(ring, bytes + 8 * first, count - first);
+    kvr__words_out(ring + at, bytes, first);
     lane->reply_head += count;
     /* Release: pairs with the daemon's acquire of the head. */
     __atomic_store_n(&lane->words[KVR__REPLY_HEAD], lane->reply_head, __ATOMIC_RELEASE);

@@ -508,7 +508,7 @@ pub(super) fn encode(
             Shown::Sparse(_) => false,
         };
         if !fits {
-            // A node that many workers share has many entries: the record is made of all of them, and here they end.
+            // The line is full, so the record shows all entries, and the others need not be looked at here.
             let overflow = Box::new(overflow_of(node, holders));
             header.mask = overflow.full.first().copied().unwrap_or(0);
             header.partials_len = 0;
@@ -521,6 +521,7 @@ pub(super) fn encode(
 }
 
 fn overflow_of(node: &Node, holders: &HolderBits) -> Overflow {
+    debug_assert!(node.entries.is_sorted_by_key(|entry| entry.holder), "in the order of holder bits");
     let words = node.entries.last().map_or(0, |last| usize::from(last.holder.0 / 64) + 1);
     let mut overflow = Overflow { full: vec![0; words], ..Overflow::default() };
     // The word of the last entry is kept in registers: to add to the one in memory would wait for the addition before.

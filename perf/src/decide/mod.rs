@@ -12,9 +12,8 @@ mod report;
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use kvrouted::route::Policy;
 
-use self::ours::Ours;
+use self::ours::{Ours, Rule};
 pub(crate) use self::ours::{filled, scheme};
 use self::peer::Peer;
 pub(crate) use self::prompts::Prompts;
@@ -130,10 +129,10 @@ fn fleet(args: &DecideArgs, tape: &TapeArgs, clock_ns: f64) -> Result<Fleet, Fai
             if repeat % 2 == 0 {
                 pass(&mut peer, &mut of_peer)?;
             }
-            ours.policy = Policy::kv();
-            pass(&mut ours, &mut of_kv)?;
-            ours.policy = Policy::default();
-            pass(&mut ours, &mut of_latency)?;
+            for rule in if repeat % 2 == 0 { [Rule::Kv, Rule::Latency] } else { [Rule::Latency, Rule::Kv] } {
+                ours.rule = rule;
+                pass(&mut ours, if rule == Rule::Kv { &mut of_kv } else { &mut of_latency })?;
+            }
             if repeat % 2 != 0 {
                 pass(&mut peer, &mut of_peer)?;
             }

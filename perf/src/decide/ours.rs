@@ -7,7 +7,7 @@ use kvrouted::fleet::{FleetTable, PoolRole};
 use kvrouted::ids::{Scheme, Window, Worker};
 use kvrouted::index::IndexReader;
 use kvrouted::load::{BookingRef, Loads, LoadsConfig, SessionId};
-use kvrouted::route::{AffinityTable, Decision, Draws, Mode, Policy, Prompt, RouteRequest, Scratch, View, decide};
+use kvrouted::route::{AffinityTable, Decision, Draws, Policy, Prompt, RouteRequest, Scratch, View, decide};
 
 use super::prompts::Prompts;
 use super::{Decider, Given, Timed, since};
@@ -35,21 +35,44 @@ pub(crate) fn filled(feed: &Feed, args: &TapeArgs) -> Result<(Index, FleetTable)
     Ok((index, table(scheme(args), PoolRole::Both, workers)))
 }
 
-/// A filled index, a fleet and its loads.
+/// A filled index, and a fleet with its loads under either rule.
 pub(crate) struct Ours {
     scheme: Scheme,
     fleet: FleetTable,
     indexes: [IndexReader; 1],
-    loads: Loads,
+    /// The rule of the next pass.
+    pub(crate) rule: Rule,
+    rules: [Deciding; 2],
     affinities: AffinityTable,
-    session: SessionId,
-    /// By which the next pass decides.
-    pub(crate) policy: Policy,
     scratch: Scratch,
     decision: Decision,
     began: Instant,
     asked: u64,
     _index: Index,
+}
+
+/// By which of its modes kvrouted decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// The peer's rule.
+    Kv,
+    /// The default of a daemon.
+    Latency,
+}
+
+/// A rule's policy, and the loads that it has caused.
+struct Deciding {
+    policy: Policy,
+    loads: Loads,
+    session: SessionId,
+}
+
+impl Deciding {
+    fn new(policy: Policy, workers: u16) -> Result<Self, Failure> {
+        let loads = Loads::new(usize::from(workers), LoadsConfig::default());
+        let session = loads.open_session(None, 0).map_err(contract)?;
+        Ok(Self { policy, loads, session })
+    }
 }
 
 impl Ours {
@@ -59,16 +82,13 @@ impl Ours {
     /// There is no room for the workers.
     pub(crate) fn new(tape: &Tape, args: &TapeArgs) -> Result<Self, Failure> {
         let (index, fleet) = filled(&Feed::new(&tape.nodes, &tape.script), args)?;
-        let loads = Loads::new(usize::from(args.workers), LoadsConfig::default());
-        let session = loads.open_session(None, 0).map_err(contract)?;
         Ok(Self {
             scheme: scheme(args),
             fleet,
             indexes: [index.index()],
-            loads,
+            rule: Rule::Kv,
+            rules: [Deciding::new(Policy::kv(), args.workers)?, Deciding::new(Policy::default(), args.workers)?],
             affinities: AffinityTable::new(0, 0),
-            session,
-            policy: Policy::kv(),
             scratch: Scratch::default(),
             // As for a request that does not ask to explain.
             decision: Decision { only_costs: true, ..Decision::default() },
@@ -80,12 +100,13 @@ impl Ours {
 
     fn decide(&mut self, prompt: Prompt<'_>, request_id: &str, now_ns: u64) -> Result<(), Failure> {
         let request = RouteRequest::new(SPACE, prompt);
+        let Deciding { policy, loads, session } = &self.rules[self.rule as usize];
         let view = View {
             fleet: &self.fleet,
             indexes: &self.indexes,
             predictions: &[],
-            loads: &self.loads,
-            policy: &self.policy,
+            loads,
+            policy,
             round_robin_counters: &[],
             affinities: &self.affinities,
             now_ns,
@@ -94,18 +115,20 @@ impl Ours {
         decide(&view, &request, scratch, Draws::new(self.asked), decision).map_err(contract)?;
         let chosen = decision.candidates.first().ok_or_else(|| contract("nobody was chosen"))?;
         let demand = scratch.demand(&request, decision, chosen);
-        self.loads.book(self.session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
+        loads.book(*session, request_id, 0, chosen.index, demand, now_ns).map_err(contract)?;
         Ok(())
     }
 
     fn first_token(&self, request_id: &str) {
         let reference = BookingRef::Request { request_id, attempt: 0 };
-        self.loads.prefill_complete(self.session, reference, 0, since(self.began));
+        let Deciding { loads, session, .. } = &self.rules[self.rule as usize];
+        loads.prefill_complete(*session, reference, 0, since(self.began));
     }
 
     fn free(&self, request_id: &str) {
         let reference = BookingRef::Request { request_id, attempt: 0 };
-        self.loads.free(self.session, reference, since(self.began));
+        let Deciding { loads, session, .. } = &self.rules[self.rule as usize];
+        loads.free(*session, reference, since(self.began));
     }
 }
 
@@ -135,7 +158,7 @@ impl Decider for Ours {
             let decide_ns = since(start);
             running.push_back(request_id);
             // Without first tokens mode `latency` would take all of them for prefills. In `kv` neither side reports any.
-            if self.policy.mode == Mode::Latency
+            if self.rule == Rule::Latency
                 && let Some(prefilled) = running.len().checked_sub(in_flight / 2 + 1)
             {
                 self.first_token(&running[prefilled]);

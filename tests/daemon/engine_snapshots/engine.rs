@@ -47,7 +47,7 @@ pub(crate) enum Fault {
     OtherLifetime,
     /// It ends behind what was ever sent.
     Ahead,
-    /// It ends before what was sent.
+    /// It ends at the first batch, whatever was sent since: the last but one may be newer than the question.
     Behind,
     /// It has more parts than a snapshot may have.
     TooManyParts,
@@ -256,7 +256,7 @@ fn vllm(state: &State) -> Vec<Vec<u8>> {
     let cut = match state.fault {
         Some(Fault::Unavailable) => -2,
         Some(Fault::Ahead) => last + 1_000_000,
-        Some(Fault::Behind) => last - 1,
+        Some(Fault::Behind) => 0,
         _ => last,
     };
     let (mut cut, mut lifetime) = (cut.to_be_bytes().to_vec(), state.lifetime.to_vec());

@@ -176,7 +176,7 @@ static inline void kvr__words_in(uint64_t *words, const uint8_t *bytes, uint64_t
     }
 }
 
-/* Reads the last word first. Read upwards, a processor fetches the lines that follow: those that the daemon is about to
+/* Reads the last word first. If it reads upwards, a processor may fetch the lines that follow, which the daemon is about to
  * write. */
 static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t count) {
     uint64_t i, word;

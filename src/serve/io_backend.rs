@@ -164,7 +164,7 @@ pub(super) trait Stream: Sized + 'static {
     fn try_read(&self, _buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
         None
     }
-    /// Does ahead of the next write what shortens it, in much less than a microsecond.
+    /// Prepares the next write, in much less than a microsecond, so that it takes less time.
     fn prepare_write(&self) {}
     /// Appends received bytes to `buffer`; 0 = the peer has ended.
     async fn read(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>);

@@ -203,7 +203,7 @@ fn a_recorded_load_runs_on_a_simulated_fleet() {
     let found = said(&["what-if", journal, "--set", "mode=round-robin", "--seeds", "2", "--report", text(&report)]);
     assert_eq!(found["requests"], requests, "{found}");
     let figure = |name: &str, of: &str| number(&found["figures"][name][of]);
-    assert!(figure("hits", "after") < figure("hits", "before") - 5.0, "more tokens are computed: {found}");
+    assert!(figure("hits", "after") < figure("hits", "before") - 10.0, "more tokens are computed: {found}");
     assert!(figure("goodput", "before") > 0.0 && figure("TTFT mean", "before") > 0.0);
     let fleet = &found["fleet"][0];
     assert!(number(&fleet["prefill"]["samples"]) > 50.0 && number(&fleet["decode"]["samples"]) > 50.0, "{found}");

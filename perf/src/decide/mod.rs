@@ -1,8 +1,8 @@
 //! `decide`: one decision with its booking, and its end, in process, on both sides.
 //!
 //! `prompts` → (`ours` | `peer`) → `report`. Both indexes hold what the tape's fleet holds; both are asked for the last
-//! prompts of the tape, with so many requests in flight; sides take turns. kvrouted decides once by the peer's rule (mode
-//! `kv`) and once in its own default mode, `latency`.
+//! prompts of the tape, with so many requests in flight; sides take turns. kvrouted has two turns: in one it decides by
+//! the peer's rule, mode `kv`, in the other in its own default mode, `latency`.
 
 mod ours;
 mod peer;

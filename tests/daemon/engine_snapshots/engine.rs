@@ -47,7 +47,8 @@ pub(crate) enum Fault {
     OtherLifetime,
     /// It ends behind what was ever sent.
     Ahead,
-    /// It ends at the first batch, whatever was sent since: the last but one may be newer than the question.
+    /// It ends at the first batch, which is older than every question. The engine may send more before it answers, so the
+    /// batch before the last one need not be.
     Behind,
     /// It has more parts than a snapshot may have.
     TooManyParts,

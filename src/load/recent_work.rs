@@ -48,7 +48,7 @@ impl RecentWork {
     pub fn prefill_share_at(&self, now_ms: u32) -> f64 {
         // As a signed number: processors convert several of those at once. A clock that an older reading is compared with may
         // be behind.
-        let windows = f64::from((now_ms.wrapping_sub(self.at_ms) as i32).max(0)) / WINDOW_MS;
+        let windows = f64::from((now_ms.wrapping_sub(self.at_ms) as i32).max(0)) * (1.0 / WINDOW_MS);
         f64::from(self.prefill_share) / (1.0 + windows + 0.5 * windows * windows)
     }
 

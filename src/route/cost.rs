@@ -27,15 +27,15 @@ pub struct PoolFacts {
 }
 
 impl PoolFacts {
-    /// The facts of these workers that the policy's costs depend on. `recent` gives the recent work of
-    /// the worker at a place among them: mode `latency` reads no more of a row.
+    /// The facts of these workers that the policy's costs depend on. `recent` gives their recent work at a time from
+    /// [`recent_ms`]: mode `latency` reads no more of a row.
     #[must_use]
     #[inline(always)]
-    pub fn of(
+    pub(super) fn of(
         policy: &Policy,
         request: &RequestFacts,
         running: impl ExactSizeIterator<Item = WorkerFacts> + Clone,
-        recent: impl Fn(usize) -> RecentWork,
+        recent: impl FnOnce(u32) -> RecentSums,
     ) -> Self {
         let mut pool = Self { count: running.len() as u32, ..Self::default() };
         pool.round_robin_first = request.round_robin_counter.checked_rem(u64::from(pool.count)).unwrap_or(0) as u32;
@@ -44,7 +44,7 @@ impl PoolFacts {
             pool.prefill_tokens_min = tokens.min().unwrap_or(u64::MAX);
         }
         if policy.mode.cost_model() == CostModel::Seconds && pool.count > 0 {
-            (pool.later_wait, pool.decode_s) = later_wait_and_decode_s(recent, pool.count, recent_ms(request.now_ns));
+            (pool.later_wait, pool.decode_s) = recent(recent_ms(request.now_ns)).later_wait_and_decode_s(pool.count);
         }
         if policy.mode.cost_model() == CostModel::PoolLoad {
             let mut pools = [(0_u64, 0.0_f64); 2];
@@ -66,33 +66,72 @@ const LOAD_MAX: f64 = 0.8;
 /// The mean time of an output before any request of the workers has ended, seconds.
 const DECODE_S_PRIOR: f64 = 8.0;
 
-/// Workers whose shares are computed at once.
-const SHARES_AT_ONCE: usize = 8;
+/// Workers whose shares are computed before they are added.
+const SHARES_AT_ONCE: usize = 64;
 
-/// [`PoolFacts::later_wait`] and [`PoolFacts::decode_s`] of `count` workers, at least one, at a time from [`recent_ms`].
-#[inline(always)]
-pub(crate) fn later_wait_and_decode_s(recent: impl Fn(usize) -> RecentWork, count: u32, now_ms: u32) -> (f64, f64) {
-    let (workers, mut share, mut decode_s, mut known) = (count as usize, 0.0, 0.0, 0_u32);
-    // Shares are computed several at once, and added one after the other: a sum in another order has other bits.
-    let (mut first, mut shares) = (0, [0.0; SHARES_AT_ONCE]);
-    while first < workers {
-        let at_once = SHARES_AT_ONCE.min(workers - first);
-        let mut recents = [RecentWork::default(); SHARES_AT_ONCE];
-        for (to, place) in recents[..at_once].iter_mut().zip(first..) {
-            *to = recent(place);
+/// Numbers that a sum over workers is kept in. The worker at place `p` is added to number `p % LANES`, and at the end these
+/// are added in their order: several workers are added at once, and a sum has the same bits on every processor.
+const LANES: usize = 8;
+
+/// The recent work of all eligible workers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RecentSums {
+    shares: [f64; LANES],
+    decodes_s: [f64; LANES],
+    /// Workers whose mean decode is known.
+    known: u32,
+}
+
+impl RecentSums {
+    /// Of the workers in these rows, which ascend.
+    #[inline(always)]
+    pub(super) fn of(recents: &[RecentWork], rows: &[u32], now_ms: u32) -> Self {
+        if rows.len() == recents.len() {
+            return Self::of_all(recents, now_ms);
         }
-        for (to, recent) in shares.iter_mut().zip(&recents) {
-            *to = recent.prefill_share_at(now_ms);
+        let mut sums = Self::default();
+        for (row, lane) in rows.iter().zip((0..LANES).cycle()) {
+            let recent = &recents[*row as usize];
+            sums.add(lane, recent.prefill_share_at(now_ms), recent);
         }
-        for (of_worker, recent) in shares[..at_once].iter().zip(&recents) {
-            share += of_worker;
-            decode_s += f64::from(recent.decode_s);
-            known += u32::from(recent.decodes > 0);
-        }
-        first += at_once;
+        sums
     }
-    let load = (share / f64::from(count)).min(LOAD_MAX);
-    (load / (1.0 - load), if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR })
+
+    /// Of all workers.
+    #[inline(always)]
+    pub(crate) fn of_all(recents: &[RecentWork], now_ms: u32) -> Self {
+        let (mut sums, mut shares) = (Self::default(), [0.0; SHARES_AT_ONCE]);
+        // In loops of their own, which the compiler turns into vectors.
+        for recents in recents.chunks(SHARES_AT_ONCE) {
+            for (share, recent) in shares.iter_mut().zip(recents) {
+                *share = recent.prefill_share_at(now_ms);
+            }
+            let (shares, last_shares) = shares[..recents.len()].as_chunks::<LANES>();
+            let (recents, last_recents) = recents.as_chunks::<LANES>();
+            for (shares, recents) in shares.iter().zip(recents) {
+                (0..LANES).for_each(|lane| sums.add(lane, shares[lane], &recents[lane]));
+            }
+            for (lane, (share, recent)) in last_shares.iter().zip(last_recents).enumerate() {
+                sums.add(lane, *share, recent);
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn add(&mut self, lane: usize, share: f64, recent: &RecentWork) {
+        self.shares[lane] += share;
+        self.decodes_s[lane] += f64::from(recent.decode_s);
+        self.known += u32::from(recent.decodes > 0);
+    }
+
+    /// [`PoolFacts::later_wait`] and [`PoolFacts::decode_s`] of `count` workers, at least one.
+    #[inline(always)]
+    pub(crate) fn later_wait_and_decode_s(&self, count: u32) -> (f64, f64) {
+        let (share, decode_s) = (self.shares.iter().sum::<f64>(), self.decodes_s.iter().sum::<f64>());
+        let load = (share / f64::from(count)).min(LOAD_MAX);
+        (load / (1.0 - load), if self.known > 0 { decode_s / f64::from(self.known) } else { DECODE_S_PRIOR })
+    }
 }
 
 /// The cost of running the request on a worker. `place` is the place of the worker among the eligible ones.
@@ -387,9 +426,20 @@ mod tests {
         }
     }
 
+    /// Sums of workers, one by one.
+    fn sums_one_by_one<'a>(recents: impl Iterator<Item = &'a RecentWork>, now_ms: u32) -> RecentSums {
+        let mut sums = RecentSums::default();
+        for (place, recent) in recents.enumerate() {
+            sums.shares[place % LANES] += recent.prefill_share_at(now_ms);
+            sums.decodes_s[place % LANES] += f64::from(recent.decode_s);
+            sums.known += u32::from(recent.decodes > 0);
+        }
+        sums
+    }
+
     #[test]
-    fn shares_that_are_computed_at_once_have_the_bits_of_a_sum_one_by_one() {
-        let recents: Vec<RecentWork> = (0..40_u16)
+    fn sums_of_many_workers_at_once_have_the_bits_of_sums_one_by_one() {
+        let recents: Vec<RecentWork> = (0..150_u16)
             .map(|at| RecentWork {
                 prefill_share: f32::from(at * 37 % 11) / 7.0,
                 at_ms: u32::from(at) * 977,
@@ -398,18 +448,34 @@ mod tests {
             })
             .collect();
         let now_ms = 41_000;
+        let bits = |sums: RecentSums, count| {
+            let (later_wait, decode_s) = sums.later_wait_and_decode_s(count as u32);
+            (later_wait.to_bits(), decode_s.to_bits())
+        };
         for count in 1..=recents.len() {
-            let (mut share, mut decode_s, mut known) = (0.0, 0.0, 0);
-            for recent in &recents[..count] {
-                share += recent.prefill_share_at(now_ms);
-                decode_s += f64::from(recent.decode_s);
-                known += u32::from(recent.decodes > 0);
+            let (recents, rows) = (&recents[..count], Vec::from_iter(0..count as u32));
+            let expected = bits(sums_one_by_one(recents.iter(), now_ms), count);
+            assert_eq!(bits(RecentSums::of(recents, &rows, now_ms), count), expected, "all of {count}");
+            // Without every third worker, and without the first.
+            for rows in [rows.iter().copied().filter(|row| row % 3 != 1).collect(), rows[1..].to_vec()] {
+                let (eligible, some) = (rows.iter().map(|row| &recents[*row as usize]), rows.len());
+                let expected = bits(sums_one_by_one(eligible, now_ms), some);
+                assert_eq!(bits(RecentSums::of(recents, &rows, now_ms), some), expected, "{some} of {count}");
             }
-            let load: f64 = (share / count as f64).min(LOAD_MAX);
-            let expected = (load / (1.0 - load), if known > 0 { decode_s / f64::from(known) } else { DECODE_S_PRIOR });
-            let found = later_wait_and_decode_s(|place| recents[place], count as u32, now_ms);
-            assert_eq!((found.0.to_bits(), found.1.to_bits()), (expected.0.to_bits(), expected.1.to_bits()), "{count}");
         }
+    }
+
+    #[test]
+    fn a_mean_load_and_a_mean_decode_are_those_of_the_workers() {
+        let worker = |prefill_share, decode_s, decodes| RecentWork { prefill_share, at_ms: 0, decode_s, decodes };
+        let recents = [worker(0.5, 3.0, 2), worker(0.25, 0.0, 0), worker(0.0, 5.0, 1)];
+        let of_all = RecentSums::of_all(&recents, 0).later_wait_and_decode_s(3);
+        assert_eq!(of_all, (0.25 / 0.75, 4.0), "workers without an ended request are not part of the mean decode");
+        let of_two = RecentSums::of(&recents, &[0, 1], 0).later_wait_and_decode_s(2);
+        assert_eq!(of_two, (0.375 / 0.625, 3.0));
+        assert_eq!(RecentSums::of(&recents, &[1], 0).later_wait_and_decode_s(1).1, DECODE_S_PRIOR);
+        let overloaded = RecentSums::of_all(&[worker(3.0, 1.0, 1)], 0).later_wait_and_decode_s(1);
+        assert_eq!(overloaded.0, LOAD_MAX / (1.0 - LOAD_MAX));
     }
 
     #[test]
@@ -541,7 +607,8 @@ mod tests {
         let costs = |mode| {
             let policy = Policy { mode, ..Policy::default() };
             let counted = RequestFacts { round_robin_counter: 4, ..request_facts() };
-            let recent = |place: usize| workers[place].load.recent;
+            let recents = workers.map(|worker| worker.load.recent);
+            let recent = |now_ms| RecentSums::of_all(&recents, now_ms);
             let pool = PoolFacts::of(&policy, &counted, workers.iter().copied(), recent);
             let terms = |place: usize| super::cost(&policy, &request_facts(), &workers[place], &pool, place as u32);
             assert_eq!(terms(1).decode, 13.0);

@@ -6,7 +6,7 @@
 use fearless_simd::{Level, Simd, dispatch};
 
 use super::affinity::{AffinityEffect, factor};
-use super::cost::{PoolFacts, cost, is_plain, plain_costs};
+use super::cost::{PoolFacts, RecentSums, cost, is_plain, plain_costs};
 use super::decision::{Decision, Scored};
 use super::observation::{Observation, PlainFacts, WorkerFacts};
 use super::policy::Policy;
@@ -77,7 +77,7 @@ impl<'a> Pricing<'a> {
         let affinity = AffinityEffect::of(policy, observation, decision);
         affinity.apply(observation, decision);
         let eligible = decision.eligible_rows.iter().map(|row| observation.workers.row(*row as usize));
-        let recent = |place: usize| observation.workers.recent(decision.eligible_rows[place] as usize);
+        let recent = |now_ms| RecentSums::of(observation.workers.recents(), &decision.eligible_rows, now_ms);
         let pool = PoolFacts::of(policy, &observation.request, eligible, recent);
         Self { policy, affinity, pool }
     }

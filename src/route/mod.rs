@@ -38,7 +38,7 @@ pub use crate::protocol::{
 pub use affinity::{
     AffinityMode, AffinityOutcome, AffinityPolicy, AffinitySession, AffinityTable, BindOutcome, HEARD_USER, KeptBinding,
 };
-pub(crate) use cost::later_wait_and_decode_s;
+pub(crate) use cost::RecentSums;
 pub use cost::{PoolFacts, cost};
 pub use decide::{Scratch, advance_round_robin, decide, overlaps, propose, propose_again};
 pub use decision::{CandidateCost, Decision, Scored};

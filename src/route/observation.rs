@@ -498,10 +498,10 @@ impl WorkerColumns {
         self.requests[row]
     }
 
-    /// What a worker was given lately.
+    /// What each worker was given lately.
     #[inline(always)]
-    pub(super) fn recent(&self, row: usize) -> RecentWork {
-        self.recent[row]
+    pub(super) fn recents(&self) -> &[RecentWork] {
+        &self.recent
     }
 
     /// The version of a worker's load when it was read.

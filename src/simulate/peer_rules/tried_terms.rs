@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::{Candidate, PrefillTimes, Question, Rule, lowest};
 use crate::load::recent_ms;
-use crate::route::{Policy, later_wait_and_decode_s};
+use crate::route::{Policy, RecentSums};
 
 /// Weights and switches (0 = off) of the terms. The formula is in [`TriedTerms::price`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,8 +161,9 @@ impl Rule for TriedTerms {
         candidates: &[Candidate<'_>],
         chance: &mut Xoshiro256PlusPlus,
     ) -> usize {
-        let recent = |at: usize| candidates[at].recent;
-        let of_all = later_wait_and_decode_s(recent, candidates.len() as u32, recent_ms(question.now_ns));
+        let recents: Vec<_> = candidates.iter().map(|candidate| candidate.recent).collect();
+        let of_all = RecentSums::of_all(&recents, recent_ms(question.now_ns));
+        let of_all = of_all.later_wait_and_decode_s(candidates.len() as u32);
         let prices: Vec<Price> = candidates.iter().map(|candidate| self.price(question, candidate, of_all)).collect();
         let bound_s = prices.iter().map(|price| price.ttft_s).fold(f64::INFINITY, f64::min) + self.weights.guard_s;
         let mut at = 0..;

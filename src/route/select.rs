@@ -96,20 +96,23 @@ fn list_lowest<S: Simd, const R: usize>(
     chosen: &mut Vec<CandidateCost>,
 ) -> (usize, u32) {
     let (mut lowest, mut drawn) = (Lowest::<S, R>::new(simd), Drawn::new(ordinal(costs[0])));
-    // NaN is above nothing, and nothing is above NaN: until the list is full, each cost is visited.
+    // Nothing is above NaN: until the list is full, each cost is listed.
     let mut highest = f64::NAN;
     for (stride, of_stride) in costs.chunks(LANES).enumerate() {
-        // A cost above the highest listed one is neither listed nor the lowest. The highest listed one only falls within
-        // the stride, so that nothing is skipped too much.
-        let mut to_visit = not_above(simd, of_stride, highest);
-        if to_visit == 0 {
+        // A cost as high as the highest listed one comes behind it, and is met only if it is the lowest, too. Many idle workers
+        // have one cost. The highest listed one only falls within the stride, so that nothing is skipped too much.
+        let to_list = below(simd, of_stride, highest);
+        let mut to_meet = to_list | at_most(simd, of_stride, costs[drawn.place]);
+        if to_meet == 0 {
             continue;
         }
-        while to_visit != 0 {
-            let at = to_visit.trailing_zeros() as usize;
-            to_visit &= to_visit - 1;
+        while to_meet != 0 {
+            let at = to_meet.trailing_zeros() as usize;
+            to_meet &= to_meet - 1;
             let (key, place) = (ordinal(of_stride[at]), stride * LANES + at);
-            lowest.insert(simd, key, place);
+            if to_list >> at & 1 != 0 {
+                lowest.insert(simd, key, place);
+            }
             drawn.meet(key, place, drawing);
         }
         if stride * LANES + of_stride.len() >= listed {
@@ -123,14 +126,31 @@ fn list_lowest<S: Simd, const R: usize>(
     (drawn.place, drawn.ties as u32)
 }
 
-/// One bit for each of at most [`LANES`] costs, set if the cost is not above `highest`.
+/// One bit for each of at most [`LANES`] costs, set if the cost may have a key below that of `bound`. Other bits may be set,
+/// too: those of NaN, and of zeros if the bound is one, as the keys of the two zeros differ.
 #[inline(always)]
-fn not_above<S: Simd>(simd: S, costs: &[f64], highest: f64) -> u64 {
-    let above = match costs.as_array::<LANES>() {
-        Some(costs) => f64x8::from_slice(simd, costs).simd_gt(highest).to_bitmask(),
-        None => costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u64::from(*cost > highest) << at),
+fn below<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
+    let not_below = match costs.as_array::<LANES>() {
+        Some(costs) if bound == 0.0 => f64x8::from_slice(simd, costs).simd_gt(bound).to_bitmask(),
+        Some(costs) => f64x8::from_slice(simd, costs).simd_ge(bound).to_bitmask(),
+        None => bits(costs, |cost| cost > bound || (cost == bound && bound != 0.0)),
     };
-    !above & ((1 << costs.len()) - 1)
+    !not_below & ((1 << costs.len()) - 1)
+}
+
+/// One bit for each of at most [`LANES`] costs, set if the cost is a number and at most `bound`.
+#[inline(always)]
+fn at_most<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
+    match costs.as_array::<LANES>() {
+        Some(costs) => f64x8::from_slice(simd, costs).simd_le(bound).to_bitmask(),
+        None => bits(costs, |cost| cost <= bound),
+    }
+}
+
+/// One bit for each of at most [`LANES`] costs.
+#[inline(always)]
+fn bits(costs: &[f64], is_set: impl Fn(f64) -> bool) -> u64 {
+    costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u64::from(is_set(*cost)) << at)
 }
 
 /// The places with the lowest keys, in order. Every insertion runs the same instructions: where the place belongs is as
@@ -391,6 +411,22 @@ mod tests {
                     assert_eq!(some, (all[..listed.clamp(1, count)].to_vec(), ties), "{listed} of {costs:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn of_many_equal_costs_the_first_are_listed_and_all_are_drawn_from() {
+        // One worker is cheaper than the many idle ones, or none is.
+        for cheaper in [Some(40), None] {
+            let costs: Vec<f64> = (0..100).map(|place| if cheaper == Some(place) { 1.0 } else { 3.0 }).collect();
+            let mut drawn = std::collections::BTreeSet::new();
+            for seed in 0..400 {
+                let (order, ties) = chosen(&costs, 5, Pick::Lowest, &mut Draws::new(seed).begin());
+                let expected: Vec<u32> = (0..100).filter(|place| *place != order[0]).take(4).collect();
+                assert_eq!((&order[1..], ties), (&expected[..], if cheaper.is_some() { 1 } else { 100 }));
+                drawn.insert(order[0]);
+            }
+            assert!(if cheaper.is_some() { drawn.iter().eq(&[40]) } else { drawn.len() > 90 }, "{drawn:?}");
         }
     }
 

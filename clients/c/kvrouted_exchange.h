@@ -356,6 +356,7 @@ static inline kvr_status kvr__wait_for_lane(kvr_client *client, uint64_t awaited
         for (i = 0; i < KVR__POLLS_PER_CLOCK; i++) {
             there = kvr__lane_has(&client->lane, awaited);
             if (there != 0) return there < 0 ? kvr__lane_fault(client) : KVR_OK;
+            if (until_us != 0) kvr__lane_own_ahead(&client->lane);
             kvr__pause();
         }
     } while (until_us != 0 && kvr__now_us() < until_us);

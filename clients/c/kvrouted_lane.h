@@ -30,6 +30,7 @@ typedef struct kvr_lane {
     int bell;                            /* a socket: a byte on it means "read the positions again" */
     uint64_t request_words, reply_words; /* of the rings: powers of two */
     uint64_t request_tail, request_head; /* this side's position, and the last valid one of the daemon */
+    uint64_t request_owned;              /* the end of the lines that this side has taken; see kvr__lane_own */
     uint64_t reply_head, reply_tail;     /* the same of the replies */
 } kvr_lane;
 
@@ -46,6 +47,9 @@ enum {
     KVR__DAEMON_WAITS = 80,
     KVR__CONTROL_WORDS = 512
 };
+/* Words of a cache line; of a long frame, those that are published at once; those behind the tail whose lines a busy-poll
+ * may take; and the lines that it takes at once. The daemon's own numbers are in src/limits/serving.rs. */
+enum { KVR__LINE_WORDS = 8, KVR__PUBLISHED_WORDS = 512, KVR__OWNED_WORDS = 8192, KVR__LINES_PER_POLL = 16 };
 /* The limits of a ring's bytes. */
 #define KVR__RING_BYTES_MIN (4u << 10)
 #define KVR__RING_BYTES_MAX (64u << 20)
@@ -187,22 +191,54 @@ static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t coun
     }
 }
 
-/* Writes as many whole words as there is room for. Answers with their bytes, or with -1 if the daemon's position is
- * invalid. */
+/* Takes up to `lines_max` cache lines before `end`, of words that are free: stores a word to each, so that the processor
+ * asks for several lines at a time. With a store for each word, the stores of a few lines fill its queue. Answers whether it
+ * took any. */
+static inline int kvr__lane_own(kvr_lane *lane, uint64_t end, uint64_t lines_max) {
+    uint64_t *ring = lane->words + KVR__CONTROL_WORDS, lines = 0;
+    if (lane->request_owned < lane->request_tail) lane->request_owned = lane->request_tail;
+    for (; lines < lines_max && lane->request_owned < end; lines++) {
+        /* Relaxed: nothing reads this word before it is written and published. */
+        __atomic_store_n(&ring[lane->request_owned & (lane->request_words - 1)], 0, __ATOMIC_RELAXED);
+        lane->request_owned = (lane->request_owned / KVR__LINE_WORDS + 1) * KVR__LINE_WORDS;
+    }
+    return lines > 0;
+}
+
+/* Takes a few of the lines that the next request will be written to, so that it need not wait for them. For a busy-poll. */
+static inline void kvr__lane_own_ahead(kvr_lane *lane) {
+    uint64_t half = lane->request_words / 2, free_end;
+    uint64_t end = lane->request_tail + (half < KVR__OWNED_WORDS ? half : (uint64_t)KVR__OWNED_WORDS);
+    if (lane->request_owned >= end) return;
+    /* The next request finds an invalid position. */
+    if (end - lane->request_head > lane->request_words && kvr__lane_room(lane) < 0) return;
+    free_end = lane->request_head + lane->request_words;
+    if (!kvr__lane_own(lane, end < free_end ? end : free_end, KVR__LINES_PER_POLL)) return;
+    /* Sequentially consistent: orders nothing, and pairs with no other. It waits for these stores: with more of them pending,
+     * the fence of the next request would wait for all. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* Writes as many whole words as there is room for, and publishes them in pieces, so that the daemon can copy the first while
+ * the rest is written. Answers with their bytes, or with -1 if the daemon's position is invalid. */
 static inline int64_t kvr__lane_push(kvr_lane *lane, const uint8_t *bytes, size_t length) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS;
-    uint64_t count = length / 8, at, first;
+    uint64_t count = length / 8, done, piece, at, first;
     int64_t room = kvr__lane_room(lane);
     if (room < 0) return -1;
     if (count > (uint64_t)room) count = (uint64_t)room;
     if (count == 0) return 0;
-    at = lane->request_tail & (lane->request_words - 1);
-    first = count < lane->request_words - at ? count : lane->request_words - at;
-    kvr__words_in(ring + at, bytes, first);
-    kvr__words_in(ring, bytes + 8 * first, count - first);
-    lane->request_tail += count;
-    /* Release: pairs with the daemon's acquire of the tail. */
-    __atomic_store_n(&lane->words[KVR__REQUEST_TAIL], lane->request_tail, __ATOMIC_RELEASE);
+    for (done = 0; done < count; done += piece, bytes += 8 * piece) {
+        piece = count - done < KVR__PUBLISHED_WORDS ? count - done : (uint64_t)KVR__PUBLISHED_WORDS;
+        kvr__lane_own(lane, lane->request_tail + piece, UINT64_MAX);
+        at = lane->request_tail & (lane->request_words - 1);
+        first = piece < lane->request_words - at ? piece : lane->request_words - at;
+        kvr__words_in(ring + at, bytes, first);
+        kvr__words_in(ring, bytes + 8 * first, piece - first);
+        lane->request_tail += piece;
+        /* Release: pairs with the daemon's acquire of the tail. */
+        __atomic_store_n(&lane->words[KVR__REQUEST_TAIL], lane->request_tail, __ATOMIC_RELEASE);
+    }
     kvr__lane_ring(lane, KVR__AWAITS_DATA);
     return (int64_t)(8 * count);
 }

@@ -47,9 +47,13 @@ enum {
     KVR__DAEMON_WAITS = 80,
     KVR__CONTROL_WORDS = 512
 };
-/* Words of a cache line; of a long frame, those that are published at once; those behind the tail whose lines a busy-poll
- * may take; and the lines that it takes at once. The daemon's own numbers are in src/limits/serving.rs. */
-enum { KVR__LINE_WORDS = 8, KVR__PUBLISHED_WORDS = 512, KVR__OWNED_WORDS = 8192, KVR__LINES_PER_POLL = 16 };
+/* How requests are written. src/limits/serving.rs has the same numbers, the first three in bytes. */
+enum {
+    KVR__LINE_WORDS = 8,        /* words of a cache line */
+    KVR__PUBLISHED_WORDS = 512, /* words of a long frame that are published at once */
+    KVR__OWNED_WORDS = 8192,    /* words beyond the tail whose cache lines a busy-poll may take */
+    KVR__LINES_PER_POLL = 16    /* cache lines that it takes at once */
+};
 /* The limits of a ring's bytes. */
 #define KVR__RING_BYTES_MIN (4u << 10)
 #define KVR__RING_BYTES_MAX (64u << 20)
@@ -191,9 +195,9 @@ static inline void kvr__words_out(uint64_t *words, uint8_t *bytes, uint64_t coun
     }
 }
 
-/* Takes up to `lines_max` cache lines before `end`, of words that are free: stores a word to each, so that the processor
- * asks for several lines at a time. With a store for each word, the stores of a few lines fill its queue. Answers whether it
- * took any. */
+/* Takes up to `lines_max` cache lines before `end`. Every word up to there must be free. It stores a word to each line, so that
+ * the processor asks for several lines at a time. With a store for each word, the stores of a few lines fill its queue. Answers
+ * whether it took any. */
 static inline int kvr__lane_own(kvr_lane *lane, uint64_t end, uint64_t lines_max) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS, lines = 0;
     if (lane->request_owned < lane->request_tail) lane->request_owned = lane->request_tail;
@@ -224,6 +228,7 @@ static inline void kvr__lane_own_ahead(kvr_lane *lane) {
 static inline int64_t kvr__lane_push(kvr_lane *lane, const uint8_t *bytes, size_t length) {
     uint64_t *ring = lane->words + KVR__CONTROL_WORDS;
     uint64_t count = length / 8, done, piece, at, first;
+    /* Also if the known room is large enough: with older positions, long requests take longer. */
     int64_t room = kvr__lane_room(lane);
     if (room < 0) return -1;
     if (count > (uint64_t)room) count = (uint64_t)room;

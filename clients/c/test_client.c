@@ -307,6 +307,13 @@ static void a_lane_that_lies_is_not_believed(const char *path) {
             CHECK(kvr_route(&lied_to, &request, &reply) == KVR_OK && kvr_route(&lied_to, &request, &reply) == KVR_OK);
             CHECK(lied_to.lane.reply_tail > 0 && lied_to.lane.request_head > 0);
             __atomic_store_n(&lied_to.lane.words[positions[i]], lies[j], __ATOMIC_RELEASE);
+            if (i == 1) {
+                /* A busy-poll reads the position once no word is known to be free. It then takes no line. */
+                lied_to.lane.request_tail = lied_to.lane.request_head + lied_to.lane.request_words;
+                lied_to.lane.request_owned = lied_to.lane.request_tail;
+                kvr__lane_own_ahead(&lied_to.lane);
+                CHECK(lied_to.lane.request_owned == lied_to.lane.request_tail);
+            }
             /* (Before the daemon moves that position itself.) */
             if (i == 0) CHECK(kvr__read_lane(&lied_to) == KVR_CLOSED);
             else CHECK(kvr_route(&lied_to, &request, &reply) == KVR_CLOSED);

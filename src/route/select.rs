@@ -96,7 +96,7 @@ fn list_lowest<S: Simd, const R: usize>(
     chosen: &mut Vec<CandidateCost>,
 ) -> (usize, u32) {
     let (mut lowest, mut drawn) = (Lowest::<S, R>::new(simd), Drawn::new(ordinal(costs[0])));
-    // Nothing is above NaN: until the list is full, each cost is listed.
+    // No comparison with NaN holds: until the list is full, each cost is listed.
     let mut highest = f64::NAN;
     for (stride, of_stride) in costs.chunks(LANES).enumerate() {
         // A cost as high as the highest listed one comes behind it, and is met only if it is the lowest, too. Many idle workers
@@ -127,7 +127,7 @@ fn list_lowest<S: Simd, const R: usize>(
 }
 
 /// One bit for each of at most [`LANES`] costs, set if the cost may have a key below that of `bound`. Other bits may be set,
-/// too: those of NaN, and of zeros if the bound is one, as the keys of the two zeros differ.
+/// too: all of them if the bound is NaN, those of NaN, and those of zeros if the bound is one, as the keys of the two zeros differ.
 #[inline(always)]
 fn below<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
     let not_below = match costs.as_array::<LANES>() {
@@ -427,6 +427,18 @@ mod tests {
                 drawn.insert(order[0]);
             }
             assert!(if cheaper.is_some() { drawn.iter().eq(&[40]) } else { drawn.len() > 90 }, "{drawn:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_zero_is_listed_before_the_zeros_that_fill_the_list() {
+        // The second stride is whole, or has three costs.
+        for second in [vec![1.0, -0.0, 1.0, 1.0, -0.0, 1.0, 1.0, 1.0], vec![-0.0, 1.0, -0.0]] {
+            let costs = [vec![0.0; 8], second].concat();
+            let (order, ties) = chosen(&costs, 8, Pick::Lowest, &mut Draws::new(1).begin());
+            let negative = |place: &u32| costs[*place as usize].is_sign_negative();
+            assert!(order[..2].iter().all(negative) && !order[2..].iter().any(negative), "{order:?} of {costs:?}");
+            assert_eq!((ties, &order[2..]), (2, &[0, 1, 2, 3, 4, 5][..]));
         }
     }
 

@@ -73,10 +73,14 @@ const SHARES_AT_ONCE: usize = 64;
 /// are added in their order: several workers are added at once, and a sum has the same bits on every processor.
 const LANES: usize = 8;
 
+const _: () = assert!(SHARES_AT_ONCE.is_multiple_of(LANES), "each of them begins with a place that is a multiple");
+
 /// The recent work of all eligible workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecentSums {
+    /// Shares of their time that prefills took.
     shares: [f64; LANES],
+    /// Their mean times from a first token to the end, seconds.
     decodes_s: [f64; LANES],
     /// Workers whose mean decode is known.
     known: u32,

@@ -127,13 +127,14 @@ fn list_lowest<S: Simd, const R: usize>(
 }
 
 /// One bit for each of at most [`LANES`] costs, set if the cost may have a key below that of `bound`. Other bits may be set,
-/// too: all of them if the bound is NaN, those of NaN, and those of zeros if the bound is one, as the keys of the two zeros differ.
+/// too: all of them if the bound is NaN, and those of costs that are NaN.
 #[inline(always)]
 fn below<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
+    // The two zeros are equal, but their keys are not: both are below a bound of zero.
+    let bound = if bound == 0.0 { bound.next_up() } else { bound };
     let not_below = match costs.as_array::<LANES>() {
-        Some(costs) if bound == 0.0 => f64x8::from_slice(simd, costs).simd_gt(bound).to_bitmask(),
         Some(costs) => f64x8::from_slice(simd, costs).simd_ge(bound).to_bitmask(),
-        None => bits(costs, |cost| cost > bound || (cost == bound && bound != 0.0)),
+        None => bits(costs, |cost| cost >= bound),
     };
     !not_below & ((1 << costs.len()) - 1)
 }

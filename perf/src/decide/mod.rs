@@ -1,8 +1,8 @@
 //! `decide`: one decision with its booking, and its end, in process, on both sides.
 //!
-//! `prompts` → (`ours` | `peer`) → `report`. Both indexes hold what the tape's fleet holds; both are asked for the last
-//! prompts of the tape, with so many requests in flight; sides take turns. kvrouted has two turns: in one it decides by
-//! the peer's rule, mode `kv`, in the other in its own default mode, `latency`.
+//! `prompts` → (`ours` | `peer`) → `report`. Both indexes hold what the tape's fleet holds, and both sides decide the last
+//! prompts of the tape, with as many requests in flight. The sides take turns. kvrouted has two turns: one in mode `kv`, which
+//! is the peer's rule, and one in mode `latency`, its default.
 
 mod ours;
 mod peer;

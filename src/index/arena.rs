@@ -21,12 +21,22 @@
 //! A chunk with no granule in use gives its memory back to the system: it stays mapped, reads as zeros, is not a run,
 //! and has no bookkeeping. One such chunk is kept as a run, so that a shard whose size varies around a chunk's end does
 //! not map pages each time.
+//!
+//! # Fingerprints
+//!
+//! The last words of a chunk are no extent's. There is one for each section of the chunk, for its fingerprint
+//! ([`fingerprint`](super::fingerprint)). [`Arena::seal`] writes it. A reader
+//! that may look at all words of a section may look at its fingerprint.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
+mod free_runs;
+
+use super::fingerprint::{Fingerprinted, Keys, SECTION_WORDS};
 use super::pages;
 use super::prefault;
 use crate::prefetch::prefetch;
+use free_runs::FreeRuns;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -34,6 +44,8 @@ use std::{fmt, ptr};
 
 /// Words of a chunk: 2 MiB, a huge page where the system has them, except for the first chunk.
 pub(super) const CHUNK_WORDS: u32 = 1 << CHUNK_BITS;
+/// The first of those that are fingerprints.
+const FINGERPRINTS_FIRST: u32 = CHUNK_WORDS - CHUNK_WORDS / SECTION_WORDS as u32;
 /// Words of a granule: one cache line.
 pub(super) const GRANULE_WORDS: u32 = 1 << GRANULE_BITS;
 /// Words of an extent, at most.
@@ -43,17 +55,20 @@ const CHUNK_BITS: u32 = 18;
 const GRANULE_BITS: u32 = 3;
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 const CHUNK_GRANULES: u32 = CHUNK_WORDS / GRANULE_WORDS;
+/// Granules of a chunk that extents are made of: those before the fingerprints.
+const EXTENTS_GRANULES: u32 = FINGERPRINTS_FIRST / GRANULE_WORDS;
 const EXTENT_GRANULES_MAX: u32 = EXTENT_WORDS_MAX / GRANULE_WORDS;
 const CHUNK_BYTES: usize = CHUNK_WORDS as usize * size_of::<u64>();
 /// Granules of the newest chunk that are still fresh when the writer asks for a spare chunk: half of it. That leaves
 /// 40 ms at 200 000 blocks a second if each block is a chain of its own, which takes two granules.
-const AHEAD_GRANULES: u32 = CHUNK_GRANULES / 2;
+const AHEAD_GRANULES: u32 = EXTENTS_GRANULES / 2;
 /// Chunks without a granule in use that keep their memory.
 const WHOLE_CHUNKS_KEPT: u32 = 1;
 
 const _: () = assert!(CHUNK_BYTES == pages::HUGE_PAGE_BYTES, "a chunk is a huge page");
 const _: () = assert!(EXTENT_GRANULES_MAX == u128::BITS, "free runs keep one bit for each size of extent");
 const _: () = assert!(CHUNK_GRANULES.is_multiple_of(u64::BITS), "the bits of a chunk are whole words");
+const _: () = assert!(FINGERPRINTS_FIRST.is_multiple_of(SECTION_WORDS as u32), "sections are whole");
 
 /// Consecutive words inside one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,10 +125,10 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// An arena without a chunk.
-    pub(super) fn new() -> Self {
+    /// An arena without a chunk; `secret` keys the fingerprints.
+    pub(super) fn new(secret: u64) -> Self {
         Self {
-            chunks: Arc::new(ChunkTable::new()),
+            chunks: Arc::new(ChunkTable::new(secret)),
             maps_ahead: false,
             chunk_records: Vec::new(),
             runs: FreeRuns::new(),
@@ -197,7 +212,7 @@ impl Arena {
         }
         // Fresh granules have no bits, so a run does not grow into the fresh part; the fresh part grows into the run
         // instead.
-        if end == self.fresh && start >= self.fresh_end - CHUNK_GRANULES {
+        if end == self.fresh && start >= self.fresh_end - EXTENTS_GRANULES {
             self.mark(start, first - start, false);
             self.fresh = start;
             return;
@@ -207,7 +222,7 @@ impl Arena {
             length += self.runs.length(&self.chunks, end);
             self.runs.unlink(&self.chunks, end);
         }
-        if length == CHUNK_GRANULES && self.runs.whole_chunks() >= WHOLE_CHUNKS_KEPT {
+        if length == EXTENTS_GRANULES && self.runs.whole_chunks() >= WHOLE_CHUNKS_KEPT {
             self.release_chunk(start / CHUNK_GRANULES);
             return;
         }
@@ -227,8 +242,8 @@ impl Arena {
         let Some(chunk) = self.released.pop_first() else { return false };
         self.chunk_records[chunk as usize] = ChunkRecord::new();
         let first = chunk * CHUNK_GRANULES;
-        self.runs.link(&self.chunks, first, CHUNK_GRANULES);
-        self.mark(first, CHUNK_GRANULES, true);
+        self.runs.link(&self.chunks, first, EXTENTS_GRANULES);
+        self.mark(first, EXTENTS_GRANULES, true);
         true
     }
 
@@ -298,6 +313,55 @@ impl Arena {
         unsafe { self.chunks.at(to).copy_from(self.chunks.at(from), words as usize) };
     }
 
+    /// Writes the fingerprints of the sections that lie inside these `len` words of one chunk and have a word of
+    /// `from..to`, counted from the first. From then on, all of these may be looked at, together with the words.
+    ///
+    /// A fingerprint that is right is not written again: a reader that may look at the section's words may look at it.
+    #[inline]
+    pub(super) fn seal(&mut self, base: u32, len: u32, (from, to): (u32, u32)) {
+        let first = (base + from) / SECTION_WORDS as u32;
+        let last = (base + to.min(len)) / SECTION_WORDS as u32;
+        // Most appends end inside a section.
+        if to > from && (first < last || to < len) {
+            self.seal_sections(base, len, (from, to));
+        }
+    }
+
+    fn seal_sections(&mut self, base: u32, len: u32, (from, to): (u32, u32)) {
+        let Some(keys) = &self.chunks.keys else { return };
+        self.check(base, len);
+        let section_words = SECTION_WORDS as u32;
+        let first = base.next_multiple_of(section_words).max((base + from) / section_words * section_words);
+        let end = ((base + len) / section_words * section_words).min((base + to).next_multiple_of(section_words));
+        for at in (first..end).step_by(SECTION_WORDS) {
+            // SAFETY: `check` says that the words are in one chunk and were initialised, and `&mut self` that none of
+            // them is written meanwhile.
+            let words = unsafe { self.chunks.words(at, section_words) };
+            let Some(section) = words.first_chunk() else { return };
+            let fingerprint = keys.fingerprint(section);
+            // SAFETY: a word of the open chunk, which was mapped as zeros. A reader that may look at it looks at the
+            // words of the section, which have not changed since it was right.
+            unsafe {
+                let place = self.chunks.at(fingerprint_of(at));
+                if place.read() != fingerprint {
+                    place.write(fingerprint);
+                }
+            }
+        }
+    }
+
+    /// Panics unless the fingerprints of the sections inside these words are right.
+    #[cfg(test)]
+    pub(super) fn check_sealed(&self, base: u32, len: u32) {
+        let view = self.view();
+        // SAFETY: `&self` says that no word is written meanwhile.
+        let Some(words) = (unsafe { view.fingerprinted(base, len) }) else { return };
+        let (sections, rest) = words.words[words.head..].as_chunks();
+        assert!(words.head < SECTION_WORDS && rest.len() < SECTION_WORDS || sections.is_empty());
+        let expected: Vec<u64> = sections.iter().map(|section| words.keys.fingerprint(section)).collect();
+        assert_eq!(words.fingerprints, expected, "fingerprints of {len} words at {base}");
+    }
+
     #[inline]
     pub(super) fn prefetch(&self, word: u32) {
         prefetch(self.chunks.address(word).cast());
@@ -320,7 +384,7 @@ impl Arena {
 
     /// Words of chunks that have not been opened yet, or have given their memory back.
     pub(super) fn unopened_words(&self) -> u64 {
-        ((CHUNKS_MAX - 1 - self.chunk_records.len() + self.released.len()) as u64) << CHUNK_BITS
+        (CHUNKS_MAX - 1 - self.chunk_records.len() + self.released.len()) as u64 * u64::from(FINGERPRINTS_FIRST)
     }
 
     /// Words that could be handed out without another chunk, if their runs are long enough.
@@ -337,7 +401,11 @@ impl Arena {
     /// Whether a granule has no owner and is in no extent.
     #[cfg(test)]
     pub(super) fn is_free_granule(&self, granule: u32) -> bool {
-        let is_fresh = granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - CHUNK_GRANULES;
+        if granule % CHUNK_GRANULES >= EXTENTS_GRANULES {
+            return true;
+        }
+        let is_fresh =
+            granule >= self.fresh && granule < self.fresh_end && granule >= self.fresh_end - EXTENTS_GRANULES;
         let is_released = self.released.contains(&(granule / CHUNK_GRANULES));
         is_fresh || is_released || self.is_free(granule)
     }
@@ -347,7 +415,7 @@ impl Arena {
     #[inline]
     fn check(&self, base: u32, len: u32) {
         let end = u64::from(base) + u64::from(len);
-        let inside = u64::from(base % CHUNK_WORDS) + u64::from(len) <= u64::from(CHUNK_WORDS);
+        let inside = u64::from(base % CHUNK_WORDS) + u64::from(len) <= u64::from(FINGERPRINTS_FIRST);
         assert!(inside && end <= u64::from(self.known) << GRANULE_BITS, "{len} words at {base} are not of the arena");
     }
 
@@ -387,9 +455,9 @@ impl Arena {
             self.runs.link(&self.chunks, rest, length);
             self.mark(rest, length, true);
         }
-        self.fresh = self.fresh_end;
-        self.known = self.fresh_end;
-        self.fresh_end += CHUNK_GRANULES;
+        self.fresh = chunk as u32 * CHUNK_GRANULES;
+        self.know(self.fresh);
+        self.fresh_end = self.fresh + EXTENTS_GRANULES;
         Some(())
     }
 
@@ -434,168 +502,32 @@ const fn granules(words: u32) -> u32 {
     words.div_ceil(GRANULE_WORDS)
 }
 
+/// The word with the fingerprint of the section of this word.
+#[inline]
+const fn fingerprint_of(word: u32) -> u32 {
+    let inside = word % CHUNK_WORDS;
+    word - inside + FINGERPRINTS_FIRST + inside / SECTION_WORDS as u32
+}
+
 /// The number of a granule inside its chunk.
 #[inline]
 const fn granule_inside(granule: u32) -> usize {
     (granule % CHUNK_GRANULES) as usize
 }
 
-/// Where the first granule of a run stores its neighbours on its list: the next in the lower half, the previous in the
-/// upper half.
-const NEIGHBOURS: u32 = 0;
-/// Where the first granule of a run stores its length.
-const LENGTH: u32 = 1;
-const NONE: u32 = u32::MAX;
-/// The list of the runs that are longer than any extent; the lists before it are by exact length.
-const LONG: usize = EXTENT_GRANULES_MAX as usize;
-
-/// Free runs by length, threaded through the runs themselves. The caller sees to it that a given run is one, and that
-/// granules which are handed out are in none: the words of a run belong to these lists.
-#[derive(Debug)]
-struct FreeRuns {
-    /// The first run of each list; that of runs of `n` granules is `heads[n - 1]`.
-    heads: [u32; LONG + 1],
-    /// Which of the lists by exact length have a run.
-    filled: u128,
-    granules: u32,
-    /// Runs that are a whole chunk.
-    whole: u32,
-}
-
-impl FreeRuns {
-    const fn new() -> Self {
-        Self { heads: [NONE; LONG + 1], filled: 0, granules: 0, whole: 0 }
-    }
-
-    const fn granules(&self) -> u32 {
-        self.granules
-    }
-
-    const fn whole_chunks(&self) -> u32 {
-        self.whole
-    }
-
-    /// Takes granules (1 to the most that an extent can have) from the shortest run that is long enough.
-    fn take_fit(&mut self, memory: &ChunkTable, granules: u32) -> Option<u32> {
-        let longer = self.filled >> (granules - 1);
-        let list = if longer == 0 { LONG } else { (granules - 1 + longer.trailing_zeros()) as usize };
-        let run = self.heads[list];
-        if run == NONE {
-            return None;
-        }
-        self.take(memory, run, granules);
-        Some(run)
-    }
-
-    /// Takes the first granules of a run; the rest stays a run. The low end goes, so that granules in use stay low and
-    /// the long runs high.
-    fn take(&mut self, memory: &ChunkTable, run: u32, granules: u32) {
-        let length = self.length(memory, run);
-        debug_assert!(granules <= length, "a run is taken from, and not what follows it");
-        self.unlink(memory, run);
-        if granules < length {
-            self.link(memory, run + granules, length - granules);
-        }
-    }
-
-    /// The length of the run that begins here.
-    #[inline]
-    fn length(&self, memory: &ChunkTable, run: u32) -> u32 {
-        load(memory, word(run) + LENGTH) as u32
-    }
-
-    /// The length of the run that ends before this granule.
-    #[inline]
-    fn length_before(&self, memory: &ChunkTable, granule: u32) -> u32 {
-        load(memory, word(granule) - 1) as u32
-    }
-
-    /// Adds a run, which touches no other.
-    fn link(&mut self, memory: &ChunkTable, run: u32, length: u32) {
-        let list = list_of(length);
-        let next = self.heads[list];
-        store(memory, word(run) + NEIGHBOURS, neighbours(next, NONE));
-        store(memory, word(run) + LENGTH, u64::from(length));
-        // Computed from the granule's own start: the word behind the last run of all has no number.
-        store(memory, word(run + length - 1) + (1 << GRANULE_BITS) - 1, u64::from(length));
-        if next != NONE {
-            let (after, _) = load_neighbours(memory, next);
-            store(memory, word(next) + NEIGHBOURS, neighbours(after, run));
-        }
-        self.heads[list] = run;
-        if list < LONG {
-            self.filled |= 1 << list;
-        }
-        self.granules += length;
-        self.whole += u32::from(length == CHUNK_GRANULES);
-    }
-
-    /// Takes a run off its list.
-    fn unlink(&mut self, memory: &ChunkTable, run: u32) {
-        let length = self.length(memory, run);
-        let list = list_of(length);
-        let (next, before) = load_neighbours(memory, run);
-        if next != NONE {
-            let (after, _) = load_neighbours(memory, next);
-            store(memory, word(next) + NEIGHBOURS, neighbours(after, before));
-        }
-        if before == NONE {
-            self.heads[list] = next;
-            if next == NONE && list < LONG {
-                self.filled &= !(1 << list);
-            }
-        } else {
-            let (_, earlier) = load_neighbours(memory, before);
-            store(memory, word(before) + NEIGHBOURS, neighbours(next, earlier));
-        }
-        self.granules -= length;
-        self.whole -= u32::from(length == CHUNK_GRANULES);
-    }
-}
-
-const fn list_of(length: u32) -> usize {
-    if length > EXTENT_GRANULES_MAX { LONG } else { length as usize - 1 }
-}
-
-/// The first word of a granule.
-#[inline]
-const fn word(granule: u32) -> u32 {
-    granule << GRANULE_BITS
-}
-
-#[inline]
-fn neighbours(next: u32, before: u32) -> u64 {
-    u64::from(next) | u64::from(before) << 32
-}
-
-#[inline]
-fn load_neighbours(memory: &ChunkTable, run: u32) -> (u32, u32) {
-    let both = load(memory, word(run) + NEIGHBOURS);
-    (both as u32, (both >> 32) as u32)
-}
-
-#[inline]
-fn load(memory: &ChunkTable, word: u32) -> u64 {
-    // SAFETY: a word of a free run: in an open chunk, which was mapped as zeros, and in no extent.
-    unsafe { memory.at(word).read() }
-}
-
-#[inline]
-fn store(memory: &ChunkTable, word: u32, value: u64) {
-    // SAFETY: as in `load`; no reader looks at a free run, and the writer holds `&mut` of these lists.
-    unsafe { memory.at(word).write(value) };
-}
-
 /// The chunks, by number, for the writer and for every reader. Space for all is reserved from the beginning, so that
 /// the table itself never moves.
 struct ChunkTable {
+    /// Those of the fingerprints, if the processor is one that has them.
+    keys: Option<Keys>,
     /// Null where there is no chunk yet; set once, by the writer.
     starts: Box<[AtomicPtr<u64>]>,
 }
 
 impl ChunkTable {
-    fn new() -> Self {
-        Self { starts: (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect() }
+    fn new(secret: u64) -> Self {
+        let starts = (0..CHUNKS_MAX).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self { keys: Keys::new(secret), starts }
     }
 
     /// Makes a chunk of the memory that was mapped ahead, or of untouched memory; only the writer calls this. `None` if
@@ -705,6 +637,26 @@ impl ArenaView {
         }
         // SAFETY: inside the chunk, as just checked; initialised and unchanging, as the caller says.
         unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
+    }
+
+    /// These words with their fingerprints; `None` without fingerprints, and where there are no such words.
+    ///
+    /// # Safety
+    /// As [`words`](Self::words); and the words have been [sealed](Arena::seal) before their index was published.
+    #[inline]
+    pub(super) unsafe fn fingerprinted(&self, base: u32, len: u32) -> Option<Fingerprinted<'_>> {
+        let keys = self.chunks.keys.as_ref()?;
+        // SAFETY: the caller's, word for word.
+        let words = unsafe { self.words(base, len) };
+        let head = base.next_multiple_of(SECTION_WORDS as u32) - base;
+        let sections = len.saturating_sub(head) / SECTION_WORDS as u32;
+        if sections == 0 || words.is_empty() {
+            return Some(Fingerprinted { keys, words, head: words.len(), fingerprints: &[] });
+        }
+        // SAFETY: fingerprints of sections inside the words lie in the same chunk, and do not change while the words do
+        // not.
+        let fingerprints = unsafe { self.words(fingerprint_of(base + head), sections) };
+        Some(Fingerprinted { keys, words, head: head as usize, fingerprints })
     }
 
     /// Prefetches the lines of these words.

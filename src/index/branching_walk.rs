@@ -12,7 +12,7 @@ use super::holders::{HolderBit, HolderTable, Layer};
 use super::lookup_walk::{View, named};
 use super::node::NodeId;
 use super::reader::ShardDepths;
-use super::simd::common_prefix;
+use super::simd::AnyProcessor;
 use super::slow_path::ALIASES_CEILING;
 use super::table::Found;
 use super::tier_reach::{Reach, START, TIERS, best_of_tiers};
@@ -139,7 +139,7 @@ impl BranchingWalk {
             if others > 0 {
                 self.push_next_variant(Branch { parent, depth, hops, variant, left }, others);
             }
-            let run = common_prefix(view.blocks(&header), &locals[depth..]);
+            let run = view.compare(AnyProcessor, &header, &locals[depth..], None);
             if !self.hop(view, &header, (depth as u32, run as u16), hops, out) {
                 return true;
             }

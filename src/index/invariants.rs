@@ -177,6 +177,7 @@ impl Tree {
             let node = &self.nodes[id];
             own(node.locals.granules_from(0), (id, "locals"));
             say(node.locals.base, node.written);
+            self.arena.check_sealed(node.locals.base, u32::from(node.len));
             for column in &node.columns {
                 own(column.names.granules_from(0), (id, "names"));
                 say(column.names.base, column.len);

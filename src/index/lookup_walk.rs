@@ -11,20 +11,21 @@
 
 use super::arena::ArenaView;
 use super::branching_walk::BranchingWalk;
+use super::fingerprint::Fingerprinted;
 use super::header::{FORKED, Header, LEAF, Overflow, Partial, partials};
 use super::holders::{HolderTable, Layer};
 use super::node::NodeId;
 use super::reader::ShardDepths;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::simd::Avx512;
-use super::simd::{AnyProcessor, LINES_AHEAD, Vectors, WORD_HOLDERS};
+use super::simd::{AnyProcessor, LINES_AHEAD, Vectors, WORD_HOLDERS, common_prefix};
 use super::table::{Found, Search, Segments};
 use super::tier_reach::{Reach, START, descend};
 use super::types::LINE_BLOCKS;
 
-/// Blocks from which on a node is long enough to prefetch its blocks, and the next one's from its middle. The processor
-/// reads fewer side by side in any case.
-const LONG_BLOCKS_MIN: usize = 64;
+/// Blocks from which on a node is compared by its fingerprints, if there are any, and what is read of the next one is
+/// prefetched from its middle. The processor reads fewer lines side by side in any case.
+const LONG_BLOCKS_MIN: u32 = 64;
 /// Lines of the next node's blocks that are prefetched then.
 const PEEK_LINES: u32 = 8;
 /// Lines of a node's blocks that are prefetched when its header is known. The vector code prefetches those behind.
@@ -39,45 +40,83 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn blocks(&self, header: &Header) -> &'a [u64] {
-        // SAFETY: the header was read as a whole, so these are the words of a node at some moment since the reader
-        // entered. They are written before a header names them, and are neither changed nor reused before the reader
-        // has left.
-        unsafe { self.arena.words(header.base, u32::from(header.len)) }
-    }
-
-    /// Prefetches the first lines of a node's blocks.
+    /// As [`common_prefix`](super::simd::common_prefix) of a node's blocks and the rest of the query, which begin with
+    /// the same block. In the middle of a long node, it looks up the header of the next one, so that the next one's
+    /// first lines are prefetched in time.
     #[inline(always)]
-    fn prefetch_blocks(&self, header: &Header, lines_max: u32) {
-        self.arena.prefetch(header.base, u32::from(header.len).min(lines_max * LINE_BLOCKS as u32));
-    }
-
-    /// As [`common_prefix`](super::simd::common_prefix) of a node's blocks and the rest of the query, which begin with the same block. In the middle
-    /// of a long node, it looks up the header of the next one, so that the next one's first blocks are prefetched in
-    /// time.
-    #[inline(always)]
-    fn compare(&self, with: impl Vectors, header: &Header, rest: &[u64], next: Option<Search<'a>>) -> usize {
-        let blocks = self.blocks(header);
-        if blocks.len() < LONG_BLOCKS_MIN {
-            return with.common_prefix(blocks, rest);
-        }
-        self.prefetch_blocks(header, BLOCK_LINES_FIRST);
-        let Some(next) = next else { return with.common_prefix(blocks, rest) };
-        let half = blocks.len() / 2;
-        let run = with.common_prefix(blocks, &rest[..half]);
-        if run < half {
-            return run;
-        }
-        if let Found::Here(_, _, next) = next.find() {
-            self.prefetch_blocks(&next, PEEK_LINES);
-        }
-        half + with.common_prefix(&blocks[half..], &rest[half..])
+    pub(super) fn compare(&self, with: impl Vectors, header: &Header, rest: &[u64], next: Option<Search<'a>>) -> usize {
+        let blocks = NodeBlocks::of(self.arena, header);
+        if blocks.len < LONG_BLOCKS_MIN { with.common_prefix(blocks.words(), rest) } else { blocks.compare(rest, next) }
     }
 
     /// The overflow record of a header, if it has one.
     pub(super) fn overflow(&self, header: &Header) -> Option<&'a Overflow> {
         // SAFETY: as above: the address was a box's that is dropped only after a grace period.
         (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
+    }
+}
+
+/// The blocks of a node in the arena. A walk keeps its header in registers, so this does not refer to it.
+#[derive(Clone, Copy, Debug)]
+struct NodeBlocks<'a> {
+    arena: &'a ArenaView,
+    base: u32,
+    len: u32,
+}
+
+impl<'a> NodeBlocks<'a> {
+    #[inline(always)]
+    fn of(arena: &'a ArenaView, header: &Header) -> Self {
+        Self { arena, base: header.base, len: u32::from(header.len) }
+    }
+
+    #[inline(always)]
+    fn words(self) -> &'a [u64] {
+        // SAFETY: the header was read as a whole, so these are the words of a node at some moment since the reader
+        // entered. They are written before a header names them, and are neither changed nor reused before the reader
+        // has left.
+        unsafe { self.arena.words(self.base, self.len) }
+    }
+
+    /// The same with their fingerprints, on a processor that has those.
+    fn fingerprinted(self) -> Option<Fingerprinted<'a>> {
+        // SAFETY: as in `words`; they are sealed before a header names them.
+        unsafe { self.arena.fingerprinted(self.base, self.len) }
+    }
+
+    /// Prefetches the first lines.
+    fn prefetch_first(self, lines_max: u32) {
+        self.arena.prefetch(self.base, self.len.min(lines_max * LINE_BLOCKS as u32));
+    }
+
+    /// Prefetches what [`View::compare`] reads first.
+    fn prefetch(self) {
+        match self.fingerprinted().filter(|_| self.len >= LONG_BLOCKS_MIN) {
+            Some(blocks) => blocks.prefetch(),
+            None => self.prefetch_first(PEEK_LINES),
+        }
+    }
+
+    /// [`View::compare`] for a long node.
+    #[inline(never)]
+    fn compare(self, rest: &[u64], next: Option<Search<'a>>) -> usize {
+        let prefetch_next = |next: Option<Search<'a>>| {
+            if let Some(Found::Here(_, _, next)) = next.map(Search::find) {
+                Self::of(self.arena, &next).prefetch();
+            }
+        };
+        if let Some(blocks) = self.fingerprinted() {
+            blocks.prefetch();
+            return blocks.common_prefix(rest, || prefetch_next(next));
+        }
+        self.prefetch_first(BLOCK_LINES_FIRST);
+        let (blocks, half) = (self.words(), self.len as usize / 2);
+        let run = common_prefix(&blocks[..half], rest);
+        if run < half {
+            return run;
+        }
+        prefetch_next(next);
+        half + common_prefix(&blocks[half..], &rest[half..])
     }
 }
 

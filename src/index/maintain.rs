@@ -143,7 +143,7 @@ impl Tree {
         }
         let Some(columns) = self.joinable(upper, lower) else { return 0 };
         let (up, low) = (&self.nodes[upper], &self.nodes[lower]);
-        let len = up.len + low.len;
+        let (up_len, len) = (up.len, up.len + low.len);
         let meets = up.locals.meets(up.len, &low.locals)
             && columns.iter().all(|(above, below)| above.names.meets(above.len, &below.names));
         // Where names or blocks below begin in the granule in which the lower node ends, the lower node's words stay
@@ -181,6 +181,12 @@ impl Tree {
         let node = &mut self.nodes[lower];
         (node.parent, node.variant, node.forks, node.depth, _, node.first, node.line) = up;
         (node.len, node.initial) = (len, up.4.min(len));
+        if meets {
+            // A section in which the two nodes meet was inside neither.
+            self.seal(lower, up_len - 1, up_len + 1);
+        } else {
+            self.seal(lower, 0, len);
+        }
         self.nodes.drop(upper);
         let header = self.header(lower);
         self.table.write(line, &header);

@@ -46,7 +46,8 @@
 //! If a writer's thread panics, its index is not repaired. An empty index replaces it under the readers; `shared_index`
 //! says what readers can see of that.
 //!
-//! "Exact" means exact over 64-bit local hashes.
+//! "Exact" means exact over 64-bit local hashes. Where the processor allows, long nodes are compared by keyed
+//! fingerprints (`fingerprint`): two sections of 32 blocks that differ pass for equal with a probability of 2^-64.
 //!
 //! # How it is stored
 //!
@@ -57,7 +58,8 @@
 //!   one cache miss a hop, whatever the fan-out. A byte beside the lines says that a child is not there without that
 //!   miss. The line is a seqlock (`header`).
 //! * Its **local hashes** are words of the `arena`, which readers compare (`simd`). They are written before a header
-//!   names them, and are reused only after a grace period (`reclaim`).
+//!   names them, and are reused only after a grace period (`reclaim`). Sections of them have **fingerprints**, by which a
+//!   reader compares a long node without reading most of its words (`fingerprint`).
 //! * Its **names**, the engine hashes, are words of the arena too, in one **column** for all workers that use the same
 //!   ones. Only the writer reads them. `name_map` maps a name to its word; the owner of the word's granule is the node.
 //! * The table and the name map have their memory from one pool of huge pages (`row_pool`), so that few of their lines
@@ -99,6 +101,7 @@ mod branching_walk;
 mod dump;
 #[cfg(test)]
 pub(crate) mod failpoints;
+mod fingerprint;
 mod grant;
 mod header;
 mod holders;

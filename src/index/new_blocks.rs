@@ -126,6 +126,7 @@ impl Tree {
         }
         self.arena.write(locals.base, slice.local_words());
         let id = self.node(parent, locals, len);
+        self.seal(id, 0, len);
         let node = &mut self.nodes[id];
         node.columns.push(Column { names, len, users: 1, seed: slice.seed });
         node.entries = smallvec![Entry { cut: len, ..Entry::anchor(holder, 0) }];
@@ -245,6 +246,7 @@ impl Tree {
         let end = len + slice.len() as u16;
         let node = &mut self.nodes[place.node];
         (node.len, node.written, node.columns[0].len, node.entries[0].cut) = (end, end, end, end);
+        self.seal(place.node, len, end);
         Ok(true)
     }
 
@@ -280,7 +282,15 @@ impl Tree {
         node.written = node.written.max(end);
         node.columns[0].len = end;
         node.entries[0].cut = end;
+        self.seal(id, len, end);
         Ok(blocks)
+    }
+
+    /// Writes the fingerprints of a node's blocks from `from` to `to`, before readers are shown the node with them.
+    #[inline]
+    pub(super) fn seal(&mut self, id: NodeId, from: u16, to: u16) {
+        let Node { locals, len, .. } = self.nodes[id];
+        self.arena.seal(locals.base, u32::from(len), (u32::from(from), u32::from(to)));
     }
 
     /// Undoes an append beyond the first `len` blocks that was not published yet.
@@ -397,6 +407,7 @@ impl Tree {
         self.waste_locals(&from, 0);
         let node = &mut self.nodes[id];
         (node.locals, node.written) = (to, len);
+        self.seal(id, 0, len);
         self.publish(id);
         Ok(())
     }

@@ -161,6 +161,12 @@ fn a_shard_is_sound_after_every_event_of_one_tier() {
     run(Alphabet { hashes: 60, locals: 7, tiers: 1, groups: 1, blocks_max: 24 }, 3, 12, 150);
 }
 
+/// Chains with whole sections of the arena.
+#[test]
+fn a_shard_is_sound_after_every_event_of_long_chains() {
+    run(Alphabet { hashes: 300, locals: 61, tiers: 1, groups: 1, blocks_max: 150 }, 3, 4, 120);
+}
+
 #[test]
 fn a_shard_is_sound_after_every_event_of_several_tiers_and_groups() {
     run(Alphabet { hashes: 30, locals: 5, tiers: 3, groups: 2, blocks_max: 12 }, 3, 12, 150);
@@ -204,6 +210,39 @@ fn nodes_are_joined_whose_columns_continue_crosswise() {
     writer.check(true);
     assert_eq!(nodes(&writer), 1);
     assert_eq!([first, second].map(|slot| device(&reader, slot, &[1, 2])), [2, 2]);
+}
+
+/// Each way by which blocks get to where readers compare them by fingerprints, in chains that are longer than sections.
+#[test]
+fn long_nodes_have_fingerprints_however_they_grew() {
+    let (mut writer, reader) = shard(ShardId(0), ShardLimits::default());
+    let reader = super::IndexReader::new(vec![reader]);
+    let [first, second] = [(); 2].map(|()| writer.add_worker().expect("room"));
+    let chain: Vec<u64> = (1..=120).collect();
+    // Block by block, into the room of a leaf and beyond it.
+    store(&mut writer, first, None, &chain[..2], &chain[..2]);
+    for at in 2..120 {
+        store(&mut writer, first, Some(chain[at - 1]), &chain[at..=at], &chain[at..=at]);
+        writer.check(true);
+    }
+    // Below a node of two workers. When one of them leaves it, the two nodes are joined by copying.
+    let other: Vec<u64> = (1001..=1100).collect();
+    for slot in [first, second] {
+        store(&mut writer, slot, None, &other[..60], &other[..60]);
+    }
+    store(&mut writer, first, Some(other[59]), &other[60..], &other[60..]);
+    assert_eq!(writer.memory().nodes, 3);
+    writer.check(true);
+    remove(&mut writer, second, &other[..60].iter().rev().copied().collect::<Vec<_>>());
+    while writer.sweep(64) {}
+    assert_eq!(writer.memory().nodes, 2, "joined");
+    writer.check(true);
+    for (chain, first_wrong) in [(&chain, 119), (&chain, 63), (&other, 61), (&other, 3)] {
+        let mut query = chain.clone();
+        assert_eq!(device(&reader, first, &query) as usize, chain.len());
+        query[first_wrong] ^= 1 << 63;
+        assert_eq!(device(&reader, first, &query) as usize, first_wrong);
+    }
 }
 
 #[test]

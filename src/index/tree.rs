@@ -76,7 +76,7 @@ impl Tree {
     pub(super) fn new(reclaimer: &Reclaimer, node_blocks_max: usize, secret: u64, epoch: u64) -> Self {
         let rows = Rows::new();
         Self {
-            arena: Arena::new(),
+            arena: Arena::new(secret),
             name_map: NameMap::new(secret, rows.clone()),
             table: TableWriter::segmented(SEGMENT_BITS, 0, secret, rows.clone()),
             rows,

@@ -113,6 +113,19 @@ fn prompts_that_grow_block_by_block() {
     fuzz("index::fuzz::prompts_that_grow_block_by_block", Style { of: FLEET, shape, rates: Rates::USUAL });
 }
 
+/// Nodes that are long enough to be compared by fingerprints.
+#[test]
+fn long_prompts_that_split_and_join() {
+    let shape = Shape::Prompts { prompts: 5, blocks_max: 300, step_blocks_max: 120, aliases: false };
+    fuzz("index::fuzz::long_prompts_that_split_and_join", Style { of: FLEET, shape, rates: Rates::REMOVING });
+}
+
+#[test]
+fn long_prompts_that_grow() {
+    let shape = Shape::Prompts { prompts: 3, blocks_max: 200, step_blocks_max: 12, aliases: false };
+    fuzz("index::fuzz::long_prompts_that_grow", Style { of: FLEET, shape, rates: Rates::USUAL });
+}
+
 #[test]
 fn prompts_of_several_names_and_tiers() {
     let of = Alphabet { workers: 3, groups: 2, seeds: 2, tiers: 3, ..FLEET };

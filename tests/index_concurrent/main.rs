@@ -112,6 +112,13 @@ fn splits_and_joins() {
     check("index_concurrent::splits_and_joins", style, &[2, 8, 1024]);
 }
 
+/// Nodes that are long enough to be compared by fingerprints.
+#[test]
+fn long_prompts() {
+    let shape = Shape::Prompts { prompts: 4, blocks_max: 240, step_blocks_max: 90, aliases: false };
+    check("index_concurrent::long_prompts", Style { of: FLEET, shape, rates: Rates::REMOVING }, &[1024]);
+}
+
 #[test]
 fn removals_of_many_chains_at_once() {
     check_scripts("index_concurrent::removals_of_many_chains_at_once", &[4, 1024], wide::script);

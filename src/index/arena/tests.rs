@@ -1,4 +1,4 @@
-use super::{Allocation, Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, GRANULE_WORDS, granules};
+use super::{Allocation, Arena, CHUNK_WORDS, EXTENT_WORDS_MAX, FINGERPRINTS_FIRST, GRANULE_WORDS, granules};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -32,14 +32,14 @@ impl Held {
 
 /// Words of the chunks that have not given their memory back.
 fn present_words(arena: &Arena) -> u64 {
-    (arena.chunk_records.len() - arena.released.len()) as u64 * u64::from(CHUNK_WORDS)
+    (arena.chunk_records.len() - arena.released.len()) as u64 * u64::from(FINGERPRINTS_FIRST)
 }
 
 #[test]
 fn unused_chunks_give_their_memory_back_and_are_used_again() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let view = arena.view();
-    let extents = 6 * CHUNK_WORDS / EXTENT_WORDS_MAX;
+    let extents = 6 * FINGERPRINTS_FIRST / EXTENT_WORDS_MAX;
     let fill = |arena: &mut Arena| -> Vec<Allocation> {
         let all: Vec<Allocation> = (0..extents).map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("memory")).collect();
         for (at, extent) in all.iter().enumerate() {
@@ -70,12 +70,13 @@ fn unused_chunks_give_their_memory_back_and_are_used_again() {
 fn assert_whole(arena: &mut Arena) {
     let chunks = arena.chunk_records.len() as u32;
     assert_eq!(arena.free_words(), present_words(arena));
-    let mut bases: Vec<u32> = (0..chunks * (CHUNK_WORDS / EXTENT_WORDS_MAX))
+    let mut bases: Vec<u32> = (0..chunks * (FINGERPRINTS_FIRST / EXTENT_WORDS_MAX))
         .map(|_| arena.allocate(EXTENT_WORDS_MAX).expect("there is room").base)
         .collect();
     assert_eq!((arena.free_words(), arena.chunk_records.len() as u32), (0, chunks));
     bases.sort_unstable();
-    assert!(bases.iter().zip((0..).step_by(EXTENT_WORDS_MAX as usize)).all(|(base, expected)| *base == expected));
+    let of_chunk = |chunk| (chunk..chunk + FINGERPRINTS_FIRST).step_by(EXTENT_WORDS_MAX as usize);
+    assert!(bases.iter().copied().eq((0..chunks).flat_map(|chunk| of_chunk(chunk * CHUNK_WORDS))));
     bases.iter().for_each(|base| arena.free(*base, EXTENT_WORDS_MAX));
     assert_eq!(arena.free_words(), present_words(arena));
 }
@@ -98,7 +99,7 @@ fn free_some(arena: &mut Arena, rng: &mut StdRng, held: Held, left: &mut Vec<Hel
 
 fn random_run(seed: u64, steps: u32, words_max: u32, held_max: usize) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let view = arena.view();
     let mut held: Vec<Held> = Vec::new();
     for stamp in 1..=steps {
@@ -151,7 +152,7 @@ fn random_extents_never_overlap_and_all_come_back() {
 
 #[test]
 fn an_extent_grows_only_into_free_granules() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let first = arena.allocate(8).expect("there is room");
     assert!(arena.extend(first.base, 8, 6), "shorter is there already");
     assert!(arena.extend(first.base, 8, 17), "the rest of the chunk is fresh");
@@ -168,19 +169,19 @@ fn an_extent_grows_only_into_free_granules() {
 
 #[test]
 fn an_extent_stays_in_its_chunk() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let mut bases = Vec::new();
     // 1016 words do not divide a chunk.
-    for _ in 0..CHUNK_WORDS / 1016 {
+    for _ in 0..FINGERPRINTS_FIRST / 1016 {
         bases.push(arena.allocate(1016).expect("there is room").base);
     }
     assert_eq!(arena.chunk_records.len(), 1);
-    let rest = CHUNK_WORDS % 1016;
+    let (rest, rest_at) = (FINGERPRINTS_FIRST % 1016, FINGERPRINTS_FIRST - FINGERPRINTS_FIRST % 1016);
     let next = arena.allocate(1016).expect("there is room");
     assert_eq!(next.base, CHUNK_WORDS);
-    assert_eq!(arena.allocate(rest).expect("there is room").base, CHUNK_WORDS - rest, "the rest was kept");
-    assert!(!arena.extend(CHUNK_WORDS - rest, rest, rest + 8), "what follows is another chunk");
-    arena.free(CHUNK_WORDS - rest, rest);
+    assert_eq!(arena.allocate(rest).expect("there is room").base, rest_at, "the rest was kept");
+    assert!(!arena.extend(rest_at, rest, rest + 8), "fingerprints follow, and another chunk");
+    arena.free(rest_at, rest);
     bases.iter().for_each(|base| arena.free(*base, 1016));
     arena.free(next.base, next.words);
     assert_whole(&mut arena);
@@ -188,7 +189,7 @@ fn an_extent_stays_in_its_chunk() {
 
 #[test]
 fn too_much_is_refused() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     assert_eq!(arena.allocate(EXTENT_WORDS_MAX + 1), None);
     assert_eq!((arena.chunk_records.len(), arena.free_words()), (0, 0));
     let empty = arena.bytes();
@@ -198,7 +199,7 @@ fn too_much_is_refused() {
 
 #[test]
 fn words_outside_the_arena_are_no_words() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let view = arena.view();
     // SAFETY: the arena has no words that could change.
     assert!(unsafe { view.words(0, 8) }.is_empty());
@@ -219,14 +220,14 @@ fn words_outside_the_arena_are_no_words() {
 #[test]
 #[should_panic(expected = "not of the arena")]
 fn words_never_handed_out_are_a_bug() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     arena.allocate(8).expect("there is room");
     arena.set(8, 1);
 }
 
 #[test]
 fn words_are_set_and_moved() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let extent = arena.allocate(32).expect("there is room");
     arena.write(extent.base + 1, &[1, 2, 3]);
     arena.set(extent.base + 2, 9);
@@ -241,7 +242,7 @@ fn words_are_set_and_moved() {
 #[test]
 fn a_reader_sees_the_words_of_an_index_that_it_got() {
     use std::sync::mpsc;
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let view = arena.view();
     let (send, received) = mpsc::channel::<Held>();
     let reader = std::thread::spawn(move || {
@@ -269,7 +270,7 @@ fn a_reader_sees_the_words_of_an_index_that_it_got() {
 #[test]
 #[ignore = "takes times; run with --release --nocapture"]
 fn quick_timing() {
-    let mut arena = Arena::new();
+    let mut arena = Arena::new(1);
     let mut rng = StdRng::seed_from_u64(1);
     let rounds = 2_000_000_u32;
     let started = std::time::Instant::now();

@@ -272,7 +272,9 @@ impl Ours {
     /// Ends a batch, and takes no other before readers have let go of enough of what is no longer used: the
     /// wait is in every measured time.
     fn end_batch(&mut self, worker: u16) {
-        self.at(worker).0.publish();
+        let (writer, slot) = self.at(worker);
+        writer.end_batch(slot);
+        writer.publish();
         while self.is_choked() {
             std::thread::yield_now();
             self.at(worker).0.publish();
@@ -319,6 +321,7 @@ impl Shard {
         for batch in batches {
             let slot = self.places[usize::from(feed.worker_of(*batch))].slot;
             apply_batch(&mut self.writer, slot, feed, *batch);
+            self.writer.end_batch(slot);
             self.writer.publish();
             // As in `Ours::end_batch`.
             while self.writer.is_choked() {

@@ -107,7 +107,7 @@ pub(super) struct Fingerprinted<'a> {
 }
 
 impl Fingerprinted<'_> {
-    /// Prefetches what [`common_prefix`](Self::common_prefix) reads if `blocks` words are equal.
+    /// Prefetches what [`common_prefix`](Self::common_prefix) reads of words that are all equal.
     #[inline]
     pub(super) fn prefetch(&self) {
         let tail = self.head + self.fingerprints.len() * SECTION_WORDS;

@@ -212,6 +212,32 @@ fn nodes_are_joined_whose_columns_continue_crosswise() {
     assert_eq!([first, second].map(|slot| device(&reader, slot, &[1, 2])), [2, 2]);
 }
 
+#[test]
+fn batches_that_ended_share_the_memory_of_one() {
+    let (mut writer, _reader) = shard(ShardId(0), ShardLimits::default());
+    let slots: Vec<WorkerSlot> = (0..20).map(|_| writer.add_worker().expect("room")).collect();
+    let fill = |writer: &mut ShardWriter, blocks: std::ops::Range<u64>, ends| {
+        for slot in &slots {
+            writer.begin_batch(*slot);
+            let chain: Vec<u64> = blocks.clone().map(|block| u64::from(slot.0) << 32 | block).collect();
+            store(writer, *slot, None, &chain, &chain);
+            if ends {
+                writer.end_batch(*slot);
+                writer.check(false);
+                assert!(store(writer, *slot, None, &chain, &chain).ambiguous, "the batch is over");
+            }
+        }
+        writer.memory().workers_bytes
+    };
+    let empty = writer.memory().workers_bytes;
+    let kept = fill(&mut writer, 1..500, false) - empty;
+    assert!(kept >= 20 * 499 * 8, "each keeps the names of its batch: {kept}");
+    let shared = fill(&mut writer, 501..1000, true) - empty;
+    assert!(shared < kept / 8, "{shared} bytes, where {kept} were kept");
+    assert!(writer.tree.spare_names.capacity() >= 499);
+    writer.check(true);
+}
+
 /// Each way by which blocks get to where readers compare them by fingerprints, in chains that are longer than sections.
 #[test]
 fn long_nodes_have_fingerprints_however_they_grew() {

@@ -57,6 +57,8 @@ pub(super) struct Tree {
     /// Nodes that a sweep in progress would miss, because they were made behind it.
     pub(super) unswept: Vec<NodeId>,
     pub(super) sweeping: bool,
+    /// Memory for the names of the batch that begins next.
+    pub(super) spare_names: Vec<EngineHash>,
     pub(super) head: Arc<ShardHead>,
     /// All slots of workers are below this.
     pub(super) workers: usize,
@@ -89,6 +91,7 @@ impl Tree {
             touched: Vec::new(),
             unswept: Vec::new(),
             sweeping: false,
+            spare_names: Vec::new(),
             head: Arc::new(ShardHead::new(epoch)),
             workers: 0,
             workers_bytes: 0,
@@ -154,7 +157,8 @@ impl Tree {
     pub(super) fn lists_bytes(&self) -> u64 {
         let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
         let duplicate_names = self.duplicate_names.capacity() * size_of::<(EngineHash, u32)>();
-        (nodes * size_of::<NodeId>() + duplicate_names) as u64
+        let spare_names = self.spare_names.capacity() * size_of::<EngineHash>();
+        (nodes * size_of::<NodeId>() + duplicate_names + spare_names) as u64
     }
 
     /// An upper bound of [`bytes`](Self::bytes) after `blocks` more are stored.

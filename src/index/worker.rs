@@ -351,16 +351,32 @@ impl Worker {
         self.layers[layer.index()].groups[group].new_references.note(self.batch, names);
     }
 
-    /// Begins a batch: the new references of the one before are no longer new. Returns whether memory was given back.
-    pub(super) fn begin_batch(&mut self) -> bool {
+    /// Begins a batch: the new references of the one before are no longer new. The first group of the device takes the
+    /// memory of `spare`. Returns whether the worker's memory changed.
+    pub(super) fn begin_batch(&mut self, spare: &mut Vec<EngineHash>) -> bool {
         self.batch += 1;
-        let mut is_smaller = false;
+        let mut changed = false;
         for layer in &mut self.layers {
             for group in &mut layer.groups {
-                is_smaller |= group.new_references.begin(self.batch);
+                changed |= group.new_references.begin(self.batch);
             }
         }
-        is_smaller
+        if let Some(first) = self.layers[Layer::Device.index()].groups.first_mut() {
+            changed |= first.new_references.exchange(spare);
+        }
+        changed
+    }
+
+    /// Ends a batch: `spare` takes the memory of the longest list of new references. Returns whether the worker's memory
+    /// changed.
+    pub(super) fn end_batch(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+        let mut changed = false;
+        for layer in &mut self.layers {
+            for group in &mut layer.groups {
+                changed |= group.new_references.end(spare);
+            }
+        }
+        changed
     }
 
     /// Adds a reference to a block to which the holder bit already refers.
@@ -659,8 +675,11 @@ impl Extras {
     }
 }
 
-/// Capacity that the list keeps between batches.
+/// Capacity that a list keeps between batches.
 const NEW_REFERENCES_KEPT: usize = 512;
+
+/// Capacity that the list for the batch that begins next keeps.
+const SPARE_NAMES_KEPT: usize = 1 << 14;
 
 /// Blocks whose references left 0 in one batch. Some may be listed twice, or have lost the reference again. At most as
 /// long as the batch: nothing of it outlives the next.
@@ -686,6 +705,27 @@ impl NewReferences {
         }
         self.indexed = 0;
         self.bytes() < before
+    }
+
+    /// Forgets all of them. `spare` takes the memory of the list if it is larger. Returns whether memory was given away.
+    fn end(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+        let before = self.bytes();
+        let Self { names, .. } = std::mem::take(self);
+        if names.capacity() > spare.capacity() {
+            *spare = names;
+            spare.clear();
+            spare.shrink_to(SPARE_NAMES_KEPT);
+        }
+        before > 0
+    }
+
+    /// Takes the memory of `spare` for a list that is empty, if that is larger. Returns whether it did.
+    fn exchange(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+        let takes = self.names.is_empty() && spare.capacity() > self.names.capacity();
+        if takes {
+            std::mem::swap(&mut self.names, spare);
+        }
+        takes
     }
 
     fn note(&mut self, batch: u64, names: &[EngineHash]) {

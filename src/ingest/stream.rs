@@ -275,6 +275,7 @@ impl Stream {
                 self.check_capacity(space, now);
             }
         }
+        space.writer.end_batch(self.slot);
         self.trust.applied(seq, now.unix_ms);
         self.republish(|republisher| republisher.at(now));
         self.flush_republished(space);

@@ -100,7 +100,10 @@ impl Event {
             Self::Window { group, window_blocks, .. } => {
                 return Outcome::Announced(writer.announce_window(slot, *group, *window_blocks));
             }
-            Self::BeginBatch { .. } => writer.begin_batch(slot),
+            Self::BeginBatch { .. } => {
+                writer.end_batch(slot);
+                writer.begin_batch(slot);
+            }
             Self::RemoveWorker { .. } | Self::AddWorker { .. } | Self::Sweep { .. } | Self::Publish => {}
         }
         Outcome::Nothing

@@ -553,6 +553,7 @@ impl Stream {
     pub(in crate::ingest) fn loaded(&mut self, space: &mut SpaceShard, begin: &DumpBegin, now: Now) {
         let Some(watermark) = begin.watermark else { return };
         self.changed = true;
+        space.writer.end_batch(self.slot);
         if let Some((_, watermark)) = begin.cut() {
             let remembered = self.pass_over_contained(watermark);
             self.go_on_behind(space, begin, (watermark, &remembered), now);

@@ -639,7 +639,7 @@ impl ArenaView {
         unsafe { std::slice::from_raw_parts(memory.add(inside), len as usize) }
     }
 
-    /// These words with their fingerprints; `None` without fingerprints, and where there are no such words.
+    /// These words with their fingerprints; `None` where the processor has none. Empty like [`words`](Self::words).
     ///
     /// # Safety
     /// As [`words`](Self::words); and the words have been [sealed](Arena::seal) before their index was published.

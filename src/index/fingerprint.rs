@@ -10,8 +10,8 @@
 //! all pairs of words of `(w[2i] + k[2i]) * (w[2i + 1] + k[2i + 1])`. For two sections that differ, the difference of
 //! their fingerprints is a linear function of the keys, and not a constant one. So it is zero for one choice of keys in
 //! 2^64, if the sections were chosen by a client that does not know the keys. (Lemire and Kaser, "Faster 64-bit
-//! universal hashing using carry-less multiplications", 2016, have the same sum without the reduction.) The keys follow
-//! from the shard's secret of 64 bits.
+//! universal hashing using carry-less multiplications", 2016, have the same sum without the reduction.) That is so for
+//! keys that are random. These follow from the shard's secret of 64 bits, by SplitMix64.
 //!
 //! Where fingerprints differ, the words are compared. So a wrong fingerprint could only cost time, unless it is that of
 //! another section.
@@ -56,7 +56,8 @@ impl Keys {
 
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     const fn are_used_here() -> bool {
-        false
+        // Tests check the scalar functions with all that uses them.
+        cfg!(any(test, miri))
     }
 
     fn of_secret(secret: u64) -> Self {
@@ -139,7 +140,7 @@ impl Fingerprinted<'_> {
 
 #[inline]
 fn lines(words: &[u64]) {
-    words.chunks(LINE_BLOCKS).for_each(|line| prefetch(line.as_ptr().cast()));
+    words.iter().step_by(LINE_BLOCKS).chain(words.last()).for_each(|word| prefetch(std::ptr::from_ref(word).cast()));
 }
 
 /// The specification of the fingerprint.
@@ -190,9 +191,16 @@ mod vector {
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn load(section: &Section) -> [__m512i; 4] {
-        let (parts, _) = section.as_chunks::<WIDE>();
-        // SAFETY: a part is a register's words.
-        std::array::from_fn(|at| unsafe { _mm512_loadu_epi64(parts[at].as_ptr().cast()) })
+        let words = section.as_ptr();
+        // SAFETY: a section is four registers' words.
+        unsafe {
+            [
+                _mm512_loadu_epi64(words.cast()),
+                _mm512_loadu_epi64(words.add(WIDE).cast()),
+                _mm512_loadu_epi64(words.add(2 * WIDE).cast()),
+                _mm512_loadu_epi64(words.add(3 * WIDE).cast()),
+            ]
+        }
     }
 
     /// Four sums, of which the sum is that of a section, each of 128 bits.

@@ -110,7 +110,8 @@ impl<'a> NodeBlocks<'a> {
             return blocks.common_prefix(rest, || prefetch_next(next));
         }
         self.prefetch_first(BLOCK_LINES_FIRST);
-        let (blocks, half) = (self.words(), self.len as usize / 2);
+        let blocks = self.words();
+        let half = blocks.len() / 2;
         let run = common_prefix(&blocks[..half], rest);
         if run < half {
             return run;

@@ -47,7 +47,8 @@
 //! says what readers can see of that.
 //!
 //! "Exact" means exact over 64-bit local hashes. Where the processor allows, long nodes are compared by keyed
-//! fingerprints (`fingerprint`): two sections of 32 blocks that differ pass for equal with a probability of 2^-64.
+//! fingerprints (`fingerprint`): two sections of 32 blocks that differ pass for equal with a probability of 2^-64, as if the keys
+//! were random.
 //!
 //! # How it is stored
 //!

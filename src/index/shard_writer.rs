@@ -170,19 +170,19 @@ impl ShardWriter {
     /// batch began, and still are.
     pub fn begin_batch(&mut self, slot: WorkerSlot) {
         if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0))
-            && worker.begin_batch(&mut self.tree.spare_names)
+            && worker.begin_batch(&mut self.tree.spare_lists)
         {
             worker.account(&mut self.tree);
         }
     }
 
-    /// Ends the worker's batch: the batch that begins next, of any worker, uses its memory. Until the worker's next batch
+    /// Ends the worker's batch: batches that begin later, of any worker, use its memory. Until the worker's next batch
     /// begins, a store counts as one of a batch in which nothing was stored before.
     ///
     /// A caller that does not end batches gives each worker memory of its own for its last one.
     pub fn end_batch(&mut self, slot: WorkerSlot) {
         if let Some(Slot::Used(worker)) = self.workers.get_mut(usize::from(slot.0))
-            && worker.end_batch(&mut self.tree.spare_names)
+            && worker.end_batch(&mut self.tree.spare_lists)
         {
             worker.account(&mut self.tree);
         }

@@ -1,9 +1,8 @@
 //! Vector code of the index: the common prefix of two runs of local hashes, and one depth written for many holder bits.
 //!
 //! The scalar functions are the reference. The vector functions give the same results. On x86-64, `SimdLevel` of
-//! `crate::simd` says which of them run on this processor; each processor of the aarch64 target has NEON. They are `#[target_feature]`
-//! functions and not closures: a closure does not inherit the features of the function around it, and each intrinsic in
-//! it becomes a call.
+//! `crate::simd` says which of them run on this processor; each processor of the aarch64 target has NEON.
+//! They are `#[target_feature]` functions.
 
 #![cfg_attr(
     any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri))),

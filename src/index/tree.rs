@@ -18,6 +18,7 @@ use super::reclaim::{Garbage, Reclaimer};
 use super::row_pool::Rows;
 use super::shared_index::{ShardHead, SharedIndex};
 use super::table::{Retired, SEGMENT_BITS, TableView, TableWriter};
+use super::worker::SpareLists;
 use crate::ids::{EngineHash, LocalHash};
 use crate::limits::NODE_BLOCKS_MAX;
 use hashbrown::HashMap;
@@ -57,8 +58,8 @@ pub(super) struct Tree {
     /// Nodes that a sweep in progress would miss, because they were made behind it.
     pub(super) unswept: Vec<NodeId>,
     pub(super) sweeping: bool,
-    /// Memory for the names of the batch that begins next.
-    pub(super) spare_names: Vec<EngineHash>,
+    /// Empty lists for the names of the batch that begins next.
+    pub(super) spare_lists: SpareLists,
     pub(super) head: Arc<ShardHead>,
     /// All slots of workers are below this.
     pub(super) workers: usize,
@@ -91,7 +92,7 @@ impl Tree {
             touched: Vec::new(),
             unswept: Vec::new(),
             sweeping: false,
-            spare_names: Vec::new(),
+            spare_lists: SpareLists::default(),
             head: Arc::new(ShardHead::new(epoch)),
             workers: 0,
             workers_bytes: 0,
@@ -157,8 +158,7 @@ impl Tree {
     pub(super) fn lists_bytes(&self) -> u64 {
         let nodes = self.joins.capacity() + self.touched.capacity() + self.unswept.capacity();
         let duplicate_names = self.duplicate_names.capacity() * size_of::<(EngineHash, u32)>();
-        let spare_names = self.spare_names.capacity() * size_of::<EngineHash>();
-        (nodes * size_of::<NodeId>() + duplicate_names + spare_names) as u64
+        (nodes * size_of::<NodeId>() + duplicate_names + self.spare_lists.bytes()) as u64
     }
 
     /// An upper bound of [`bytes`](Self::bytes) after `blocks` more are stored.

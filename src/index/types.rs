@@ -39,7 +39,8 @@ pub struct ShardLimits {
     /// Whether a store at the root of blocks that are already held counts as one more copy. With `false` the store is
     /// [ambiguous](StoreOutcome::ambiguous): it may be a repetition, which no remove would ever match.
     pub counts_copies: bool,
-    /// Keys the hash tables, so that a client that knows the hash functions cannot choose colliding keys.
+    /// Keys the hash tables, so that a client that knows the hash functions cannot choose colliding keys, and the
+    /// fingerprints of blocks: a client that knows the secret can choose blocks that pass for others.
     pub secret: u64,
 }
 

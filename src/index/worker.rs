@@ -351,25 +351,22 @@ impl Worker {
         self.layers[layer.index()].groups[group].new_references.note(self.batch, names);
     }
 
-    /// Begins a batch: the new references of the one before are no longer new. The first group of the device takes the
-    /// memory of `spare`. Returns whether the worker's memory changed.
-    pub(super) fn begin_batch(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+    /// Begins a batch: the new references of the one before are no longer new. Groups without a list take one of
+    /// `spare`. Returns whether the worker's memory changed.
+    pub(super) fn begin_batch(&mut self, spare: &mut SpareLists) -> bool {
         self.batch += 1;
         let mut changed = false;
         for layer in &mut self.layers {
             for group in &mut layer.groups {
                 changed |= group.new_references.begin(self.batch);
+                changed |= group.new_references.take_list(spare);
             }
-        }
-        if let Some(first) = self.layers[Layer::Device.index()].groups.first_mut() {
-            changed |= first.new_references.exchange(spare);
         }
         changed
     }
 
-    /// Ends a batch: `spare` takes the memory of the longest list of new references. Returns whether the worker's memory
-    /// changed.
-    pub(super) fn end_batch(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+    /// Ends a batch: its lists of new references go to `spare`. Returns whether the worker's memory changed.
+    pub(super) fn end_batch(&mut self, spare: &mut SpareLists) -> bool {
         let mut changed = false;
         for layer in &mut self.layers {
             for group in &mut layer.groups {
@@ -422,14 +419,8 @@ impl Worker {
 
     /// How much [`bytes`](Self::bytes) may grow when `blocks` are stored.
     pub(super) fn growth_bytes(&self, blocks: usize) -> u64 {
-        // A list doubles, and the old one exists until the new one is filled.
-        let lists = self.new_references_bytes().max().unwrap_or(0) + blocks * size_of::<EngineHash>();
-        (2 * lists) as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
-    }
-
-    /// Bytes of each group's new references.
-    fn new_references_bytes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.groups().map(|group| group.new_references.bytes())
+        let lists = self.groups().map(|group| group.new_references.growth_bytes(blocks)).max().unwrap_or(0);
+        lists as u64 + self.dormant.growth_bytes(if self.dormant.is_empty() { 0 } else { blocks })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -678,8 +669,29 @@ impl Extras {
 /// Capacity that a list keeps between batches.
 const NEW_REFERENCES_KEPT: usize = 512;
 
-/// Capacity that the list for the batch that begins next keeps.
-const SPARE_NAMES_KEPT: usize = 1 << 14;
+/// Lists without names, for batches that begin later.
+#[derive(Debug, Default)]
+pub(super) struct SpareLists(Vec<Vec<EngineHash>>);
+
+impl SpareLists {
+    /// Lists that are kept: as many as groups of one worker have a list in most batches.
+    const LISTS_MAX: usize = 8;
+    /// Capacity that a list keeps.
+    const NAMES_KEPT: usize = 1 << 14;
+
+    fn put(&mut self, mut list: Vec<EngineHash>) {
+        if list.capacity() > 0 && self.0.len() < Self::LISTS_MAX {
+            list.clear();
+            list.shrink_to(Self::NAMES_KEPT);
+            self.0.push(list);
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let names = self.0.iter().map(Vec::capacity).sum::<usize>() * size_of::<EngineHash>();
+        names + self.0.capacity() * size_of::<Vec<EngineHash>>()
+    }
+}
 
 /// Blocks whose references left 0 in one batch. Some may be listed twice, or have lost the reference again. At most as
 /// long as the batch: nothing of it outlives the next.
@@ -707,25 +719,30 @@ impl NewReferences {
         self.bytes() < before
     }
 
-    /// Forgets all of them. `spare` takes the memory of the list if it is larger. Returns whether memory was given away.
-    fn end(&mut self, spare: &mut Vec<EngineHash>) -> bool {
+    /// Forgets all of them; the list goes to `spare`. Returns whether there was one.
+    fn end(&mut self, spare: &mut SpareLists) -> bool {
         let before = self.bytes();
-        let Self { names, .. } = std::mem::take(self);
-        if names.capacity() > spare.capacity() {
-            *spare = names;
-            spare.clear();
-            spare.shrink_to(SPARE_NAMES_KEPT);
-        }
+        spare.put(std::mem::take(self).names);
         before > 0
     }
 
-    /// Takes the memory of `spare` for a list that is empty, if that is larger. Returns whether it did.
-    fn exchange(&mut self, spare: &mut Vec<EngineHash>) -> bool {
-        let takes = self.names.is_empty() && spare.capacity() > self.names.capacity();
-        if takes {
-            std::mem::swap(&mut self.names, spare);
+    /// Takes a list of `spare`, if there is one and this has none. Returns whether it did.
+    fn take_list(&mut self, spare: &mut SpareLists) -> bool {
+        if self.names.capacity() > 0 {
+            return false;
         }
+        let list = spare.0.pop();
+        let takes = list.is_some();
+        self.names = list.unwrap_or_default();
         takes
+    }
+
+    /// How much [`bytes`](Self::bytes) may grow when `blocks` are noted. A list doubles, and the old one exists until the
+    /// new one is filled.
+    fn growth_bytes(&self, blocks: usize) -> usize {
+        let has_room = self.names.len() + blocks <= self.names.capacity();
+        let names = if has_room { 0 } else { self.names.capacity() + blocks };
+        2 * (names + self.index.capacity()) * size_of::<EngineHash>()
     }
 
     fn note(&mut self, batch: u64, names: &[EngineHash]) {

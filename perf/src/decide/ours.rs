@@ -68,10 +68,10 @@ struct Deciding {
 }
 
 impl Deciding {
-    fn new(policy: Policy, workers: u16) -> Result<Self, Failure> {
+    fn new(policy: &Policy, workers: u16) -> Result<Self, Failure> {
         let loads = Loads::new(usize::from(workers), LoadsConfig::default());
         let session = loads.open_session(None, 0).map_err(contract)?;
-        Ok(Self { policy, loads, session })
+        Ok(Self { policy: *policy, loads, session })
     }
 }
 
@@ -87,7 +87,7 @@ impl Ours {
             fleet,
             indexes: [index.index()],
             rule: Rule::Kv,
-            rules: [Deciding::new(Policy::kv(), args.workers)?, Deciding::new(Policy::default(), args.workers)?],
+            rules: [Deciding::new(&Policy::kv(), args.workers)?, Deciding::new(&Policy::default(), args.workers)?],
             affinities: AffinityTable::new(0, 0),
             scratch: Scratch::default(),
             // As for a request that does not ask to explain.

@@ -551,9 +551,9 @@ impl Stream {
 
     /// Goes on behind the dump's watermark, with the messages that waited and are not in the dump.
     pub(in crate::ingest) fn loaded(&mut self, space: &mut SpaceShard, begin: &DumpBegin, now: Now) {
+        space.writer.end_batch(self.slot);
         let Some(watermark) = begin.watermark else { return };
         self.changed = true;
-        space.writer.end_batch(self.slot);
         if let Some((_, watermark)) = begin.cut() {
             let remembered = self.pass_over_contained(watermark);
             self.go_on_behind(space, begin, (watermark, &remembered), now);

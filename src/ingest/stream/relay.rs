@@ -369,6 +369,7 @@ impl Stream {
     /// Goes on behind the watermark, if the snapshot is whole.
     fn end_snapshot(&mut self, space: &mut SpaceShard, part: Snapshot, now: Now) -> Result<(), AbortReason> {
         let Some(taking) = self.relay.snapshot.take() else { return Err(AbortReason::Corrupt) };
+        space.writer.end_batch(self.slot);
         let stated = (part.id, part.chunks, References { blocks: part.blocks, digest: part.digest });
         if stated != (taking.id, taking.chunks, taking.stored) {
             return Err(AbortReason::Corrupt);

@@ -737,12 +737,11 @@ impl NewReferences {
         takes
     }
 
-    /// How much [`bytes`](Self::bytes) may grow when `blocks` are noted. A list doubles, and the old one exists until the
-    /// new one is filled.
+    /// How much [`bytes`](Self::bytes) may grow when `blocks` are noted. A list that is full doubles, and the old one
+    /// exists until the new one is filled. One with room counts too, so that there is memory when it is full; by its names
+    /// and not by its room, as it may have been another worker's.
     fn growth_bytes(&self, blocks: usize) -> usize {
-        let has_room = self.names.len() + blocks <= self.names.capacity();
-        let names = if has_room { 0 } else { self.names.capacity() + blocks };
-        2 * (names + self.index.capacity()) * size_of::<EngineHash>()
+        2 * (self.names.len() + blocks + self.index.capacity()) * size_of::<EngineHash>()
     }
 
     fn note(&mut self, batch: u64, names: &[EngineHash]) {

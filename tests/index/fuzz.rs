@@ -2,7 +2,7 @@
 //! shortest list of events that still fails, printed as calls that can be pasted into
 //! [`past_failures_stay_fixed`].
 //!
-//! `KVROUTED_SEEDS` is the number of seeds of each test (300), `KVROUTED_SEED` runs a single one, and `KVROUTED_TRACE`
+//! `KVROUTED_SEEDS` is the number of seeds of each test (60 or 300), `KVROUTED_SEED` runs a single one, and `KVROUTED_TRACE`
 //! prints each before it runs, in case the process does not survive it.
 
 use crate::oracle::checked_shard::CheckedShard;
@@ -15,8 +15,9 @@ use kvrouted::index::ShardLimits;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Seeds of each test.
+/// Seeds of each test, and of those with long prompts.
 const SEEDS: u64 = 300;
+const SEEDS_LONG: u64 = 60;
 /// Events of most streams, and of every tenth.
 const EVENTS_MAX: usize = 240;
 const MANY_EVENTS_MAX: usize = 2400;
@@ -55,7 +56,11 @@ fn limits(rng: &mut Xoshiro256PlusPlus, workers: usize) -> ShardLimits {
 }
 
 fn fuzz(test: &str, style: Style) {
-    for seed in seeds(SEEDS) {
+    fuzz_seeds(test, style, SEEDS);
+}
+
+fn fuzz_seeds(test: &str, style: Style, count: u64) {
+    for seed in seeds(count) {
         let watch = Watch::new(test, seed);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x5eed);
         let limits = limits(&mut rng, style.of.workers);
@@ -117,13 +122,15 @@ fn prompts_that_grow_block_by_block() {
 #[test]
 fn long_prompts_that_split_and_join() {
     let shape = Shape::Prompts { prompts: 5, blocks_max: 300, step_blocks_max: 120, aliases: false };
-    fuzz("index::fuzz::long_prompts_that_split_and_join", Style { of: FLEET, shape, rates: Rates::REMOVING });
+    let style = Style { of: FLEET, shape, rates: Rates::REMOVING };
+    fuzz_seeds("index::fuzz::long_prompts_that_split_and_join", style, SEEDS_LONG);
 }
 
 #[test]
 fn long_prompts_that_grow() {
     let shape = Shape::Prompts { prompts: 3, blocks_max: 200, step_blocks_max: 12, aliases: false };
-    fuzz("index::fuzz::long_prompts_that_grow", Style { of: FLEET, shape, rates: Rates::USUAL });
+    let style = Style { of: FLEET, shape, rates: Rates::USUAL };
+    fuzz_seeds("index::fuzz::long_prompts_that_grow", style, SEEDS_LONG);
 }
 
 #[test]

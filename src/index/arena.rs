@@ -24,9 +24,9 @@
 //!
 //! # Fingerprints
 //!
-//! The last words of a chunk are no extent's. There is one for each section of the chunk, for its fingerprint
-//! ([`fingerprint`](super::fingerprint)). [`Arena::seal`] writes it. A reader
-//! that may look at all words of a section may look at its fingerprint.
+//! The last words of a chunk belong to no extent. There is one for each section of the chunk, for its fingerprint
+//! ([`fingerprint`](super::fingerprint)). [`Arena::seal`] writes it. A reader that may look at all words of a section may
+//! look at its fingerprint.
 
 #![expect(unsafe_code, reason = "words are written through raw pointers while readers look at others")]
 
@@ -518,7 +518,7 @@ const fn granule_inside(granule: u32) -> usize {
 /// The chunks, by number, for the writer and for every reader. Space for all is reserved from the beginning, so that
 /// the table itself never moves.
 struct ChunkTable {
-    /// Those of the fingerprints, if the processor is one that has them.
+    /// The keys of the fingerprints; `None` where the processor has no fingerprints.
     keys: Option<Keys>,
     /// Null where there is no chunk yet; set once, by the writer.
     starts: Box<[AtomicPtr<u64>]>,

@@ -38,7 +38,6 @@ pub(super) const SECTION_WORDS: usize = 32;
 pub(super) type Section = [u64; SECTION_WORDS];
 
 /// The keys of a shard's fingerprints. They exist only on a processor that has the vector instructions.
-#[derive(Clone)]
 pub(super) struct Keys(Section);
 
 impl Keys {
@@ -103,7 +102,7 @@ pub(super) struct Fingerprinted<'a> {
     pub(super) words: &'a [u64],
     /// Words before the first whole section.
     pub(super) head: usize,
-    /// Those of the whole sections, in order.
+    /// The fingerprints of the whole sections, in order.
     pub(super) fingerprints: &'a [u64],
 }
 
@@ -112,9 +111,9 @@ impl Fingerprinted<'_> {
     #[inline]
     pub(super) fn prefetch(&self) {
         let tail = self.head + self.fingerprints.len() * SECTION_WORDS;
-        lines(&self.words[..self.head]);
-        lines(self.fingerprints);
-        lines(&self.words[tail..]);
+        prefetch_lines(&self.words[..self.head]);
+        prefetch_lines(self.fingerprints);
+        prefetch_lines(&self.words[tail..]);
     }
 
     /// The number of leading elements at which the words and `query` are equal. Calls `halfway` when half of the
@@ -138,8 +137,9 @@ impl Fingerprinted<'_> {
     }
 }
 
+/// Prefetches the lines of words.
 #[inline]
-fn lines(words: &[u64]) {
+fn prefetch_lines(words: &[u64]) {
     words.iter().step_by(LINE_BLOCKS).chain(words.last()).for_each(|word| prefetch(std::ptr::from_ref(word).cast()));
 }
 
@@ -226,7 +226,7 @@ mod vector {
         _mm512_ternarylogic_epi64::<XOR>(sums, once, twice)
     }
 
-    /// Two registers' first and third, second and fourth 128 bits, added.
+    /// The first and second 128 bits of each register added, and the third and fourth: those of `a`, then those of `b`.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn folded(a: __m512i, b: __m512i) -> __m512i {

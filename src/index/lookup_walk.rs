@@ -51,7 +51,8 @@ impl<'a> View<'a> {
 
     /// The overflow record of a header, if it has one.
     pub(super) fn overflow(&self, header: &Header) -> Option<&'a Overflow> {
-        // SAFETY: as above: the address was a box's that is dropped only after a grace period.
+        // SAFETY: the header was read as a whole, so the address was a box's at some moment since the reader entered. The
+        // box is dropped only after a grace period.
         (header.overflow != 0).then(|| unsafe { &*(header.overflow as *const Overflow) })
     }
 }

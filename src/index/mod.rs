@@ -114,6 +114,7 @@ mod loom;
 mod maintain;
 mod name_map;
 mod new_blocks;
+mod new_references;
 mod node;
 mod node_pages;
 mod pages;

@@ -383,6 +383,10 @@ pub const GAUGE_WORK_NS_MAX: u64 = 1 << 52;
 pub const ACTIVE_WORDS_MAX: usize = 1 << 24;
 /// Blocks of one node of the tree of prompts in flight.
 pub const ACTIVE_NODE_BLOCKS_MAX: usize = 1 << 14;
+/// Nodes of that tree from a first block down to any last one. A booking, its end and its move walk them under the lock of the
+/// bookings. Prompts that are prefixes of each other, or that leave a long one each at another block, have a node each. A
+/// prompt that would make a path longer counts in full.
+pub const ACTIVE_PATH_NODES_MAX: usize = 256;
 /// Blocks that may be copied, when a prompt ends, to join two nodes of that tree that do not lie side by side.
 pub const ACTIVE_JOIN_BLOCKS_MAX: usize = 1 << 10;
 /// Words that a booking may write before it takes the lock of the bookings, taken ahead for each part of them

@@ -200,7 +200,7 @@ counters! {
         RoutesDecidedAgain = "routes_decided_again", "Decisions repeated because the chosen worker's load changed meanwhile.";
         Bookings = "bookings", "Bookings made.";
         BookingsSuperseded = "bookings_superseded", "Bookings replaced by a later attempt of the same request.";
-        BookingsUnshared = "bookings_unshared", "Bookings counted in full because there was no memory left to count blocks shared with other requests once.";
+        BookingsUnshared = "bookings_unshared", "Bookings counted in full because their blocks had no place among those shared with other requests.";
         ActiveReadsLocked = "active_reads_locked", "Decisions that had to take the lock of the bookings because bookings changed too fast to read beside them.";
         BookingsMoved = "bookings_moved", "Bookings that a gateway moved to another worker.";
         LoadsReported = "loads_reported", "Worker loads that gateways reported.";

@@ -31,7 +31,7 @@ pub struct Booked {
     pub handle: BookingHandle,
     /// Whether it took over from an earlier attempt of the same request.
     pub superseded: bool,
-    /// Whether its blocks count in full for lack of memory in the tree.
+    /// Whether its blocks count in full because they had no place in the tree.
     pub unshared: bool,
     /// The user of the session.
     pub uid: u32,
@@ -517,7 +517,7 @@ fn check_name(request_id: &str) -> Result<()> {
 pub struct Moved {
     /// The outcome of the report.
     pub outcome: BookingOutcome,
-    /// Whether its blocks count in full from now on, for lack of memory in the tree.
+    /// Whether its blocks count in full from now on because they had no place in the tree.
     pub unshared: bool,
 }
 

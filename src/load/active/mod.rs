@@ -56,6 +56,8 @@ const ROOTS: usize = if cfg!(all(test, kvrouted_loom)) { 1 } else { 2048 };
 struct Divergence {
     /// The last node that the prompt runs through, or the root.
     parent: u32,
+    /// Nodes from the first one down to `parent`.
+    nodes: usize,
     /// Blocks of the prompt that are in the tree.
     depth: usize,
     /// The node below that shares some blocks, and how many.
@@ -171,7 +173,7 @@ impl ActiveTree {
         probes_max: u32,
         mut visit: impl FnMut(&Node<'_>, usize),
     ) -> Divergence {
-        let mut divergence = Divergence { parent: root_of(space), depth: 0, within: None };
+        let mut divergence = Divergence { parent: root_of(space), nodes: 0, depth: 0, within: None };
         while divergence.depth < locals.len() {
             let key = self.key(divergence.parent, locals[divergence.depth]);
             let Some(found) = self.roots[root].find(&self.words, key, probes_max) else { break };
@@ -187,6 +189,7 @@ impl ActiveTree {
                 break;
             }
             divergence.parent = found.at;
+            divergence.nodes += 1;
         }
         divergence
     }

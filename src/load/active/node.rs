@@ -8,8 +8,9 @@
 //! node itself holds a list of one worker.
 
 use super::memory::{LINE_WORDS, Line, Words, halves, word};
-use super::{ActiveTree, BLOCK_PARTS};
+use super::{ActiveTree, BLOCK_PARTS, ROOTS};
 use crate::ids::{SpaceId, WorkerIndex};
+use crate::limits::ACTIVE_PATH_NODES_MAX;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Words of a node: a cache line, with room for a list of one worker.
@@ -44,10 +45,17 @@ const PARENT_LEN: usize = 0;
 const HASHES_LIST: usize = 1;
 const WORKERS_CAPACITY: usize = 2;
 const ENDS_CHILDREN: usize = 3;
+/// In the lower half the root, with the height above its bits.
 const ONLY_ROOT: usize = 4;
 const FIRST: usize = 5;
 /// The list of one worker.
 const OWN_LIST: usize = 6;
+
+/// Bits of a root's number.
+const ROOT_BITS: u32 = ROOTS.ilog2();
+const ROOT_MASK: u32 = (1 << ROOT_BITS) - 1;
+
+const _: () = assert!(ROOTS.is_power_of_two() && ACTIVE_PATH_NODES_MAX < 1 << (u32::BITS - ROOT_BITS));
 
 /// A node. The writer changes it in place, so that a reader may see torn values, which it discards later.
 ///
@@ -127,7 +135,13 @@ impl<'a> Node<'a> {
     /// The root it is under.
     #[inline]
     pub(super) fn root(&self) -> usize {
-        self.get(ONLY_ROOT).1 as usize
+        (self.get(ONLY_ROOT).1 & ROOT_MASK) as usize
+    }
+
+    /// Nodes from this one down to the lowest, or more: while a node has several below it, its height only grows.
+    #[inline]
+    pub(super) fn height(&self) -> usize {
+        (self.get(ONLY_ROOT).1 >> ROOT_BITS) as usize
     }
 
     /// The hash of its first block.
@@ -146,13 +160,14 @@ impl<'a> Node<'a> {
     }
 
     /// Initializes a node with `len` blocks, whose first hash is `first`; with an empty list for one worker, no ends
-    /// and no nodes below.
+    /// and no nodes below, so that its height is 1.
     pub(super) fn begin(&self, (parent, root): (u32, usize), (hashes, len): (u32, u32), first: u64) {
         self.put(PARENT_LEN, (parent, len));
         self.put(HASHES_LIST, (hashes, 0));
         self.put(WORKERS_CAPACITY, (0, 1));
         self.put(ENDS_CHILDREN, (0, 0));
         self.put(ONLY_ROOT, (0, root as u32));
+        self.set_height(1);
         self.0[FIRST].store(first, Ordering::Relaxed);
     }
 
@@ -195,8 +210,18 @@ impl<'a> Node<'a> {
 
     /// Replaces a node below.
     pub(super) fn exchange(&self, one: u32, other: u32) {
-        self.put(ONLY_ROOT, (self.only() ^ one ^ other, self.root() as u32));
+        let (only, root) = self.get(ONLY_ROOT);
+        self.put(ONLY_ROOT, (only ^ one ^ other, root));
     }
+
+    pub(super) fn set_height(&self, height: usize) {
+        self.put(ONLY_ROOT, (self.only(), (height as u32) << ROOT_BITS | self.root() as u32));
+    }
+}
+
+/// Whether an entry of a list is a worker's.
+fn is_of(entry: &AtomicU64, worker: WorkerIndex) -> bool {
+    halves(entry.load(Ordering::Relaxed)).0 == worker.0
 }
 
 /// Words of a list for each worker.
@@ -218,8 +243,7 @@ impl<'a> List<'a> {
 
     /// The position of a worker among the first `workers`.
     pub(super) fn place_of(&self, worker: WorkerIndex, workers: u32) -> Option<usize> {
-        let is_it = |entry: &AtomicU64| halves(entry.load(Ordering::Relaxed)).0 == worker.0;
-        self.workers[..workers as usize].iter().position(is_it)
+        self.workers[..workers as usize].iter().position(|entry| is_of(entry, worker))
     }
 
     /// Prompts through the node of the worker at `place`.
@@ -252,12 +276,50 @@ impl<'a> List<'a> {
     }
 }
 
+/// Notes in all nodes above one how high they are at least, after something was put below them.
+pub(super) fn raise_path(tree: &ActiveTree, mut at: u32) {
+    let mut node = tree.node(at);
+    loop {
+        let height = node.height() + 1;
+        at = node.parent();
+        if !is_node(at) {
+            return;
+        }
+        node = tree.node(at);
+        if node.height() >= height {
+            return;
+        }
+        node.set_height(height);
+    }
+}
+
+/// Notes the heights of a node and of those above, after something below it went. Where a node has several below, the
+/// others may be as high.
+pub(super) fn lower_path(tree: &ActiveTree, mut at: u32) {
+    while is_node(at) {
+        let node = tree.node(at);
+        let height = match node.children() {
+            0 => 1,
+            1 => tree.node(node.only()).height() + 1,
+            _ => return,
+        };
+        if node.height() == height {
+            return;
+        }
+        node.set_height(height);
+        at = node.parent();
+    }
+}
+
 /// Whether the blocks of two nodes with the same workers have the same weight for each.
 pub(super) fn have_equal_weights(words: &Words, one: &Node<'_>, other: &Node<'_>) -> bool {
     let (here, there) = (List::of(one, words), List::of(other, words));
     (0..one.workers() as usize).all(|place| {
         let worker = WorkerIndex(halves(here.workers[place].load(Ordering::Relaxed)).0);
-        there.place_of(worker, other.workers()).is_some_and(|other| here.weight(place) == there.weight(other))
+        // A split copies the list, so most workers have the same place in both.
+        let is_same = there.workers[..other.workers() as usize].get(place).is_some_and(|entry| is_of(entry, worker));
+        let other = if is_same { Some(place) } else { there.place_of(worker, other.workers()) };
+        other.is_some_and(|other| here.weight(place) == there.weight(other))
     })
 }
 

@@ -9,7 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::*;
 use crate::ids::WorkerIndex;
-use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX, ACTIVE_WORDS_MAX};
+use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX, ACTIVE_PATH_NODES_MAX, ACTIVE_WORDS_MAX};
 
 /// A prompt in flight: its space, blocks and worker, and the node it ends with.
 type Prompt = (SpaceId, Vec<LocalHash>, WorkerIndex, u32);
@@ -121,6 +121,21 @@ impl CheckedTree {
         }
     }
 
+    /// Every node is at least as high as the prompts below it need, and exactly so high where nothing branches.
+    fn check_heights(&self) {
+        for (.., node) in self.prompts.values() {
+            for (nodes, (at, _)) in (1..).zip(nodes_to(&self.tree, *node)) {
+                let node = self.tree.node(at);
+                assert!((nodes..=ACTIVE_PATH_NODES_MAX).contains(&node.height()), "{nodes} of {}", node.height());
+                match node.children() {
+                    0 => assert_eq!(node.height(), 1),
+                    1 => assert_eq!(node.height(), self.tree.node(node.only()).height() + 1),
+                    _ => {}
+                }
+            }
+        }
+    }
+
     fn end_all(&mut self) {
         while let Some(&key) = self.prompts.keys().nth(self.prompts.len() / 2) {
             let Some((.., worker, node)) = self.prompts.remove(&key) else { break };
@@ -174,6 +189,7 @@ proptest! {
                 Step::Ask(space, query) => checked.check(SpaceId(space), &locals(&query), WORKERS),
                 Step::AddAsked(worker) => checked.add_asked(WorkerIndex(worker)),
             }
+            checked.check_heights();
         }
         checked.end_all();
     }
@@ -205,6 +221,40 @@ fn long_prompts_many_branches_and_many_workers() {
     checked.check(SpaceId(0), &[run(1, 0, 1), run(250, 0, 2)].concat(), 300);
     checked.check(SpaceId(1), &run(1, 0, 9), 3);
     checked.end_all();
+}
+
+#[test]
+fn prompts_that_are_prefixes_of_each_other_make_a_path_of_bounded_length() {
+    let prefixes = 3 * ACTIVE_PATH_NODES_MAX as u64;
+    let shuffled = |seed| {
+        let (mut order, mut rng) = ((1..=prefixes).collect::<Vec<_>>(), Xoshiro256PlusPlus::seed_from_u64(seed));
+        (0..order.len()).for_each(|at| order.swap(at, rng.random_range(at..prefixes as usize)));
+        order
+    };
+    // Each longer than the one before, each shorter, and in any order.
+    for order in [(1..=prefixes).collect(), (1..=prefixes).rev().collect(), shuffled(1), shuffled(2)] {
+        let (mut checked, worker) = (CheckedTree::new(), WorkerIndex(0));
+        let add = |checked: &mut CheckedTree, prompt: &[LocalHash]| {
+            checked.writer.add(&checked.tree, &unseen(prompt, worker), None)
+        };
+        for (key, blocks) in (0..).zip(order) {
+            let prompt = run(1, 0, blocks);
+            if let Some(placed) = add(&mut checked, &prompt) {
+                checked.prompts.insert(key, (SpaceId(0), prompt, worker, placed.node));
+            }
+            if key % 64 == 0 {
+                checked.check_heights();
+            }
+        }
+        assert_eq!(checked.prompts.len(), ACTIVE_PATH_NODES_MAX, "the others count in full");
+        // A prompt that ends the same way needs no more nodes, and where others have ended there is room again.
+        let same = checked.prompts.values().next_back().map(|prompt| prompt.1.clone()).expect("there are some");
+        let one_more = run(1, 0, prefixes + 1);
+        assert_eq!([&same, &one_more].map(|prompt| add(&mut checked, prompt).is_some()), [true, false]);
+        checked.end(7);
+        checked.check_heights();
+        assert!(add(&mut checked, &one_more).is_some());
+    }
 }
 
 #[test]

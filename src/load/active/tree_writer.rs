@@ -3,13 +3,14 @@
 use super::edge_table::{Edges, Key, Slot, WRITER_PROBES_MAX};
 use super::memory::{CHUNK_WORDS, WordAllocator};
 use super::node::{
-    LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, root_of,
+    LIST_WORDS, List, NODE_WORDS, Node, capacity_for, have_equal_weights, is_node, join, join_path, leave, lower_path,
+    raise_path, root_of,
 };
 use super::spare::{SPARE_WORDS, SPARE_WORDS_MIN, SpareRun};
 use super::{ActiveTree, AtomicU64, BLOCK_PARTS, Divergence, NewPrompt, Ordering, SeenDivergence};
 use crate::hash::words;
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX};
+use crate::limits::{ACTIVE_JOIN_BLOCKS_MAX, ACTIVE_NODE_BLOCKS_MAX, ACTIVE_PATH_NODES_MAX};
 use crate::sync::fence;
 
 /// A prompt that is in the tree.
@@ -44,8 +45,8 @@ impl ActiveWriter {
         self.allocator.used() - self.spare_words
     }
 
-    /// Adds a prompt to its worker. Its new blocks may have been written into `spare`. `None` if there is no memory, and
-    /// nothing changed.
+    /// Adds a prompt to its worker. Its new blocks may have been written into `spare`. `None` if there is no memory or if a
+    /// path would be too long, and nothing changed.
     pub(in crate::load) fn add(
         &mut self,
         tree: &ActiveTree,
@@ -73,6 +74,9 @@ impl ActiveWriter {
         debug_assert_eq!(divergence, found(), "`seen` is of another prompt");
         // No reader can reach the new nodes yet.
         let (depth, new) = (divergence.depth, &locals[divergence.depth..]);
+        if tree.path_nodes_with(&divergence, new.len()) > ACTIVE_PATH_NODES_MAX {
+            return None;
+        }
         let prepared = spare.as_ref().and_then(|spare| spare.prepared(root, worker, depth, new.len()));
         let tail = match prepared {
             Some(node) => Some(NewNodes { first: node, last: node, nodes: 1 }),
@@ -148,6 +152,7 @@ impl ActiveWriter {
             at = above;
         }
         if let Some(at) = last_run {
+            lower_path(tree, at);
             self.join(tree, root, at);
         }
         tree.roots[root].close();
@@ -213,6 +218,7 @@ impl ActiveWriter {
         if is_node(attach) {
             tree.node(attach).adopt(first);
         }
+        raise_path(tree, last);
         Some(PlacedPrompt { node: last, added_parts })
     }
 
@@ -334,6 +340,7 @@ impl ActiveWriter {
             self.edges(tree, root).redirect(key_above, slot, number);
         }
         self.edges(tree, root).add(key, at);
+        raise_path(tree, at);
         Some(number)
     }
 
@@ -358,15 +365,13 @@ impl ActiveWriter {
             return;
         }
         let (child, below) = (above.only(), tree.node(above.only()));
-        if !have_equal_weights(words, &above, &below) {
-            return;
-        }
         let ((above_at, above_len), (below_at, below_len)) =
             ((above.hashes(), above.len()), (below.hashes(), below.len()));
         let len = above_len + below_len;
         let are_contiguous = are_contiguous((above_at, above_len), below_at);
         let bound = if are_contiguous { ACTIVE_NODE_BLOCKS_MAX } else { ACTIVE_JOIN_BLOCKS_MAX };
-        if len as usize > bound {
+        // The weights last: there is one for each worker.
+        if len as usize > bound || !have_equal_weights(words, &above, &below) {
             return;
         }
         let mut hashes = above_at;
@@ -394,8 +399,10 @@ impl ActiveWriter {
             self.allocator.give_back(above_at, above_len);
             self.allocator.give_back(below_at, below_len);
         }
+        let parent = above.parent();
         self.give_list_back(&above);
         self.allocator.give_back(at, NODE_WORDS);
+        lower_path(tree, parent);
     }
 
     fn edges<'a>(&'a mut self, tree: &'a ActiveTree, root: usize) -> Edges<'a> {
@@ -516,10 +523,18 @@ impl ActiveTree {
     /// Whether a prompt still diverges where a look-up saw it, for the writer. A reader ends a search after some slots; the
     /// writer does not.
     fn still_diverges(&self, seen: &SeenDivergence, locals: &[LocalHash]) -> bool {
-        let (root, Divergence { parent, depth, within }) = (&self.roots[seen.root], seen.divergence);
+        let (root, Divergence { parent, depth, within, .. }) = (&self.roots[seen.root], seen.divergence);
         let has_edge =
             |first: &LocalHash| root.find(&self.words, self.key(parent, *first), WRITER_PROBES_MAX).is_some();
         root.is_unchanged_since(seen.sequence) && (within.is_some() || !locals.get(depth).is_some_and(has_edge))
+    }
+
+    /// The nodes of the longest path through where a prompt diverges, if this number of blocks is put there.
+    fn path_nodes_with(&self, divergence: &Divergence, blocks: usize) -> usize {
+        let new = blocks.div_ceil(ACTIVE_NODE_BLOCKS_MAX);
+        // A split puts one more node above those that are there.
+        let below = divergence.within.map_or(new, |(node, _)| 1 + new.max(self.node(node).height()));
+        divergence.nodes + below
     }
 
     /// The position of an edge, for the writer.

@@ -19,8 +19,8 @@
 //! # Processors
 //!
 //! The scalar functions are the specification. [`functions`] says which vector functions this processor can run. They need
-//! an instruction for carry-less products: PCLMULQDQ or VPCLMULQDQ on x86-64. Without one there are no keys and no
-//! fingerprints, and all words are compared.
+//! an instruction for carry-less products: PCLMULQDQ or VPCLMULQDQ on x86-64, PMULL on aarch64. Without one there are no
+//! keys and no fingerprints, and all words are compared.
 
 #![expect(unsafe_code, reason = "vector functions are called on a processor that has them, and registers are loaded")]
 
@@ -50,7 +50,9 @@ fn functions() -> impl Iterator<Item = FirstOther> {
             (pairs, x86::first_other_128),
         ]
     };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    let vectors = [(std::arch::is_aarch64_feature_detected!("aes"), neon::first_other_128 as FirstOther)];
+    #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
     let vectors: [(bool, FirstOther); 0] = [];
     // Tests check the scalar functions with all that uses them.
     #[cfg(any(test, miri))]
@@ -176,7 +178,7 @@ fn first_other_scalar(keys: &Section, sections: &[Section], known: &[u64]) -> Op
 
 /// What the vector functions have in common. Each is compiled once for each kind of register, inside a function that
 /// enables its instructions. What those call is inlined into them, down to the instructions, so it has no closures.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod vector {
     use super::Section;
 
@@ -353,6 +355,45 @@ mod x86 {
         unsafe fn total(self) -> [u64; 2] {
             let (lower, upper) = (_mm_cvtsi128_si64(self), _mm_cvtsi128_si64(_mm_unpackhi_epi64(self, self)));
             [lower.cast_unsigned(), upper.cast_unsigned()]
+        }
+    }
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod neon {
+    use super::Section;
+    use super::vector::{Register, first_other};
+    use std::arch::aarch64::{
+        uint64x2_t, veorq_u64, vgetq_lane_u64, vmull_high_p64, vmull_p64, vreinterpretq_p64_u64, vreinterpretq_u64_p128,
+    };
+
+    /// As the scalar reference.
+    #[target_feature(enable = "neon,aes")]
+    pub(super) fn first_other_128(keys: &Section, sections: &[Section], known: &[u64]) -> Option<(usize, u64)> {
+        // SAFETY: this function has the instructions of the registers.
+        unsafe { first_other::<uint64x2_t, 16>(keys, sections, known) }
+    }
+
+    // SAFETY: any bits are integers.
+    unsafe impl Register for uint64x2_t {
+        #[target_feature(enable = "neon,aes")]
+        #[inline]
+        unsafe fn xor(self, other: Self) -> Self {
+            veorq_u64(self, other)
+        }
+
+        #[target_feature(enable = "neon,aes")]
+        #[inline]
+        unsafe fn products(self, other: Self) -> Self {
+            let lower = vmull_p64(vgetq_lane_u64::<0>(self), vgetq_lane_u64::<0>(other));
+            let upper = vmull_high_p64(vreinterpretq_p64_u64(self), vreinterpretq_p64_u64(other));
+            veorq_u64(vreinterpretq_u64_p128(lower), vreinterpretq_u64_p128(upper))
+        }
+
+        #[target_feature(enable = "neon,aes")]
+        #[inline]
+        unsafe fn total(self) -> [u64; 2] {
+            [vgetq_lane_u64::<0>(self), vgetq_lane_u64::<1>(self)]
         }
     }
 }

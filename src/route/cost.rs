@@ -69,19 +69,20 @@ const DECODE_S_PRIOR: f64 = 8.0;
 /// Workers whose shares are computed before they are added.
 const SHARES_AT_ONCE: usize = 64;
 
-/// Numbers that a sum over workers is kept in. The worker at place `p` is added to number `p % LANES`, and at the end these
-/// are added in their order: several workers are added at once, and a sum has the same bits on every processor.
-const LANES: usize = 8;
+/// Partial sums that a sum over workers is kept in. The worker at place `p` is added to number `p % PARTIAL_SUMS`, and at the
+/// end these are added in their order: several workers are added at once, and a sum has the same bits on every processor.
+const PARTIAL_SUMS: usize = 8;
 
-const _: () = assert!(SHARES_AT_ONCE.is_multiple_of(LANES), "each of them begins with a place that is a multiple");
+const _: () =
+    assert!(SHARES_AT_ONCE.is_multiple_of(PARTIAL_SUMS), "each of them begins with a place that is a multiple");
 
 /// The recent work of all eligible workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecentSums {
     /// Shares of their time that prefills took.
-    shares: [f64; LANES],
+    shares: [f64; PARTIAL_SUMS],
     /// Their mean times from a first token to the end, seconds.
-    decodes_s: [f64; LANES],
+    decodes_s: [f64; PARTIAL_SUMS],
     /// Workers whose mean decode is known.
     known: u32,
 }
@@ -94,9 +95,9 @@ impl RecentSums {
             return Self::of_all(recents, now_ms);
         }
         let mut sums = Self::default();
-        for (row, lane) in rows.iter().zip((0..LANES).cycle()) {
+        for (row, partial) in rows.iter().zip((0..PARTIAL_SUMS).cycle()) {
             let recent = &recents[*row as usize];
-            sums.add(lane, recent.prefill_share_at(now_ms), recent);
+            sums.add(partial, recent.prefill_share_at(now_ms), recent);
         }
         sums
     }
@@ -110,22 +111,22 @@ impl RecentSums {
             for (share, recent) in shares.iter_mut().zip(recents) {
                 *share = recent.prefill_share_at(now_ms);
             }
-            let (shares, last_shares) = shares[..recents.len()].as_chunks::<LANES>();
-            let (recents, last_recents) = recents.as_chunks::<LANES>();
+            let (shares, last_shares) = shares[..recents.len()].as_chunks::<PARTIAL_SUMS>();
+            let (recents, last_recents) = recents.as_chunks::<PARTIAL_SUMS>();
             for (shares, recents) in shares.iter().zip(recents) {
-                (0..LANES).for_each(|lane| sums.add(lane, shares[lane], &recents[lane]));
+                (0..PARTIAL_SUMS).for_each(|partial| sums.add(partial, shares[partial], &recents[partial]));
             }
-            for (lane, (share, recent)) in last_shares.iter().zip(last_recents).enumerate() {
-                sums.add(lane, *share, recent);
+            for (partial, (share, recent)) in last_shares.iter().zip(last_recents).enumerate() {
+                sums.add(partial, *share, recent);
             }
         }
         sums
     }
 
     #[inline(always)]
-    fn add(&mut self, lane: usize, share: f64, recent: &RecentWork) {
-        self.shares[lane] += share;
-        self.decodes_s[lane] += f64::from(recent.decode_s);
+    fn add(&mut self, partial: usize, share: f64, recent: &RecentWork) {
+        self.shares[partial] += share;
+        self.decodes_s[partial] += f64::from(recent.decode_s);
         self.known += u32::from(recent.decodes > 0);
     }
 
@@ -434,8 +435,8 @@ mod tests {
     fn sums_one_by_one<'a>(recents: impl Iterator<Item = &'a RecentWork>, now_ms: u32) -> RecentSums {
         let mut sums = RecentSums::default();
         for (place, recent) in recents.enumerate() {
-            sums.shares[place % LANES] += recent.prefill_share_at(now_ms);
-            sums.decodes_s[place % LANES] += f64::from(recent.decode_s);
+            sums.shares[place % PARTIAL_SUMS] += recent.prefill_share_at(now_ms);
+            sums.decodes_s[place % PARTIAL_SUMS] += f64::from(recent.decode_s);
             sums.known += u32::from(recent.decodes > 0);
         }
         sums

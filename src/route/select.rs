@@ -10,11 +10,11 @@ use super::decision::CandidateCost;
 use super::policy::Pick;
 use crate::ids::Worker;
 
-/// Numbers in a register: costs that are compared at once, and candidates that are listed in one.
-const LANES: usize = 8;
+/// Costs in a register: as many are compared at once, and as many candidates are listed in one.
+const REGISTER_COSTS: usize = 8;
 
 /// Up to this many candidates are listed in one pass, if nothing but the cost decides; else they are sorted.
-const INSERTED_MAX: usize = 2 * LANES;
+const INSERTED_MAX: usize = 2 * REGISTER_COSTS;
 
 /// What some ways of picking depend on besides the costs, by place.
 pub(super) struct PlaceFacts<R, W, F> {
@@ -58,7 +58,7 @@ pub(super) fn choose<S: Simd>(
             (drawn.place, drawn.ties as u32)
         }
         _ if !is_inserted => list_lowest::<S, 1>(simd, costs, 1, drawing, chosen),
-        _ if listed <= LANES => list_lowest::<S, 1>(simd, costs, listed, drawing, chosen),
+        _ if listed <= REGISTER_COSTS => list_lowest::<S, 1>(simd, costs, listed, drawing, chosen),
         _ => list_lowest::<S, 2>(simd, costs, listed, drawing, chosen),
     };
     let first = match pick {
@@ -98,7 +98,7 @@ fn list_lowest<S: Simd, const R: usize>(
     let (mut lowest, mut drawn) = (Lowest::<S, R>::new(simd), Drawn::new(ordinal(costs[0])));
     // No comparison with NaN holds: until the list is full, each cost is listed.
     let mut highest = f64::NAN;
-    for (stride, of_stride) in costs.chunks(LANES).enumerate() {
+    for (stride, of_stride) in costs.chunks(REGISTER_COSTS).enumerate() {
         // A cost as high as the highest listed one comes behind it, and is met only if it is the lowest, too. Many idle workers
         // have one cost. The highest listed one only falls within the stride, so that nothing is skipped too much.
         let to_list = below(simd, of_stride, highest);
@@ -109,13 +109,13 @@ fn list_lowest<S: Simd, const R: usize>(
         while to_meet != 0 {
             let at = to_meet.trailing_zeros() as usize;
             to_meet &= to_meet - 1;
-            let (key, place) = (ordinal(of_stride[at]), stride * LANES + at);
+            let (key, place) = (ordinal(of_stride[at]), stride * REGISTER_COSTS + at);
             if to_list >> at & 1 != 0 {
                 lowest.insert(simd, key, place);
             }
             drawn.meet(key, place, drawing);
         }
-        if stride * LANES + of_stride.len() >= listed {
+        if stride * REGISTER_COSTS + of_stride.len() >= listed {
             highest = costs[lowest.place(listed - 1)];
         }
     }
@@ -126,29 +126,29 @@ fn list_lowest<S: Simd, const R: usize>(
     (drawn.place, drawn.ties as u32)
 }
 
-/// One bit for each of at most [`LANES`] costs, set if the cost may have a key below that of `bound`. Other bits may be set,
-/// too: all of them if the bound is NaN, and those of costs that are NaN.
+/// One bit for each of at most [`REGISTER_COSTS`] costs, set if the cost may have a key below that of `bound`. Other bits
+/// may be set, too: all of them if the bound is NaN, and those of costs that are NaN.
 #[inline(always)]
 fn below<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
     // The two zeros are equal, but their keys are not: both are below a bound of zero.
     let bound = if bound == 0.0 { bound.next_up() } else { bound };
-    let not_below = match costs.as_array::<LANES>() {
+    let not_below = match costs.as_array::<REGISTER_COSTS>() {
         Some(costs) => f64x8::from_slice(simd, costs).simd_ge(bound).to_bitmask(),
         None => bits(costs, |cost| cost >= bound),
     };
     !not_below & ((1 << costs.len()) - 1)
 }
 
-/// One bit for each of at most [`LANES`] costs, set if the cost is a number and at most `bound`.
+/// One bit for each of at most [`REGISTER_COSTS`] costs, set if the cost is a number and at most `bound`.
 #[inline(always)]
 fn at_most<S: Simd>(simd: S, costs: &[f64], bound: f64) -> u64 {
-    match costs.as_array::<LANES>() {
+    match costs.as_array::<REGISTER_COSTS>() {
         Some(costs) => f64x8::from_slice(simd, costs).simd_le(bound).to_bitmask(),
         None => bits(costs, |cost| cost <= bound),
     }
 }
 
-/// One bit for each of at most [`LANES`] costs.
+/// One bit for each of at most [`REGISTER_COSTS`] costs.
 #[inline(always)]
 fn bits(costs: &[f64], is_set: impl Fn(f64) -> bool) -> u64 {
     costs.iter().enumerate().fold(0, |bits, (at, cost)| bits | u64::from(is_set(*cost)) << at)
@@ -171,7 +171,7 @@ impl<S: Simd, const R: usize> Lowest<S, R> {
     /// The place with the `nth` lowest key, from 0.
     #[inline(always)]
     fn place(&self, nth: usize) -> usize {
-        self.places[nth / LANES].as_slice()[nth % LANES] as usize
+        self.places[nth / REGISTER_COSTS].as_slice()[nth % REGISTER_COSTS] as usize
     }
 
     /// Inserts a place behind those with a key that is not higher. If there is no room, the highest drops out.
@@ -184,8 +184,8 @@ impl<S: Simd, const R: usize> Lowest<S, R> {
                 if at == 0 { (key, place) } else { (self.keys[at - 1], self.places[at - 1]) };
             let (keys, places) = (self.keys[at], self.places[at]);
             // Each lane with the one before it: it stays, takes the new one, or takes what was before it.
-            let keys_before = lower_keys.slide::<{ LANES - 1 }>(keys);
-            let places_before = lower_places.slide::<{ LANES - 1 }>(places);
+            let keys_before = lower_keys.slide::<{ REGISTER_COSTS - 1 }>(keys);
+            let places_before = lower_places.slide::<{ REGISTER_COSTS - 1 }>(places);
             let moved = keys_before.simd_le(key).select(place, places_before);
             let stays = keys.simd_le(key);
             self.keys[at] = stays.select(keys, keys_before.max(key));

@@ -3,9 +3,6 @@
 use crate::ids::EngineHash;
 use hashbrown::HashSet;
 
-/// Capacity that a list keeps between batches.
-const NEW_REFERENCES_KEPT: usize = 512;
-
 /// Lists without names, for batches that begin later.
 #[derive(Debug, Default)]
 pub(super) struct SpareLists(Vec<Vec<EngineHash>>);
@@ -30,11 +27,10 @@ impl SpareLists {
     }
 }
 
-/// Blocks whose references left 0 in one batch. Some may be listed twice, or have lost the reference again. At most as
-/// long as the batch: nothing of it outlives the next.
+/// Blocks whose references left 0 in the current batch. Some may be listed twice, or have lost the reference again. At
+/// most as long as the batch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NewReferences {
-    batch: u64,
     names: Vec<EngineHash>,
     /// The first `indexed` of `names`. Filled only on demand, and never twice with the same names.
     index: HashSet<EngineHash>,
@@ -42,18 +38,12 @@ pub(super) struct NewReferences {
 }
 
 impl NewReferences {
-    /// Forgets the references of another batch. Returns whether memory was given back.
-    pub(super) fn begin(&mut self, batch: u64) -> bool {
-        let before = self.bytes();
-        self.batch = batch;
-        self.names.clear();
-        self.names.shrink_to(NEW_REFERENCES_KEPT);
-        if self.index.capacity() > 0 {
-            self.index.clear();
-            self.index.shrink_to(NEW_REFERENCES_KEPT);
-        }
-        self.indexed = 0;
-        self.bytes() < before
+    /// Ends the batch before, if nothing else did, and takes a list of `spare` for the next one. Returns whether the
+    /// memory changed.
+    pub(super) fn begin(&mut self, spare: &mut SpareLists) -> bool {
+        let ends = self.end(spare);
+        self.names = spare.0.pop().unwrap_or_default();
+        ends || self.names.capacity() > 0
     }
 
     /// Forgets all of them; the list goes to `spare`. Returns whether there was one.
@@ -63,17 +53,6 @@ impl NewReferences {
         before > 0
     }
 
-    /// Takes a list of `spare`, if there is one and this has none. Returns whether it did.
-    pub(super) fn take_list(&mut self, spare: &mut SpareLists) -> bool {
-        if self.names.capacity() > 0 {
-            return false;
-        }
-        let list = spare.0.pop();
-        let takes = list.is_some();
-        self.names = list.unwrap_or_default();
-        takes
-    }
-
     /// How much [`bytes`](Self::bytes) may grow when `blocks` are noted. A list that is full doubles, and the old one
     /// exists until the new one is filled. One with room counts too, so that there is memory when it is full; by its names
     /// and not by its room, as it may have been another worker's.
@@ -81,18 +60,12 @@ impl NewReferences {
         2 * (self.names.len() + blocks + self.index.capacity()) * size_of::<EngineHash>()
     }
 
-    pub(super) fn note(&mut self, batch: u64, names: &[EngineHash]) {
-        if self.batch != batch {
-            self.begin(batch);
-        }
+    pub(super) fn note(&mut self, names: &[EngineHash]) {
         self.names.extend_from_slice(names);
     }
 
     /// Whether one of `names` is among them.
-    pub(super) fn has_any(&mut self, batch: u64, names: &[EngineHash]) -> bool {
-        if self.batch != batch || self.names.is_empty() {
-            return false;
-        }
+    pub(super) fn has_any(&mut self, names: &[EngineHash]) -> bool {
         self.index.extend(&self.names[self.indexed..]);
         self.indexed = self.names.len();
         names.iter().any(|name| self.index.contains(name))

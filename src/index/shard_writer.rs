@@ -357,7 +357,6 @@ impl ShardWriter {
         let fresh = Worker::new(slot, self.lives, (worker.blocks_max, worker.bytes_max));
         let mut old = std::mem::replace(&mut **worker, fresh);
         old.unaccount(&mut self.tree);
-        worker.batch = old.batch;
         worker.account(&mut self.tree);
         self.retire(&old.all_holders);
     }

@@ -197,9 +197,8 @@ impl Worker {
 
     /// Whether a group has referred to one of these held blocks since this batch only.
     pub(super) fn is_new_in_batch(&mut self, layer: Layer, group: GroupId, names: &[EngineHash]) -> bool {
-        let batch = self.batch;
         let mut groups = self.layers[layer.index()].groups.iter_mut();
-        groups.find(|holder| holder.group == group).is_some_and(|holder| holder.new_references.has_any(batch, names))
+        groups.find(|holder| holder.group == group).is_some_and(|holder| holder.new_references.has_any(names))
     }
 
     /// Applies a store that has been followed; returns how many blocks already had a reference.

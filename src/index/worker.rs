@@ -45,7 +45,6 @@ pub(super) struct Worker {
     pub(super) life: u64,
     pub(super) blocks_max: u64,
     pub(super) bytes_max: u64,
-    pub(super) batch: u64,
     pub(super) layers: [LayerState; Layer::COUNT],
     /// Every holder bit of which nodes may have entries: of groups, shown, or retired in this life.
     pub(super) all_holders: SmallVec<[HolderBit; 4]>,
@@ -109,7 +108,6 @@ impl Worker {
             life,
             blocks_max,
             bytes_max,
-            batch: 0,
             layers: std::array::from_fn(|_| LayerState::default()),
             all_holders: SmallVec::new(),
             bound: BoundBlocks::default(),
@@ -349,18 +347,16 @@ impl Worker {
 
     /// Notes blocks to which a group refers since this batch only.
     pub(super) fn note_new_references(&mut self, layer: Layer, group: usize, names: &[EngineHash]) {
-        self.layers[layer.index()].groups[group].new_references.note(self.batch, names);
+        self.layers[layer.index()].groups[group].new_references.note(names);
     }
 
-    /// Begins a batch: the new references of the one before are no longer new. Groups without a list take one of
-    /// `spare`. Returns whether the worker's memory changed.
+    /// Begins a batch: the new references of the one before are no longer new. Groups take their lists from `spare`.
+    /// Returns whether the worker's memory changed.
     pub(super) fn begin_batch(&mut self, spare: &mut SpareLists) -> bool {
-        self.batch += 1;
         let mut changed = false;
         for layer in &mut self.layers {
             for group in &mut layer.groups {
-                changed |= group.new_references.begin(self.batch);
-                changed |= group.new_references.take_list(spare);
+                changed |= group.new_references.begin(spare);
             }
         }
         changed

@@ -13,8 +13,9 @@ use crate::tape::Tape;
 
 /// Batches that are in the side's types at a time, so that their memory is not mistaken for the index's.
 const WINDOW_BATCHES: usize = 16;
-/// Makes mimalloc give back at once what is freed, on both sides: what remains is what is used.
-const ALLOCATOR_SETTINGS: [(&str, &str); 1] = [("MIMALLOC_PURGE_DELAY", "0")];
+/// Makes mimalloc give back at once what is freed, on both sides: what remains is what is used. It must not allocate from
+/// arenas either, which have huge pages: a freed part of one leaves memory behind that was never allocated.
+const ALLOCATOR_SETTINGS: [(&str, &str); 2] = [("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_DISALLOW_ARENA_ALLOC", "1")];
 
 /// What a side needs for what it holds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -205,6 +205,7 @@ impl SpacePredictions {
         for _ in 0..STORE_TRIES_MAX {
             self.writer.begin_batch(slot);
             let outcome = self.writer.store(slot, &blocks);
+            self.writer.end_batch(slot);
             refused = outcome.refused;
             let spare = self.blocks.len() - held;
             if refused != Some(Refusal::MemoryBound) || spare == 0 {
@@ -307,6 +308,12 @@ impl SpacePredictions {
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.blocks.bytes() + self.writer.memory().bytes()
+    }
+
+    /// The part of it that workers have in the index, each for itself, bytes.
+    #[cfg(test)]
+    pub(super) fn workers_bytes(&self) -> u64 {
+        self.writer.memory().workers_bytes
     }
 }
 

@@ -283,6 +283,17 @@ fn memory_stays_below_its_ceiling_whatever_is_booked() {
 }
 
 #[test]
+fn no_worker_keeps_the_names_of_its_last_booking() {
+    let mut world = World::new(&[1000; 20], limits(1 << 30));
+    let before = world.predictions.workers_bytes();
+    for booking in 0..3 {
+        (0..20).for_each(|index| world.book(index, &chain(booking * 1000..booking * 1000 + 500), 0));
+        let kept = world.predictions.workers_bytes() - before;
+        assert!(kept < 20 * 500, "{kept} bytes, where names take 8 each");
+    }
+}
+
+#[test]
 fn a_full_queue_refuses_a_booking_and_says_so() {
     use crate::limits::{PREDICTED_BOOKINGS_WAITING_MAX, PREDICTED_WAITING_BLOCKS_MAX};
     let worker = (WorkerIndex(0), Worker::new(1, 0));

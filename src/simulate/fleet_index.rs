@@ -102,6 +102,7 @@ impl FleetIndex {
                 }
             }
         }
+        writer.end_batch(slot);
         writer.publish();
         writer.sweep(1 << 16);
     }

@@ -1,7 +1,8 @@
 //! Limits of the HTTP port. Its clients are not authenticated, so all limits apply before anything is allocated.
 
 use super::{
-    FRAME_BODY_BYTES_CEILING, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_WAITING_MAX, PROMPT_TOKENS_MAX, WORKERS_MAX,
+    FRAME_BODY_BYTES_CEILING, HTTP_BYTES_MIN, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_WAITING_MAX, PROMPT_TOKENS_MAX,
+    WORKERS_MAX,
 };
 
 /// Connections to the HTTP port. A further one replaces the connection that has waited longest for its peer.
@@ -25,7 +26,7 @@ pub const HTTP_REPLIES_BYTES_MAX: usize = 64 << 20;
 /// Responses of up to this many bytes do not count there: all connections together have at most 26 MiB of them. The
 /// response about one worker is such a response.
 pub const HTTP_REPLY_SMALL_BYTES: usize = 96 << 10;
-/// Retry time for a client whose response did not fit, microseconds.
+/// Retry time for a client whose response or body did not fit, microseconds.
 pub const HTTP_REPLIES_RETRY_US: u32 = 1_000_000;
 /// Send buffer of a connection to the HTTP or metrics port, bytes. The kernel takes twice that number.
 pub const HTTP_SEND_BUFFER_BYTES: usize = 128 << 10;
@@ -37,8 +38,16 @@ pub const HTTP_HEAD_BYTES_MAX: usize = 32 << 10;
 pub const HTTP_BODY_BYTES_MAX_DEFAULT: u64 = 8 << 20;
 /// Highest configurable body size.
 pub const HTTP_BODY_BYTES_CEILING: u64 = 128 << 20;
-/// Bytes of all bodies being received. Further bodies wait.
+/// Bytes of all bodies being received, beyond the first [`HTTP_BODY_SMALL_BYTES`] of each. A body takes them as its bytes
+/// arrive.
 pub const HTTP_BODIES_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of each body that do not count there: all connections together have at most 17 MiB of them. No caller can keep
+/// another caller's small body out.
+pub const HTTP_BODY_SMALL_BYTES: usize = 64 << 10;
+/// The least of it, where the memory budget is small, bytes.
+pub const HTTP_BODY_SMALL_BYTES_MIN: usize = 4 << 10;
+/// How long a body waits for memory that other bodies have, milliseconds. Then it is refused, which frees its own.
+pub const HTTP_BODY_ROOM_MS_MAX: u64 = 1_000;
 /// Nesting of the JSON in a body. Valid bodies need six levels.
 pub const HTTP_JSON_DEPTH_MAX: usize = 32;
 /// Selections that are not booked yet.
@@ -99,6 +108,12 @@ const _: () = assert!(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_
 const _: () = assert!(HTTP_RANKS_MAX as usize <= WORKERS_MAX);
 const _: () = assert!(HTTP_DISPLACE_AFTER_MS < HTTP_WRITE_STALL_MS_MAX && HTTP_DISPLACE_AFTER_MS < HTTP_BODY_MS_MAX);
 const _: () = assert!((HTTP_CONNECTIONS_MAX + HTTP_CONNECTIONS_RESERVED) * HTTP_REPLY_SMALL_BYTES <= 26 << 20);
+const _: () = assert!((HTTP_CONNECTIONS_MAX + HTTP_CONNECTIONS_RESERVED) * HTTP_BODY_SMALL_BYTES <= 17 << 20);
+const _: () = assert!(
+    ((HTTP_CONNECTIONS_MAX + HTTP_CONNECTIONS_RESERVED) * HTTP_BODY_SMALL_BYTES_MIN) as u64 <= HTTP_BYTES_MIN / 4,
+    "they fit any budget"
+);
+const _: () = assert!(HTTP_BODY_ROOM_MS_MAX < HTTP_BODY_MS_MAX);
 const _: () = assert!(
     HTTP_RECORD_BYTES_MAX + (32 << 10) <= HTTP_REPLY_SMALL_BYTES,
     "the response about one worker is a small one"

@@ -82,6 +82,7 @@ pub const JOURNAL_WAITING_WORKERS_MIN: u64 = super::WORKERS_MAX as u64;
 pub const HTTP_BYTES_MAX: u64 = HTTP_BODIES_BYTES_MAX
     + (HTTP_REPLIES_BYTES_MAX + HTTP_SELECTIONS_BYTES_MAX) as u64
     + (26 << 20)
+    + (17 << 20)
     + (HTTP_RECORDS_MAX * HTTP_RECORD_BYTES_MAX / 4) as u64;
 /// The least of it, bytes, besides the largest body.
 pub const HTTP_BYTES_MIN: u64 = 8 << 20;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use crate::budget::Gauge;
-use crate::limits::{HTTP_BODIES_BYTES_MAX, HTTP_BYTES_MAX, HTTP_REPLIES_BYTES_MAX, HTTP_SELECTIONS_BYTES_MAX};
+use crate::limits::{
+    HTTP_BODIES_BYTES_MAX, HTTP_BODY_SMALL_BYTES, HTTP_BODY_SMALL_BYTES_MIN, HTTP_BYTES_MAX, HTTP_REPLIES_BYTES_MAX,
+    HTTP_SELECTIONS_BYTES_MAX,
+};
 
 /// The bytes of one permit.
 pub(super) const PERMIT_BYTES: usize = 1024;
@@ -37,6 +40,10 @@ impl Permits {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpMemory {
     pub(super) bodies: Permits,
+    /// Bytes of each body that need no permit. The number of connections bounds them.
+    pub(super) body_small_bytes: usize,
+    /// What bodies take without a permit.
+    pub(super) small_bodies: Gauge,
     pub(super) replies: Permits,
     pub(super) selections_bytes_max: usize,
     pub(super) selections: Gauge,
@@ -59,6 +66,8 @@ impl HttpMemory {
         let selections_bytes_max = part(HTTP_SELECTIONS_BYTES_MAX as u64) as usize;
         Self {
             bodies: Permits::of(part(HTTP_BODIES_BYTES_MAX).max(body_bytes_max)),
+            body_small_bytes: (part(HTTP_BODY_SMALL_BYTES as u64) as usize).max(HTTP_BODY_SMALL_BYTES_MIN),
+            small_bodies: Gauge::default(),
             replies: Permits::of(part(HTTP_REPLIES_BYTES_MAX as u64)),
             selections_bytes_max,
             selections: Gauge::default(),
@@ -67,7 +76,7 @@ impl HttpMemory {
 
     /// What the port takes now, bytes.
     pub(crate) fn used(&self) -> u64 {
-        self.bodies.used() + self.replies.used() + self.selections.get()
+        self.bodies.used() + self.small_bodies.get() + self.replies.used() + self.selections.get()
     }
 }
 
@@ -80,18 +89,21 @@ mod tests {
         let ample = HttpMemory::default();
         assert_eq!(ample.bodies.bytes_max() as u64, HTTP_BODIES_BYTES_MAX);
         assert_eq!(
-            (ample.replies.bytes_max(), ample.selections_bytes_max),
-            (HTTP_REPLIES_BYTES_MAX, HTTP_SELECTIONS_BYTES_MAX)
+            (ample.replies.bytes_max(), ample.selections_bytes_max, ample.body_small_bytes),
+            (HTTP_REPLIES_BYTES_MAX, HTTP_SELECTIONS_BYTES_MAX, HTTP_BODY_SMALL_BYTES)
         );
         let small = HttpMemory::of(HTTP_BYTES_MAX / 64, 1 << 20);
         assert_eq!(
             (small.bodies.bytes_max(), small.replies.bytes_max(), small.selections_bytes_max),
             (4 << 20, 1 << 20, 4 << 20)
         );
+        assert_eq!(small.body_small_bytes, HTTP_BODY_SMALL_BYTES_MIN);
+        assert_eq!(HttpMemory::of(HTTP_BYTES_MAX / 4, 0).body_small_bytes, HTTP_BODY_SMALL_BYTES / 4);
         assert_eq!(HttpMemory::of(1 << 20, 8 << 20).bodies.bytes_max(), 8 << 20, "one body always fits");
         let held = small.bodies.free.try_acquire_many(100).unwrap();
         small.selections.set(5);
-        assert_eq!(small.used(), 100 * PERMIT_BYTES as u64 + 5);
+        small.small_bodies.add(7);
+        assert_eq!(small.used(), 100 * PERMIT_BYTES as u64 + 12);
         drop(held);
     }
 }

@@ -48,6 +48,25 @@ fn bodies_are_bounded_and_typed() {
     assert_eq!(&reply[9..], b"413");
 }
 
+#[test]
+fn bodies_that_are_announced_and_never_sent_keep_no_other_body_out() {
+    let served = Served::start(&["--worker", "id=1"]);
+    let announced = |at: usize| {
+        let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
+        let size = if at % 2 == 0 { "Content-Length: 8388608" } else { "Transfer-Encoding: chunked" };
+        let head = "POST /overlap_scores HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json";
+        stream.write_all(format!("{head}\r\n{size}\r\n\r\n").as_bytes()).expect("sent");
+        stream
+    };
+    let held: Vec<TcpStream> = (0..64).map(announced).collect();
+    until("all are connected", || served.daemon.counter("http_connections") >= held.len() as u64);
+    for tokens in [3, 200_000] {
+        let prompt = json!({"model_name": "m", "token_ids": vec![1; tokens]});
+        assert_eq!(served.post("/overlap_scores", &prompt).0, 200, "{tokens} tokens");
+    }
+    assert_eq!((served.daemon.counter("http_bodies_crowded"), served.daemon.counter("http_bodies_late")), (0, 0));
+}
+
 /// The response to a question with these lines in its head.
 fn asked(served: &Served, lines: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");

@@ -5,8 +5,8 @@ use super::{
     CONNECTIONS_MIN, CORE_RECEIVE_BYTES_MAX, DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS, HELD_BYTES_MAX, HTTP_BODIES_BYTES_MAX,
     HTTP_RECORD_BYTES_MAX, HTTP_RECORDS_MAX, HTTP_REPLIES_BYTES_MAX, HTTP_SELECTIONS_BYTES_MAX,
     JOURNAL_IDENTITIES_PER_WORKER, RECEIVE_BUFFER_BYTES_MIN, RECOVERY_HELD_BYTES_MAX, REPLAY_READ_AHEAD_BYTES_MAX,
-    REPLAYS_AT_ONCE_MAX, SHARD_MEMORY_BYTES_MIN, SNAPSHOT_BUFFER_BYTES, SNAPSHOT_LOADS_AT_ONCE_MAX,
-    SNAPSHOT_SECTION_BYTES_MAX, ZMQ_MESSAGE_BYTES_MAX,
+    REPLAYS_AT_ONCE_MAX, REPLY_BUFFER_BYTES_IDLE, SHARD_MEMORY_BYTES_MIN, SNAPSHOT_BUFFER_BYTES,
+    SNAPSHOT_LOADS_AT_ONCE_MAX, SNAPSHOT_SECTION_BYTES_MAX, ZMQ_MESSAGE_BYTES_MAX,
 };
 
 // ---- The budget -------------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ pub const AFFINITY_SESSION_BYTES: u64 = 40;
 pub const WORKER_TABLE_BYTES: u64 = 16 << 10;
 /// The most memory of a shard's index of one space that holds no block, bytes.
 pub const EMPTY_SHARD_BYTES: u64 = 288 << 10;
-/// A gateway's connection at rest, bytes: its receive buffer, its tasks, and a small reply buffer.
-pub const CONNECTION_BYTES: u64 = RECEIVE_BUFFER_BYTES_MIN as u64 + (8 << 10);
+/// A gateway's connection at rest, bytes: its receive buffer, its reply buffer, and its tasks.
+pub const CONNECTION_BYTES: u64 = (RECEIVE_BUFFER_BYTES_MIN + REPLY_BUFFER_BYTES_IDLE + (4 << 10)) as u64;
 /// Bytes of replies that gateways have not read, for each serving thread.
 pub const CORE_REPLIES_BYTES_MAX: u64 = 256 << 20;
 /// The least of it, bytes: replies that are larger than any.

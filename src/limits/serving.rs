@@ -96,8 +96,11 @@ pub const SPIN_US_CEILING: u32 = 1_000_000;
 pub const SPIN_PROBE_EVERY: u32 = 64;
 /// Pause before a write is retried if no descriptor is free to wait for the socket, milliseconds.
 pub const WRITE_RETRY_MS: u64 = 1;
-/// Bytes that a connection's reply buffer keeps once its replies are written.
+/// Bytes that a connection's reply buffer keeps once its replies are written, while more requests have arrived.
 pub const REPLY_BUFFER_BYTES_KEPT: usize = 256 << 10;
+/// Bytes that it keeps while the connection waits for requests. [`CONNECTION_BYTES`](super::CONNECTION_BYTES) counts them.
+/// Usual replies are smaller.
+pub const REPLY_BUFFER_BYTES_IDLE: usize = 4 << 10;
 /// How often a serving thread checks the fleet for its watching connections, milliseconds.
 pub const WATCH_CHECK_MS: u64 = 50;
 
@@ -111,6 +114,7 @@ const _: () = assert!(
     "for usual prompts and fleets the limit on frames applies first"
 );
 const _: () = assert!(REPLY_BUFFER_BYTES_KEPT <= REPLY_BUFFER_BYTES_MAX);
+const _: () = assert!(REPLY_BUFFER_BYTES_IDLE <= REPLY_BUFFER_BYTES_KEPT);
 const _: () = assert!(UNREAD_MS_MAX_DEFAULT <= UNREAD_MS_CEILING);
 
 // ---- Shm lanes -------------------------------------------------------------------------------------------

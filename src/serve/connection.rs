@@ -15,7 +15,8 @@ use crate::error::{Error, Kind};
 use crate::ids::CorrelationId;
 use crate::limits::{
     FRAMES_OF_BUSY_PEER_MIN, FRAMES_PER_QUANTUM_MAX, FRAMES_PER_WRITE_MAX, READS_PER_QUANTUM_MAX,
-    REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_QUANTUM_MAX, REQUEST_BYTES_PER_QUANTUM_MAX, WORK_PER_QUANTUM_MAX,
+    REPLY_BUFFER_BYTES_IDLE, REPLY_BUFFER_BYTES_KEPT, REPLY_BYTES_PER_QUANTUM_MAX, REQUEST_BYTES_PER_QUANTUM_MAX,
+    WORK_PER_QUANTUM_MAX,
 };
 use crate::load::SessionId;
 use crate::wire::{FrameHeader, HeaderFault, PROTOCOL_VERSION, unsupported_version};
@@ -333,8 +334,15 @@ pub(super) async fn drive<S: Stream, R: Respond>(
         let frames_done = connection.borrow().frames_done;
         let is_busy = frames_done - std::mem::replace(&mut frames_before, frames_done) >= FRAMES_OF_BUSY_PEER_MIN;
         let mut buffer = connection.borrow_mut().take_buffer();
-        // A peer with many requests in flight has sent more meanwhile. To ask the kernel first would take a call more.
-        let (read, buffer) = match (if is_busy { stream.try_read(&mut buffer) } else { None }, poller) {
+        // A peer with many requests in flight has sent more meanwhile, and one with large replies may have. From others, to
+        // ask the kernel first would take a call more.
+        let asks_first = is_busy || out.capacity() > REPLY_BUFFER_BYTES_IDLE;
+        let arrived = if asks_first { stream.try_read(&mut buffer) } else { None };
+        if arrived.is_none() {
+            // The peer may be silent for hours.
+            out.shrink_to(REPLY_BUFFER_BYTES_IDLE);
+        }
+        let (read, buffer) = match (arrived, poller) {
             (Some(read), _) => (read, buffer),
             (None, Some(poller)) => poller.read(stream, buffer).await,
             (None, None) => stream.read(buffer).await,
@@ -398,6 +406,8 @@ fn over_budget(why: OverBudget) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -521,6 +531,56 @@ mod tests {
         };
         assert_eq!(written(), (Flow::Write, FRAMES_PER_WRITE_MAX as usize));
         assert_eq!(written(), (Flow::Continue, 1));
+    }
+
+    /// Frames that arrive: before the connection waits for them, or only then. It notes the capacity of each buffer that it
+    /// writes.
+    #[derive(Default)]
+    struct Scripted {
+        arriving: RefCell<VecDeque<(bool, Vec<u8>)>>,
+        capacities: RefCell<Vec<usize>>,
+    }
+
+    impl Stream for Scripted {
+        fn from_std(_: std::os::unix::net::UnixStream) -> io::Result<Self> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn try_read(&self, buffer: &mut Vec<u8>) -> Option<io::Result<usize>> {
+            let (_, bytes) = self.arriving.borrow_mut().pop_front_if(|(is_there, _)| *is_there)?;
+            buffer.extend_from_slice(&bytes);
+            Some(Ok(bytes.len()))
+        }
+
+        async fn read(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+            let (_, bytes) = self.arriving.borrow_mut().pop_front().unwrap_or_default();
+            buffer.extend_from_slice(&bytes);
+            (Ok(bytes.len()), buffer)
+        }
+
+        async fn write_all(&self, bytes: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
+            self.capacities.borrow_mut().push(bytes.capacity());
+            (Ok(()), bytes)
+        }
+
+        fn shutdown(&self, _: std::net::Shutdown) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_connection_that_waits_for_requests_keeps_a_small_reply_buffer() {
+        let stream = Scripted::default();
+        let (many, one) = (frames(8, 0), frames(1, 0));
+        stream.arriving.replace([(false, many), (true, one.clone()), (false, one.clone()), (false, one)].into());
+        let (large, reply_bytes) = (REPLY_BYTES_PER_QUANTUM_MAX, REPLY_BYTES_PER_QUANTUM_MAX / 8);
+        let (echo, connection) = (RefCell::new(Echo::of(reply_bytes)), RefCell::new(Connection::new(0, 64)));
+        let ended = drive(&stream, &echo, &connection, &ReplyWriter::default(), None).await;
+        assert!(matches!(ended, Ended::Eof { mid_frame: false }), "{ended}");
+        let capacities = stream.capacities.take();
+        let [first, arrived, waited, again] = capacities[..] else { panic!("{capacities:?}") };
+        assert!(first >= large && arrived >= large, "{capacities:?}");
+        assert!(waited < large / 2 && again < large / 2, "{capacities:?}");
     }
 
     #[test]

@@ -421,6 +421,8 @@ pub const PREFILL_CLASSES_MAX: usize = 256;
 pub const PREFILL_NS_CEILING: u64 = 1_000_000_000;
 /// Appended to a request id for the booking of its prefill worker.
 pub const PREFILL_BOOKING_SUFFIX: &str = "/prefill";
+/// Bytes of the name of a booking: a request id, and that suffix.
+pub const BOOKING_NAME_BYTES_MAX: usize = NAME_BYTES_MAX + PREFILL_BOOKING_SUFFIX.len();
 /// Most configurable sessions bound to workers. Each takes 40 bytes, bound or not.
 pub const AFFINITY_SESSIONS_CEILING: usize = 1 << 24;
 /// Longest configurable life of an unused binding, seconds: a year.

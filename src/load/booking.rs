@@ -10,7 +10,7 @@ use super::kept::KeptNumbers;
 use super::prefill::PrefillId;
 use super::session::{SessionId, UserSlot};
 use crate::ids::{LocalHash, SpaceId, WorkerIndex};
-use crate::limits::{BOOKING_STRIPES, KEPT_LOST_RANGES_MAX, NAME_BYTES_MAX, PREFILL_BOOKING_SUFFIX};
+use crate::limits::{BOOKING_NAME_BYTES_MAX, BOOKING_STRIPES, KEPT_LOST_RANGES_MAX, PREFILL_BOOKING_SUFFIX};
 
 /// The whole blocks of a prompt, as decode blocks of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -449,7 +449,7 @@ impl Name {
 
     /// The name of the prefill half of a request; `None` if that is too long.
     pub(super) fn of_prefill_half(secret: u64, session: SessionId, request_id: &str) -> Option<Self> {
-        let mut text = [0; NAME_BYTES_MAX];
+        let mut text = [0; BOOKING_NAME_BYTES_MAX];
         let (id, len) = (request_id.as_bytes(), request_id.len() + PREFILL_BOOKING_SUFFIX.len());
         text.get_mut(..id.len())?.copy_from_slice(id);
         text.get_mut(id.len()..len)?.copy_from_slice(PREFILL_BOOKING_SUFFIX.as_bytes());
@@ -562,6 +562,7 @@ const fn list(hash: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::NAME_BYTES_MAX;
 
     #[test]
     fn names_are_told_apart_by_session_and_text() {
@@ -572,7 +573,9 @@ mod tests {
         assert_ne!(name(1, "a").hash(), name(2, "a").hash());
         assert_ne!(name(1, "a"), Name::new(8, SessionId(1), "a"), "the secret counts");
         assert_eq!(Name::of_prefill_half(7, SessionId(1), "a"), Some(name(1, "a/prefill")));
-        assert_eq!(Name::of_prefill_half(7, SessionId(1), &"a".repeat(NAME_BYTES_MAX)), None, "it is too long");
+        let longest = "a".repeat(NAME_BYTES_MAX);
+        assert_eq!(Name::of_prefill_half(7, SessionId(1), &longest), Some(name(1, &format!("{longest}/prefill"))));
+        assert_eq!(Name::of_prefill_half(7, SessionId(1), &format!("{longest}a")), None, "it is too long");
     }
 
     fn booking(session: u32, text: &str, booked_at_ns: u64) -> Booking {

@@ -502,12 +502,11 @@ impl Loads {
 }
 
 fn check_name(request_id: &str) -> Result<()> {
-    if request_id.is_empty() || request_id.len() > NAME_BYTES_MAX {
-        return Err(Error::new(
-            Kind::InvalidArgument,
-            format!("a booking needs a request_id of 1 to {NAME_BYTES_MAX} bytes, not {}", request_id.len()),
-            "name each request, or ask without booking",
-        ));
+    // The suffix comes on top of the id that the gateway sent, whose length the codec checks.
+    let sent = request_id.strip_suffix(PREFILL_BOOKING_SUFFIX).unwrap_or(request_id);
+    if request_id.is_empty() || sent.len() > NAME_BYTES_MAX {
+        let message = format!("a booking needs a request_id of 1 to {NAME_BYTES_MAX} bytes, not {}", sent.len());
+        return Err(Error::new(Kind::InvalidArgument, message, "name each request, or ask without booking"));
     }
     Ok(())
 }

@@ -208,6 +208,9 @@ fn a_request_id_is_needed() {
     assert_eq!(loads.book(session, "", 0, W, DEMAND, 0).unwrap_err().kind(), Kind::InvalidArgument);
     let long = "x".repeat(NAME_BYTES_MAX + 1);
     assert_eq!(loads.book(session, &long, 0, W, DEMAND, 0).unwrap_err().kind(), Kind::InvalidArgument);
+    let error = loads.book(session, &format!("{long}/prefill"), 0, W, DEMAND, 0).unwrap_err();
+    assert!(error.message().ends_with("not 257"), "the id as sent: {error}");
+    loads.book(session, &format!("{}/prefill", &long[1..]), 0, W, DEMAND, 0).unwrap();
 }
 
 const WORKERS: u32 = 3;

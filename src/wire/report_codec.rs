@@ -8,6 +8,7 @@ use super::schema_conversions::{worker_from_wire, worker_to_wire};
 use super::table::{Field, HotTable, TableReader, hot_tables};
 use crate::error::Result;
 use crate::ids::{CorrelationId, SpaceId, Worker};
+use crate::limits::PREFILL_BOOKING_SUFFIX;
 use crate::protocol::{BookingHandle, BookingRef, EngineLoad};
 use crate::schema_generated::routing as fb;
 
@@ -182,7 +183,9 @@ fn booking_ref(handle: Option<fb::BookingHandle>, request_id: Option<&str>, atte
     if let Some(handle) = handle {
         return Ok(BookingRef::Handle(BookingHandle { slot: handle.slot(), generation: handle.generation() }));
     }
-    match name("request_id", request_id)? {
+    // The name of a prefill half has the suffix after the id that was sent.
+    name("request_id", request_id.map(|id| id.strip_suffix(PREFILL_BOOKING_SUFFIX).unwrap_or(id)))?;
+    match request_id.filter(|id| !id.is_empty()) {
         Some(request_id) => Ok(BookingRef::Request { request_id, attempt }),
         None => {
             Err(invalid("no booking is named", "give the handle of the route reply, or the request_id and attempt"))

@@ -4,6 +4,7 @@ use kvrouted::client::Client;
 use kvrouted::error::Kind;
 use kvrouted::fleet::PoolRole;
 use kvrouted::ids::{SpaceId, Worker};
+use kvrouted::limits::NAME_BYTES_MAX;
 use kvrouted::load::{BookingOutcome, BookingRef};
 use kvrouted::route::{BookingRequest, Prompt, ReplyNotes, RouteRequest};
 use kvrouted::wire::{Reply, RouteReply};
@@ -82,6 +83,24 @@ fn both_halves_come_in_one_reply_and_end_apart_or_together() {
     let wrong = RouteRequest { space: space(&client, PoolRole::Prefill), ..as_question };
     assert_eq!(client.route(&wrong).expect_err("no pair").kind(), Kind::InvalidArgument);
     assert_eq!(daemon.counter("pairs"), 3);
+}
+
+#[test]
+fn a_pair_of_the_longest_request_id_is_booked_reported_and_freed_by_name() {
+    let daemon = daemon("");
+    let mut client = daemon.client();
+    let (tokens, id) = (prompt(1, 64), "x".repeat(NAME_BYTES_MAX));
+    let reply = client.route(&pair(&client, &id, &tokens)).expect("a decision");
+    assert_eq!((workers(&reply), loads(&daemon)), ((Some(1), Some(2)), vec![(1, 64), (1, 0)]));
+    let half = BookingRef::Request { request_id: &format!("{id}/prefill"), attempt: 0 };
+    assert_eq!(client.prefill_complete(&half).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(1, 0), (1, 0)]);
+    let whole = BookingRef::Request { request_id: &id, attempt: 0 };
+    assert_eq!(client.free(&whole).expect("told"), BookingOutcome::Applied);
+    assert_eq!(loads(&daemon), [(0, 0), (0, 0)]);
+    let longer = format!("{id}x");
+    let report = BookingRef::Request { request_id: &longer, attempt: 0 };
+    assert_eq!(client.free(&report).expect_err("too long").kind(), Kind::InvalidArgument);
 }
 
 #[test]

@@ -256,7 +256,8 @@ pub(super) fn space_named<'a>(fleet: &'a FleetTable, model: &str, group: &str) -
     })
 }
 
-/// The space for a selection. Without a space no worker is available, so the status is 503.
+/// The space for a selection. Without a space no worker is available, so the status is 503, as in Dynamo. There it may be
+/// retried, because a worker's registration makes the space; here the configuration has to, which the error's kind says.
 pub(super) fn space_to_select<'a>(fleet: &'a FleetTable, model: &str, group: &str) -> Result<&'a Space, Refusal> {
     space_named(fleet, model, group).map_err(|error| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error))
 }

@@ -135,6 +135,32 @@ fn a_selection_is_booked_later_once() {
 }
 
 #[test]
+fn an_unknown_model_gets_dynamos_status_and_is_no_reason_to_retry() {
+    let served = Served::start(&TWO_WORKERS);
+    for (model, group) in [("other", "default"), ("m", "g")] {
+        let hashes = json!({"model_name": model, "routing_group": group, "block_hashes": []});
+        let tokens = json!({"model_name": model, "routing_group": group, "token_ids": [1], "selection_id": "s"});
+        let rank = json!({
+            "model_name": model, "routing_group": group, "instance_id": 9, "endpoint": "tcp://127.0.0.1:1", "block_size": 16,
+        });
+        for (path, body, expected) in [
+            ("/query", &tokens, 404),
+            ("/query_by_hash", &hashes, 404),
+            ("/select", &tokens, 503),
+            ("/select_and_reserve", &tokens, 503),
+            ("/reservations", &tokens, 503),
+            ("/potential_loads", &tokens, 503),
+            ("/overlap_scores", &tokens, 503),
+            ("/register", &rank, 409),
+        ] {
+            let (status, said) = served.post(path, body);
+            let told = (&said["code"], &said["retryable"]);
+            assert_eq!((status, told), (expected, (&"unknown_space".into(), &false.into())), "{path}: {said}");
+        }
+    }
+}
+
+#[test]
 fn what_a_request_wants_is_heeded_or_refused() {
     let served = Served::start(&TWO_WORKERS);
     let select = |more: Value| {

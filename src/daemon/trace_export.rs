@@ -13,8 +13,8 @@ use crate::config::{Config, TracesConfig};
 use crate::error::Result;
 use crate::fleet::Fleet;
 use crate::limits::{
-    TRACE_BOOKINGS_PER_RECORD, TRACE_END_MS_MAX, TRACE_PAUSE_MS, TRACE_RECORDS_PER_QUANTUM_MAX, TRACE_REPLY_BYTES_MAX,
-    TRACE_SPANS_PER_RECORD,
+    TRACE_BOOKINGS_PER_RECORD, TRACE_END_MS_MAX, TRACE_PAUSE_MS, TRACE_PURGE_EVERY_MS, TRACE_RECORDS_PER_QUANTUM_MAX,
+    TRACE_REPLY_BYTES_MAX, TRACE_SPANS_PER_RECORD,
 };
 use crate::load::{EndedBooking, Loads};
 use crate::metrics::TraceCounter;
@@ -78,6 +78,10 @@ struct SpanExporter {
     /// The bookings' clock.
     clock: Box<dyn Fn() -> u64 + Send>,
     spans: SpanMaker,
+    /// When the first of the lost ends was noticed after which `spans` was not purged yet.
+    lost_at: Option<Instant>,
+    /// Open bookings of `spans` that have ended, by their generations. Once no end waits, their ends were lost.
+    ended: Vec<u64>,
     /// Ends of bookings whose decisions are taken next.
     ends: VecDeque<EndedBooking>,
     delivery: Delivery,
@@ -99,6 +103,8 @@ impl SpanExporter {
             fleet: Arc::clone(&tables.fleet),
             clock: Box::new(tables.clock()),
             spans: SpanMaker::new(queue_max.saturating_mul(TRACE_BOOKINGS_PER_RECORD), age_ns_max),
+            lost_at: None,
+            ended: Vec::new(),
             ends: VecDeque::new(),
             delivery: Delivery::new(queue_max.saturating_mul(TRACE_SPANS_PER_RECORD)),
             sender: Sender::new(service_name, &instance),
@@ -109,6 +115,7 @@ impl SpanExporter {
 
     /// Makes spans of what waits. Whether more may wait.
     fn take(&mut self) -> bool {
+        self.look_for_lost_ends();
         // Ends first: the decision of a booking that has ended is in its queue already, and is among those taken below.
         let ends = std::iter::from_fn(|| self.loads.take_traced_end());
         self.ends.extend(ends.take(TRACE_RECORDS_PER_QUANTUM_MAX));
@@ -126,10 +133,25 @@ impl SpanExporter {
             // A booking without room has no span, which was counted.
             spans.extend(self.spans.ended(&ended, &fleet));
         }
-        counters.add(TraceCounter::RecordsLost, self.loads.take_traced_ends_lost());
+        let lost = self.loads.take_traced_ends_lost();
+        counters.add(TraceCounter::RecordsLost, lost);
+        if lost > 0 {
+            self.lost_at.get_or_insert(now);
+        }
+        if !more {
+            self.spans.forget(&std::mem::take(&mut self.ended));
+        }
         let dropped = spans.into_iter().filter_map(|span| (!self.delivery.push(span, now)).then_some(())).count();
         counters.add(TraceCounter::SpansDropped, dropped as u64);
         more
+    }
+
+    /// If ends were lost, finds the open bookings that have ended. By then their decisions were taken long since.
+    fn look_for_lost_ends(&mut self) {
+        if self.lost_at.is_some_and(|lost_at| lost_at.elapsed() >= Duration::from_millis(TRACE_PURGE_EVERY_MS)) {
+            self.lost_at = None;
+            self.ended = self.loads.ended_of(&self.spans.open());
+        }
     }
 
     fn unix_clock(&self) -> UnixClock {

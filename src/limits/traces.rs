@@ -18,6 +18,11 @@ pub const TRACE_BACK_OFF_MS_MAX: u64 = 30_000;
 pub const TRACE_REPLY_BYTES_MAX: u64 = 64 << 10;
 /// Fairness quantum of the exporting thread: decisions, and as many ends of bookings, before it looks at the clock.
 pub const TRACE_RECORDS_PER_QUANTUM_MAX: usize = 1024;
+/// How long after the end of a traced booking was lost the exporting thread looks for open bookings that have ended, and how
+/// often at most it looks for such that are too old, milliseconds.
+pub const TRACE_PURGE_EVERY_MS: u64 = 1_000;
+/// Open bookings that it looks up before it lets serving threads in between.
+pub const TRACE_LOOKED_UP_PER_LOCK_MAX: usize = 64;
 /// Pause of the exporting thread when no decision waits, milliseconds.
 pub const TRACE_PAUSE_MS: u64 = 50;
 /// How long a stopping daemon waits for the last spans to be sent, milliseconds.

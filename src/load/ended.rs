@@ -9,7 +9,8 @@ use super::ledger::Ledger;
 use super::loads::Loads;
 use crate::columns::{Column, columns, numbered};
 use crate::ids::WorkerIndex;
-use crate::limits::ENDED_BOOKING_BYTES;
+use crate::limits::{ENDED_BOOKING_BYTES, TRACE_LOOKED_UP_PER_LOCK_MAX};
+use crate::protocol::BookingHandle;
 
 /// Why a booking ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,6 +140,20 @@ impl Loads {
     #[must_use]
     pub fn take_traced_ends_lost(&self) -> u64 {
         self.traced.as_ref().map_or(0, EndedQueue::take_lost)
+    }
+
+    /// The generations of those of these bookings that have ended. Their ends wait in the queues, or were lost.
+    #[must_use]
+    pub(crate) fn ended_of(&self, bookings: &[BookingHandle]) -> Vec<u64> {
+        let mut ended = Vec::new();
+        for some in bookings.chunks(TRACE_LOOKED_UP_PER_LOCK_MAX) {
+            let ledger = self.ledger.lock();
+            let is_live = |handle: &&BookingHandle| {
+                ledger.bookings.get(handle.slot as u32).is_some_and(|live| live.generation == handle.generation)
+            };
+            ended.extend(some.iter().filter(|handle| !is_live(handle)).map(|handle| handle.generation));
+        }
+        ended
     }
 
     /// Tells the journal, and who makes spans, what became of a booking that is about to end.

@@ -97,6 +97,18 @@ fn the_journal_gets_what_became_of_recorded_bookings() {
 }
 
 #[test]
+fn ended_bookings_are_known_from_live_ones_even_if_their_slot_is_taken_again() {
+    let (loads, session) = loads();
+    let book = |name: &str| loads.book(session, name, 0, W, DEMAND, 0).unwrap().handle;
+    let [first, second] = ["a", "b"].map(book);
+    assert!(loads.ended_of(&[first, second]).is_empty());
+    loads.free(session, by_id("a", 0), 1);
+    let third = book("c");
+    assert_eq!(third.slot as u32, first.slot as u32, "it has the slot of the first");
+    assert_eq!(loads.ended_of(&[first, second, third]), [first.generation]);
+}
+
+#[test]
 fn freeing_a_request_by_name_ends_its_prefill_half() {
     let (loads, session) = loads();
     let other = loads.open_session(None, 7).unwrap();

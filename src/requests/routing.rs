@@ -303,7 +303,7 @@ impl RoutingService {
             eligible: decision.eligible,
             chosen: decision.candidates.first().map(TracedWorker::of),
             prefill: prefill.map(TracedWorker::of),
-            booking: decision.booking.map(|handle| handle.generation),
+            booking: decision.booking,
         });
     }
 

@@ -9,7 +9,9 @@ use super::otlp::{Event, KeyValue, Span, SpanKind, Status, StatusCode};
 use super::traced_decision::{TracedDecision, TracedOutcome, TracedWorker};
 use crate::fleet::FleetTable;
 use crate::ids::Worker;
+use crate::limits::TRACE_PURGE_EVERY_MS;
 use crate::load::{EndReason, EndedBooking};
+use crate::protocol::BookingHandle;
 
 /// Turns times of the bookings' clock into those of the Unix clock.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +29,8 @@ impl UnixClock {
 /// A booking whose span is to be made when it ends.
 #[derive(Clone, Copy, Debug)]
 struct OpenBooking {
+    /// Its slot, as its handle has it.
+    slot: u64,
     trace_id: u128,
     parent: u64,
     booked_at_ns: u64,
@@ -39,17 +43,20 @@ struct OpenBooking {
 #[derive(Debug)]
 pub(crate) struct SpanMaker {
     rng: Xoshiro256PlusPlus,
+    /// By the generation of its handle, which no other booking of the daemon's run has.
     open: FxHashMap<u64, OpenBooking>,
     open_max: usize,
     /// A booking is forgotten at this age: its end was lost.
     age_ns_max: u64,
+    /// When such bookings were last looked for.
+    purged_ns: u64,
 }
 
 impl SpanMaker {
     /// Remembers at most `open_max` bookings, each for at most `age_ns_max`.
     pub(crate) fn new(open_max: usize, age_ns_max: u64) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(rand::rng().random());
-        Self { rng, open: FxHashMap::default(), open_max, age_ns_max }
+        Self { rng, open: FxHashMap::default(), open_max, age_ns_max, purged_ns: 0 }
     }
 
     /// An id that is not 0.
@@ -95,22 +102,42 @@ impl SpanMaker {
             });
         }
         let (Some(booking), Some(chosen)) = (decision.booking, decision.chosen) else { return true };
-        if self.open.len() >= self.open_max {
-            let (now_ns, age_ns_max) = (decision.ended_ns, self.age_ns_max);
-            self.open.retain(|_, open| now_ns.saturating_sub(open.booked_at_ns) < age_ns_max);
-        }
+        self.purge_if_full(decision.ended_ns);
         if self.open.len() >= self.open_max {
             return false;
         }
         let open = OpenBooking {
+            slot: booking.slot,
             trace_id,
             parent: route_id,
             booked_at_ns: decision.began_ns,
             booked_at_unix_ns: clock.at(decision.began_ns),
             worker: chosen.worker,
         };
-        self.open.insert(booking, open);
+        self.open.insert(booking.generation, open);
         true
+    }
+
+    /// Makes room by forgetting bookings that are too old, which takes a look at each.
+    fn purge_if_full(&mut self, now_ns: u64) {
+        let is_due = now_ns.saturating_sub(self.purged_ns) >= TRACE_PURGE_EVERY_MS * 1_000_000;
+        if self.open.len() >= self.open_max && is_due {
+            let age_ns_max = self.age_ns_max;
+            self.open.retain(|_, open| now_ns.saturating_sub(open.booked_at_ns) < age_ns_max);
+            self.purged_ns = now_ns;
+        }
+    }
+
+    /// The bookings whose ends it waits for.
+    pub(crate) fn open(&self) -> Vec<BookingHandle> {
+        self.open.iter().map(|(generation, open)| BookingHandle { slot: open.slot, generation: *generation }).collect()
+    }
+
+    /// Forgets bookings whose ends were lost, by the generations of their handles.
+    pub(crate) fn forget(&mut self, lost: &[u64]) {
+        for generation in lost {
+            self.open.remove(generation);
+        }
     }
 
     /// The span of a booking that ended; `None` = its decision was lost.
@@ -224,6 +251,10 @@ mod tests {
     const CLOCK: UnixClock = UnixClock { began_unix_ns: 1_000_000 };
     const CONTEXT: TraceContext = TraceContext { trace_id: 0xabc, span_id: 0xdef, flags: 1 };
 
+    const fn handle(generation: u64) -> BookingHandle {
+        BookingHandle { slot: 3, generation }
+    }
+
     fn decision() -> TracedDecision {
         let overlap = TierBlocks { device: 2, host: 1, ..TierBlocks::default() };
         TracedDecision {
@@ -239,7 +270,7 @@ mod tests {
             eligible: 3,
             chosen: Some(TracedWorker { worker: Worker::new(7, 1), overlap, trust: TrustLevel::Exact }),
             prefill: None,
-            booking: Some(9),
+            booking: Some(handle(9)),
         }
     }
 
@@ -298,12 +329,28 @@ mod tests {
 
     #[test]
     fn bookings_whose_end_is_lost_are_forgotten_at_their_age() {
-        let mut maker = SpanMaker::new(2, 1000);
-        let booked =
-            |booking, began_ns| TracedDecision { booking: Some(booking), began_ns, ended_ns: began_ns, ..decision() };
-        assert!([1, 2].iter().all(|booking| made(&mut maker, &booked(*booking, 0)).1));
-        let (spans, has_room) = made(&mut maker, &booked(3, 999));
+        const S: u64 = 1_000_000_000;
+        let mut maker = SpanMaker::new(2, 10 * S);
+        assert!([1, 2].iter().all(|booking| made(&mut maker, &booked(*booking, 5 * S)).1));
+        let (spans, has_room) = made(&mut maker, &booked(3, 15 * S - 1));
         assert_eq!((spans.len(), has_room), (1, false), "the decision has its span all the same");
-        assert!(made(&mut maker, &booked(4, 1000)).1);
+        assert!(!made(&mut maker, &booked(4, 15 * S)).1, "it has just looked at all of them");
+        assert!(made(&mut maker, &booked(5, 16 * S)).1);
+    }
+
+    #[test]
+    fn bookings_whose_ends_were_lost_make_room_at_once() {
+        let mut maker = SpanMaker::new(2, u64::MAX);
+        assert!([1, 2].iter().all(|booking| made(&mut maker, &booked(*booking, 0)).1));
+        let mut open = maker.open();
+        open.sort_by_key(|handle| handle.generation);
+        assert_eq!(open, [handle(1), handle(2)]);
+        maker.forget(&[2, 7]);
+        assert_eq!(maker.open(), [handle(1)]);
+        assert!(made(&mut maker, &booked(3, 1)).1);
+    }
+
+    fn booked(generation: u64, began_ns: u64) -> TracedDecision {
+        TracedDecision { booking: Some(handle(generation)), began_ns, ended_ns: began_ns, ..decision() }
     }
 }

@@ -4,7 +4,7 @@ use crossbeam::queue::ArrayQueue;
 
 use crate::error::Kind;
 use crate::ids::{SpaceId, TierBlocks, Worker};
-use crate::protocol::{Mode, TraceContext};
+use crate::protocol::{BookingHandle, Mode, TraceContext};
 use crate::route::Scored;
 use crate::trust::TrustLevel;
 
@@ -57,8 +57,7 @@ pub(crate) struct TracedDecision {
     pub(crate) chosen: Option<TracedWorker>,
     /// The worker that prefills, if that is another one.
     pub(crate) prefill: Option<TracedWorker>,
-    /// The generation of the booking's handle, which no other booking of the daemon's run has.
-    pub(crate) booking: Option<u64>,
+    pub(crate) booking: Option<BookingHandle>,
 }
 
 impl TracedDecision {

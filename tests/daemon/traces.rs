@@ -124,6 +124,39 @@ fn the_caller_decides_what_is_traced_and_a_share_of_the_rest_is() {
 }
 
 #[test]
+fn bookings_whose_ends_were_lost_keep_no_span_from_later_ones() {
+    const LATER: u128 = 1 << 64;
+    let collector = Collector::start(Manner::Takes);
+    // 4 ends may wait, and 32 bookings be open.
+    let daemon = daemon(&collector.url(), "sample_ratio = 0.0\nqueue_max = 4", "");
+    let mut client = daemon.client();
+    let mut asked = 0..;
+    let mut book = |client: &mut Client| {
+        let number: u128 = asked.next().expect("numbers");
+        route(client, context(1000 + number, 1), Some(&number.to_string())).expect("a booking")
+    };
+    while daemon.counter("trace_records_lost") < 96 {
+        let mut handles = Vec::new();
+        for _ in 0..8 {
+            handles.extend((0..4).map(|_| book(&mut client)));
+            // The exporting thread takes what waits every 50 ms.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        for handle in handles {
+            client.free(&BookingRef::Handle(handle)).expect("freed");
+        }
+    }
+    let mut later = LATER..;
+    until("a booking has its span again", || {
+        let trace = later.next().expect("numbers");
+        let handle = route(&mut client, context(trace, 1), Some(&trace.to_string())).expect("a booking");
+        client.free(&BookingRef::Handle(handle)).expect("freed");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        collector.spans().iter().any(|span| span.name == "booking" && span.trace >= name(LATER))
+    });
+}
+
+#[test]
 fn a_request_that_waits_has_a_span_for_its_wait_and_one_that_waits_in_vain_an_error() {
     let collector = Collector::start(Manner::Takes);
     let policy = "batched_tokens_max = 100\n[policy]\nmode = \"kv\"\nqueue_threshold = 0.5\n";

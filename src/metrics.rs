@@ -300,7 +300,7 @@ counters! {
         RefusedSizes = "lanes_refused_sizes", "Lanes refused because rings of the requested sizes are not allowed.";
         RefusedRemote = "lanes_refused_remote", "Lanes refused because the connection comes from another host.";
         RefusedSecond = "lanes_refused_second", "Lanes refused because the connection already has one, or is one.";
-        RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they were used, because the kernel gave no memory or descriptors.";
+        RefusedSystem = "lanes_refused_system", "Lanes refused, or closed before they were used, because the kernel gave no memory, descriptors or leases.";
         ClosedWithConnection = "lanes_closed_with_connection", "Lanes closed because their connection ended, or because the gateway closed its end of the bell.";
         ClosedPositions = "lanes_closed_positions", "Lanes closed, with their connection, because a ring position was invalid.";
         ClosedHeader = "lanes_closed_header", "Lanes closed, with their connection, because of an invalid frame header.";

@@ -16,13 +16,14 @@
 //! | `ftruncate`, `fcntl(F_ADD_SEALS)` | yes | before the other side has it |
 //! | `mmap`, `munmap`, page faults, `madvise(MADV_POPULATE_WRITE)` | no | any time |
 //! | `fcntl(F_GET_SEALS)`, `fstat` | no | by the gateway |
-//! | `fcntl(F_SETLEASE)` | no | once the lane has ended |
+//! | `fcntl(F_SETLEASE)` | no | before the other side has it, and once the lane has ended |
 //! | `fallocate(PUNCH_HOLE)` | yes | once no other process has the file open, so none is in a `write()` |
 //! | `close` | no, except for the last descriptor | any time |
 //!
 //! The two sides have file descriptions of their own. The kernel grants a write lease only if no other process has the
 //! file open, so a lease shows that the gateway has closed its description. Until then the lane keeps its place among
-//! the lanes, because the memory counts as this process's.
+//! the lanes, because the memory counts as this process's. Where the kernel grants no leases, no lane is made: the daemon
+//! could not tell when one is over, nor bound the memory of those that are.
 
 #![expect(unsafe_code, reason = "memory is mapped, and seen as words")]
 
@@ -85,8 +86,10 @@ impl LaneMemory {
     /// [`Kind::System`] if the kernel refuses.
     pub fn make(sizes: LaneSizes) -> Result<Self> {
         let sealed = sealed_file(sizes.memory_bytes()).map_err(|error| cannot("be made", error))?;
-        let (file, for_peer) = (opened_again(&sealed)?, opened_again(&sealed)?);
+        let file = opened_again(&sealed)?;
         drop(sealed);
+        check_leases(&file)?;
+        let for_peer = opened_again(&file)?;
         let mapping = Mapping::new(&file, sizes, MapFlags::SHARED).map_err(|error| cannot("be mapped", error))?;
         let mapping = Arc::new(mapping);
         let filled = Arc::clone(&mapping);
@@ -175,7 +178,7 @@ impl Drop for LaneMemory {
             return;
         };
         let (mapping, filling, bytes) = (self.mapping.take(), self.filling.take(), self.sizes.memory_bytes());
-        reclaimer.add(EndedMemory { file, mapping, filling, bytes, _held: held });
+        reclaimer.add(EndedMemory { file, mapping, filling, bytes, is_logged: false, _held: held });
     }
 }
 
@@ -185,13 +188,15 @@ struct EndedMemory {
     mapping: Option<Arc<Mapping>>,
     filling: Option<JoinHandle<()>>,
     bytes: usize,
+    /// Whether the log says why it is not freed.
+    is_logged: bool,
     /// Dropped when the memory is freed.
     _held: Box<dyn Send>,
 }
 
 impl EndedMemory {
-    /// Frees the memory, unless the other side still has the file open: then it returns `self` for a later try. It
-    /// never waits for the other side.
+    /// Frees the memory, unless the other side still has the file open, or may have: then it returns `self` for a later
+    /// try. It never waits for the other side.
     fn free(mut self) -> Option<Self> {
         // The filling thread would populate the pages again.
         if self.filling.as_ref().is_some_and(|filling| !filling.is_finished()) {
@@ -207,8 +212,13 @@ impl EndedMemory {
             }
             Ok(false) => Some(self),
             Err(error) => {
-                tracing::warn!(%error, "this kernel grants no leases (fs.leases-enable): the memory of a lane stays until its gateway closes it");
-                None
+                if !std::mem::replace(&mut self.is_logged, true) {
+                    tracing::warn!(
+                        %error,
+                        "the kernel no longer grants leases (fs.leases-enable): an ended lane counts against serve.lanes_max until it does"
+                    );
+                }
+                Some(self)
             }
         }
     }
@@ -268,6 +278,22 @@ fn is_sole_opener(file: &OwnedFd) -> rustix::io::Result<bool> {
         Err(Errno::AGAIN) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the kernel grants leases on a file that no other process has open.
+///
+/// # Errors
+/// [`Kind::System`] if it does not.
+fn check_leases(file: &OwnedFd) -> Result<()> {
+    let checked = match is_sole_opener(file) {
+        Ok(true) => fcntl(file, libc::F_SETLEASE, libc::F_UNLCK),
+        checked => checked.map(drop),
+    };
+    checked.map_err(|error| {
+        let message = "the kernel grants no leases, which show when the memory of a lane can be freed";
+        let remedy = "set fs.leases-enable to 1, or ask without a lane";
+        Error::new(Kind::System, message, remedy).caused_by(std::io::Error::from(error))
+    })
 }
 
 /// An `fcntl` with a number, for commands that rustix lacks.
@@ -484,6 +510,23 @@ impl Reclaimer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file on which the kernel grants no lease, as on all files if `fs.leases-enable` is 0.
+    fn without_leases() -> OwnedFd {
+        std::io::pipe().expect("a pipe").0.into()
+    }
+
+    #[test]
+    fn memory_whose_holders_the_kernel_does_not_show_stays_counted_and_none_is_made() {
+        let (held, given_back) = std::sync::mpsc::channel::<()>();
+        let (file, bytes) = (without_leases(), LANE_RING_BYTES_MIN as usize);
+        let ended = EndedMemory { file, mapping: None, filling: None, bytes, is_logged: false, _held: Box::new(held) };
+        let ended = ended.free().and_then(EndedMemory::free).expect("a later try");
+        assert_eq!(given_back.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+        drop(ended);
+        let refused = check_leases(&without_leases()).unwrap_err();
+        assert!(refused.kind() == Kind::System && refused.remedy().contains("fs.leases-enable"), "{refused}");
+    }
 
     #[test]
     fn sizes_are_powers_of_two_within_bounds_and_rings_do_not_overlap() {

@@ -124,8 +124,8 @@ reasons! {
     FirstTokensMissing = "first_tokens_missing", Harm::Warning, "a prompt counts as work of its worker until its booking ends, and the daemon learns no prefill times", "report prefill_complete at the first token of each request, also of one that is not streamed";
     /// Times to the first token differ from the predicted ones.
     TtftMispredicted = "ttft_mispredicted", Harm::Warning, "mode latency weighs workers by wrong times", "report prefill_complete at the first token of each request; give workers of different speed an `engine_class` of their own in [[worker]]; without either, use mode kv";
-    /// Snapshots could not be written.
-    SnapshotsFail = "snapshots_fail", Harm::Warning, "the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk with free space and writable by the daemon; the log has the cause";
+    /// Snapshots could not be written, or not be read for a worker that was added.
+    SnapshotsFail = "snapshots_fail", Harm::Warning, "added workers begin empty, and the next start of the daemon finds older snapshots, or none", "check that `dir` in [snapshot] is on a disk that responds, with free space and writable by the daemon; the log has the cause";
     /// The collector does not take the daemon's spans.
     TracesUndelivered = "traces_undelivered", Harm::Warning, "traces of requests lack the daemon's spans; requests are answered as always", "start the collector, or correct `endpoint` of [traces]: the log has what it answered, and from this host nc -zv HOST PORT tests the port";
     /// Too many traced requests, or their spans, wait, and some get no span.

@@ -292,6 +292,9 @@ pub const SNAPSHOT_SECTION_BYTES_MAX: usize = 1 << 20;
 pub const SNAPSHOT_BUFFER_BYTES: usize = 256 << 10;
 /// Snapshots of workers added while the daemon runs that are loaded at once. Further ones wait.
 pub const SNAPSHOT_LOADS_AT_ONCE_MAX: usize = 8;
+/// How long a worker that is added while the daemon runs waits for its snapshot to be checked, milliseconds. Then it begins
+/// empty, because all other changes of the fleet wait with it.
+pub const SNAPSHOT_NEWCOMER_MS_MAX: u64 = 10_000;
 /// Requests whose snapshots are removed at once. Each may hold a thread while the file system does not respond.
 pub const SNAPSHOT_REMOVALS_AT_ONCE_MAX: usize = 4;
 /// Longest configurable time between two snapshots, and of keeping one, seconds.

@@ -468,7 +468,7 @@ counters! {
     SnapshotCounter {
         SnapshotsWritten = "snapshots_written", "Snapshots of a worker written and put in place.";
         SnapshotsUnchanged = "snapshots_unchanged", "Snapshots not written again because the worker had published nothing since.";
-        SnapshotsFailed = "snapshots_failed", "Snapshots that the file system did not let the daemon write.";
+        SnapshotsFailed = "snapshots_failed", "Snapshots that the file system did not let the daemon write, or read in time for an added worker.";
         SnapshotsBrokenOff = "snapshots_broken_off", "Snapshots given up because the dump of the worker was aborted.";
         SnapshotsOvertaken = "snapshots_overtaken", "Snapshots given up because the worker was reset before they were in place.";
         SnapshotsLate = "snapshots_late", "Snapshots that the daemon did not wait for when it stopped.";

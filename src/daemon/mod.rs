@@ -34,6 +34,7 @@ mod statistics;
 mod status;
 mod takeover;
 mod threads;
+mod timed_reads;
 mod trace_export;
 mod watchdog_thread;
 mod worker_files;

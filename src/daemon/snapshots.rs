@@ -7,12 +7,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ingest_threads::IngestThreads;
+use super::timed_reads::TimedReads;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord};
 use crate::ids::Worker;
 use crate::ingest::{FirstLoad, ShardPlan};
-use crate::limits::{SNAPSHOT_LOADS_AT_ONCE_MAX, SNAPSHOT_REMOVALS_AT_ONCE_MAX};
+use crate::limits::{SNAPSHOT_LOADS_AT_ONCE_MAX, SNAPSHOT_NEWCOMER_MS_MAX, SNAPSHOT_REMOVALS_AT_ONCE_MAX};
 use crate::load::{LearntLaws, Loads};
 use crate::metrics::SnapshotCounter;
 use crate::requests::RequestTables;
@@ -27,8 +28,8 @@ use crate::watchdog::Watchlist;
 pub(super) struct Snapshots {
     directory: Option<Arc<Directory>>,
     pub(super) stats: Arc<SnapshotStats>,
-    /// Limits the snapshots that are loaded at once for workers added while the daemon runs.
-    places: Arc<Semaphore>,
+    /// Reads the snapshots of workers added while the daemon runs.
+    newcomers: TimedReads<Vec<Checked>>,
     /// Limits the removals by request: each may hold a thread for as long as the file system does not respond.
     removals: Arc<Semaphore>,
     /// What the daemon has learnt that this one takes over from; its blocks come from it too. `None` = there is none.
@@ -46,9 +47,9 @@ impl Snapshots {
     /// Opens the configured directory. A fresh start removes the snapshots in it.
     /// If this daemon takes over from another one, it has `taken` what that one has learnt, and loads no files.
     pub(super) fn open(config: &Config, taken: Option<LearntLaws>) -> Result<Self> {
-        let places = Arc::new(Semaphore::new(SNAPSHOT_LOADS_AT_ONCE_MAX));
+        let newcomers = TimedReads::new(SNAPSHOT_LOADS_AT_ONCE_MAX, Duration::from_millis(SNAPSHOT_NEWCOMER_MS_MAX));
         let removals = Arc::new(Semaphore::new(SNAPSHOT_REMOVALS_AT_ONCE_MAX));
-        let this = Self { directory: None, stats: Arc::default(), places, removals, taken: taken.map(Arc::new) };
+        let this = Self { directory: None, stats: Arc::default(), newcomers, removals, taken: taken.map(Arc::new) };
         let Some(path) = &config.snapshot.dir else { return Ok(this) };
         let directory = if this.taken.is_some() { Directory::share(path)? } else { Directory::open(path)? };
         let this = Self { directory: Some(Arc::new(directory)), ..this };
@@ -93,7 +94,7 @@ impl Snapshots {
     }
 
     /// The snapshot of an added worker if it is usable, checked as at a start. The control thread's other tasks go on
-    /// meanwhile.
+    /// meanwhile. Changes of the fleet wait, so it answers in bounded time also if the file system does not.
     pub(super) fn of_newcomer(
         &self,
         table: &FleetTable,
@@ -101,15 +102,21 @@ impl Snapshots {
     ) -> impl Future<Output = Option<Newcomer>> + use<> {
         // The future borrows nothing from the table, so that no table is held while the file is read.
         let sought = self.directory.clone().zip(expected(table, record));
-        let (stats, places) = (Arc::clone(&self.stats), Arc::clone(&self.places));
+        let (stats, newcomers) = (Arc::clone(&self.stats), self.newcomers.clone());
         async move {
             let (directory, expected) = sought?;
-            // If the semaphore were closed or the check panicked, the worker would begin empty.
-            let place = places.acquire_owned().await.ok()?;
-            let check = move || snapshot::check(&directory, &[expected], &stats);
-            let checked = tokio::task::spawn_blocking(check).await.ok()?;
-            let (restore, mut loads) = Restore::new(checked);
-            Some(Newcomer { load: loads.pop()?, restore, place })
+            let (worker, counts) = (expected.worker, Arc::clone(&stats));
+            let check = move || snapshot::check(&directory, &[expected], &counts);
+            match newcomers.read(check).await {
+                Ok((checked, place)) => {
+                    let (restore, mut loads) = Restore::new(checked);
+                    Some(Newcomer { load: loads.pop()?, restore, place })
+                }
+                Err(refusal) => {
+                    snapshot::refuse_unread(worker, refusal, &stats);
+                    None
+                }
+            }
         }
     }
 

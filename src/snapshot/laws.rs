@@ -10,10 +10,10 @@
 //! have taught are refused when a class takes them ([`Loads::restore_laws`](crate::load::Loads::restore_laws)).
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{self, Read};
 
 use super::directory::Directory;
+use super::restore::open;
 use super::stats::{Fault, Refusal};
 use crate::framed_file::{PREAMBLE_BYTES, Preamble, checksum};
 use crate::limits::{LAWS_FILE_BYTES_MAX, NAME_BYTES_MAX, PREFILL_CLASSES_MAX, WORKERS_MAX};
@@ -83,10 +83,7 @@ fn is_bounded(laws: &LearntLaws) -> bool {
 /// The first fault of the file.
 pub fn read_laws(directory: &Directory) -> Result<Option<LearntLaws>, Fault> {
     let unreadable = |_| Fault { refusal: Refusal::Unreadable, offset: 0 };
-    let file = match File::open(directory.laws_file()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(unreadable)?,
-    };
+    let Some(file) = open(&directory.laws_file())? else { return Ok(None) };
     let mut bytes = Vec::new();
     let read = file.take(LAWS_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if read > LAWS_FILE_BYTES_MAX {

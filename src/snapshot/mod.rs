@@ -44,5 +44,5 @@ pub use format::{Encoder, Header, SpaceName, decode};
 pub use keeper::{AskDump, AskLaws, Keeper, KeeperPlan};
 pub use laws::{decode_laws, encode_laws, read_laws};
 pub use passed::{feed_dump, write_dump};
-pub use restore::{Checked, Expected, Restore, check};
+pub use restore::{Checked, Expected, Restore, check, refuse_unread};
 pub use stats::{Fault, Refusal, SnapshotStats};

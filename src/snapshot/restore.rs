@@ -6,12 +6,14 @@
 //! proves it.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
-use std::path::PathBuf;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use rustix::fs::OFlags;
 
 use super::directory::Directory;
 use super::format::{Decoder, Header, Part, SpaceName};
@@ -85,11 +87,11 @@ pub fn check(directory: &Directory, workers: &[Expected], stats: &SnapshotStats)
     let mut checked = Vec::new();
     for expected in workers {
         let (worker, path) = (expected.worker, directory.file_of(expected.worker));
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(_) => {
-                refuse(worker, Fault { refusal: Refusal::Unreadable, offset: 0 }, stats);
+        let file = match open(&path) {
+            Ok(Some(file)) => file,
+            Ok(None) => continue,
+            Err(fault) => {
+                refuse(worker, fault, stats);
                 continue;
             }
         };
@@ -103,6 +105,23 @@ pub fn check(directory: &Directory, workers: &[Expected], stats: &SnapshotStats)
         }
     }
     checked
+}
+
+/// Opens a file without waiting: what has the name of a snapshot may be a pipe. `None` = there is none.
+pub(super) fn open(path: &Path) -> Result<Option<File>, Fault> {
+    let unreadable = Fault { refusal: Refusal::Unreadable, offset: 0 };
+    let nonblocking = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    match File::options().read(true).custom_flags(nonblocking).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Ok(file) if file.metadata().is_ok_and(|metadata| metadata.is_file()) => Ok(Some(file)),
+        _ => Err(unreadable),
+    }
+}
+
+/// Counts and logs that the snapshot of an added worker was not read.
+pub fn refuse_unread(worker: Worker, refusal: Refusal, stats: &SnapshotStats) {
+    stats.counters.bump(SnapshotCounter::SnapshotsFailed);
+    refuse(worker, Fault { refusal, offset: 0 }, stats);
 }
 
 fn refuse(worker: Worker, fault: Fault, stats: &SnapshotStats) {
@@ -187,8 +206,8 @@ impl Feed {
     }
 
     fn send_parts(&self) -> Result<u64, Fault> {
-        let unreadable = |_| Fault { refusal: Refusal::Unreadable, offset: 0 };
-        let file = File::open(&self.checked.path).map_err(unreadable)?;
+        let gone = Fault { refusal: Refusal::Unreadable, offset: 0 };
+        let file = open(&self.checked.path)?.ok_or(gone)?;
         let opened = Decoder::open(BufReader::with_capacity(SNAPSHOT_BUFFER_BYTES, file))?;
         send_decoded(opened, unproven, &self.parts)
     }

@@ -35,6 +35,8 @@ reasons! {
     Unprovable = "unprovable", "give the worker's record the engine's replay endpoint";
     /// Learnt prefill times are beyond the bounds of learning.
     Implausible = "implausible", "none needed; those workers' class learns anew";
+    /// The file of a worker that was added could not be read in time.
+    Late = "late", "check whether the file system of snapshot.dir responds; the engine's replay brings what it still has";
     /// Every check passed, but loading the blocks failed. A log line says why.
     LoadFailed = "load_failed", "see the log line of the load before this one";
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::Arc;
 
+use kvrouted::fleet::WorkerState;
 use kvrouted::ids::Worker;
 use kvrouted::trust::{TrustLevel, TrustReason};
 use tempfile::TempDir;
@@ -337,6 +338,22 @@ fn a_worker_that_is_named_after_the_start_has_its_snapshot_proven_or_dropped_as_
         until("it is proven", || trust(&daemon, 0) == (TrustLevel::Exact, Vec::new()));
         assert_eq!((device(&daemon, &tokens), daemon.counter("snapshots_loaded")), ([0, 0], 1), "{named:?}");
     }
+}
+
+#[test]
+fn a_pipe_in_place_of_a_snapshot_holds_up_no_change_of_the_fleet() {
+    let (engine, folder) = (Engine::new(), folder());
+    let daemon = start_empty(&folder);
+    let pipe = folder.path().join("snapshots/1-0.snapshot");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    name(&daemon, &engine, Named::Request);
+    daemon.worker_ok(&["add", "id=2"]);
+    until("both are there", || daemon.status().workers.len() == 2);
+    assert_eq!(daemon.counter("snapshot_unreadable"), 1);
+    daemon.worker_ok(&["set", "1", "draining=true"]);
+    until("it drains", || daemon.status().workers[0].state == WorkerState::Draining);
+    assert_eq!(end(daemon, "-TERM"), Some(0));
 }
 
 #[test]

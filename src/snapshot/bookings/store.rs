@@ -3,15 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
-
-use rustix::fs::OFlags;
 
 use super::{BookingsImage, decode_bookings};
 use crate::limits::{BOOKINGS_IMAGE_BYTES_MAX, SNAPSHOT_BUFFER_BYTES};
 use crate::snapshot::directory::Directory;
+use crate::snapshot::restore::open;
 use crate::snapshot::stats::{Fault, Refusal};
 
 /// Two memory files. One of them has the last whole image, while the other one is written.
@@ -168,12 +166,7 @@ impl BookingsStore {
 }
 
 fn read_path(path: &Path) -> Result<Option<BookingsImage>, Fault> {
-    // Opening a pipe would wait for its writer.
-    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-    match File::options().read(true).custom_flags(nonblocking).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        opened => read_file(&mut opened.map_err(unreadable)?),
-    }
+    open(path)?.map_or(Ok(None), |mut file| read_file(&mut file))
 }
 
 /// The image in a file; `None` = the file is empty.

@@ -51,8 +51,11 @@ pub const TURN_LOOK_EVERY_MS: u64 = 5;
 
 // ---- Tries --------------------------------------------------------------------------------------------------
 
-/// How often one worker's blocks are taken.
+/// How often one worker's blocks are tried. Then it begins as after a restart.
 pub const TAKEOVER_DUMP_TRIES: u32 = 10;
+/// The longest pause between two of these tries, milliseconds. The first is [`TAKEOVER_LOOK_EVERY_MS`], and each next one twice
+/// as long: a reason that passes, such as a full queue, has about 1.6 s for it.
+pub const TAKEOVER_DUMP_PAUSE_MS_MAX: u64 = 500;
 /// How often a worker that is trusted less here is taken once more.
 pub const TAKEOVER_RETAKES_MAX: u32 = 2;
 /// How often the pause is tried.

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvrouted::client::{Answer, Client, ClientOptions, SteadyClient, SteadyOptions};
+use kvrouted::fleet::WorkerState;
 use kvrouted::ids::Worker;
 use kvrouted::load::{BookingHandle, BookingOutcome, BookingRef, SessionToken};
 use kvrouted::route::{BookingRequest, Prompt, RouteRequest};
@@ -146,6 +147,11 @@ impl Between {
     /// Passes messages on until one of this name comes, of either side, which is not passed on; `None` = a side has gone
     /// before. The connections stay open until the value is dropped.
     fn until(&self, name: &str) -> (bool, [OwnedFd; 2]) {
+        self.until_with(name, &[])
+    }
+
+    /// The same, and in place of each answer of the old daemon of some name, the next daemon gets another one.
+    fn until_with(&self, name: &str, others: &[(&str, Value)]) -> (bool, [OwnedFd; 2]) {
         let next = accept_with(&self.listener, SocketFlags::CLOEXEC).expect("the next daemon");
         let old = seqpacket();
         connect(&old, &SocketAddrUnix::new(&self.moved).expect("short")).expect("the old daemon");
@@ -156,10 +162,14 @@ impl Between {
             for at in (0..2).filter(|at| ready[*at]) {
                 let (from, to) = if at == 0 { (&next, &old) } else { (&old, &next) };
                 let Some((bytes, descriptors)) = receive(from) else { return (false, [next, old]) };
-                if said(&bytes) == name {
+                let said = said(&bytes);
+                if said == name {
                     return (true, [next, old]);
                 }
-                send(to, &bytes, &descriptors);
+                match others.iter().find(|(of, _)| *of == said) {
+                    Some((_, other)) => send(to, other.to_string().as_bytes(), &[]),
+                    None => send(to, &bytes, &descriptors),
+                };
             }
         }
     }
@@ -229,6 +239,12 @@ fn assert_knows_blocks(site: &mut Site, daemon: &Daemon) {
     assert_eq!(daemon.status().workers[0].trust.level, TrustLevel::Exact);
 }
 
+/// The same of a worker of which the daemon has nothing yet.
+fn assert_knows_blocks_anew(site: &mut Site, daemon: &Daemon) {
+    site.engine.store(&prompt(1, 320));
+    until("its blocks are known", || daemon.device(&prompt(1, 320), Worker::new(1, 0)) == Some(20));
+}
+
 // ---- tests --------------------------------------------------------------------------------------------------
 
 #[test]
@@ -265,6 +281,52 @@ fn bookings_sessions_blocks_and_the_instance_go_on() {
 /// The steps of a takeover, by the message with which each begins.
 const STEPS: [&str; 10] =
     ["hello", "welcome", "workers", "dump", "dumped", "switch", "image", "taken", "yours", "serving"];
+
+/// Without a replay, nothing of what the old daemon knew is proven once the engine has reconnected.
+#[test]
+fn a_worker_that_reconnects_and_stays_idle_does_not_keep_the_next_daemon_from_taking_over() {
+    let mut site = Site::new();
+    let daemon = site.start();
+    let mut client = gateway(&daemon.socket());
+    let booking = book(&mut client, "kept");
+    let endpoint = site.engine.endpoint();
+    site.engine = Publisher::bind("tcp://127.0.0.1:*").expect("a free port");
+    site.engine = Publisher::start(&endpoint).subscribed();
+    until("it is back and has nothing", || {
+        let worker = &daemon.status().workers[0];
+        worker.state == WorkerState::Ready && worker.blocks_held == 0
+    });
+    assert!(daemon.status().workers[0].trust.as_of_seq.is_some());
+    let began = Instant::now();
+    let daemon = site.hand_over(daemon);
+    assert!(began.elapsed() < Duration::from_secs(25), "it waits for no batch that does not come");
+    let mut client = gateway(&daemon.socket());
+    assert_eq!(free(&mut client, booking), BookingOutcome::Applied);
+    site.engine.clear();
+    assert_knows_blocks_anew(&mut site, &daemon);
+}
+
+#[test]
+fn a_worker_that_cannot_be_passed_begins_anew_and_the_log_says_why() {
+    let mut site = Site::new();
+    let mut daemon = site.start();
+    let mut client = gateway(&daemon.socket());
+    let booking = book(&mut client, "kept");
+    let between = site.stand_between();
+    let next = site.next();
+    let why = json!({"says": "not_dumped", "why": "overflow"});
+    // The old daemon closes the connection when the next one serves.
+    let (_, connections) = between.until_with("nothing that is ever said", &[("dumped", why)]);
+    drop(connections);
+    assert_eq!(daemon.process.ended(), Some(0));
+    let daemon = Daemon::served_by(next, Arc::clone(&site.folder));
+    let log = daemon.process.log();
+    assert!(log.contains("cannot be taken over") && log.contains("not_dumped: overflow"), "{log}");
+    let mut client = gateway(&daemon.socket());
+    assert_eq!(free(&mut client, booking), BookingOutcome::Applied);
+    site.engine.clear();
+    assert_knows_blocks_anew(&mut site, &daemon);
+}
 
 #[test]
 fn the_old_daemon_goes_on_if_the_new_one_dies_at_any_step() {

@@ -1,6 +1,7 @@
 //! The new daemon's side: it begins with what the old one welcomes it with, then takes each worker's blocks, and at last
 //! the bookings.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,13 +24,13 @@ use crate::daemon::kept_bookings::{KeptImage, SharedWriter};
 use crate::daemon::{service_manager, snapshots};
 use crate::error::{Error, Kind, Result};
 use crate::fleet::{FleetTable, WorkerRecord, WorkerState};
-use crate::ids::Worker;
+use crate::ids::{EventSeq, Worker};
 use crate::ingest::{AbortReason, DumpPart, LoadAnswer};
 use crate::limits::{
     DUMP_PARTS_MAX, LAWS_FILE_BYTES_MAX, TAKEOVER_ANSWER_MS_MAX, TAKEOVER_BEHIND_MS_MAX, TAKEOVER_CATCH_UP_MS_MAX,
-    TAKEOVER_CONNECT_MS_MAX, TAKEOVER_DUMP_MS_MAX, TAKEOVER_DUMP_TRIES, TAKEOVER_LOOK_EVERY_MS, TAKEOVER_PAUSE_MS_MAX,
-    TAKEOVER_PROOF_MS_MAX, TAKEOVER_RETAKES_MAX, TAKEOVER_SERVING_MS_MAX, TAKEOVER_STEP_MS_MAX, TAKEOVER_SUBSCRIBED_MS,
-    TAKEOVER_SWITCH_TRIES,
+    TAKEOVER_CONNECT_MS_MAX, TAKEOVER_DUMP_MS_MAX, TAKEOVER_DUMP_PAUSE_MS_MAX, TAKEOVER_DUMP_TRIES,
+    TAKEOVER_LOOK_EVERY_MS, TAKEOVER_PAUSE_MS_MAX, TAKEOVER_PROOF_MS_MAX, TAKEOVER_RETAKES_MAX,
+    TAKEOVER_SERVING_MS_MAX, TAKEOVER_STEP_MS_MAX, TAKEOVER_SUBSCRIBED_MS, TAKEOVER_SWITCH_TRIES,
 };
 use crate::load::LearntLaws;
 use crate::owned_directory;
@@ -71,7 +72,7 @@ enum Taken {
     Live,
     /// Its engine cannot be reached: it is as after a restart.
     Unproven,
-    /// The old daemon has nothing to pass, for this reason.
+    /// The old daemon has nothing to pass, or it could not be loaded, with the reason. The worker has what comes from now on.
     Nothing(String),
 }
 
@@ -117,7 +118,8 @@ impl Takeover {
         let run = move || {
             sandbox::enter(ThreadKind::Takeover);
             let turns = parts.turns.clone();
-            let taken = catch_unwind(AssertUnwindSafe(|| Taker { takeover: &self, parts }.take()));
+            let taken =
+                catch_unwind(AssertUnwindSafe(|| Taker { takeover: &self, parts, empty: BTreeMap::new() }.take()));
             let taken = taken.unwrap_or_else(|_| {
                 // Half of a takeover is none: this daemon never decides.
                 turns.end();
@@ -171,10 +173,13 @@ impl Takeover {
 struct Taker<'a> {
     takeover: &'a Takeover,
     parts: TakenParts,
+    /// Workers of which nothing was taken, with the last batch of each at the old daemon then. Until the engine sends a
+    /// further one, which both hear, they cannot come closer to the old daemon.
+    empty: BTreeMap<Worker, Option<EventSeq>>,
 }
 
 impl Taker<'_> {
-    fn take(&self) -> Result<()> {
+    fn take(mut self) -> Result<()> {
         self.wait_for_workers(&self.their_positions()?);
         self.take_workers()?;
         self.catch_up()?;
@@ -216,41 +221,54 @@ impl Taker<'_> {
         thread::sleep(Duration::from_millis(TAKEOVER_SUBSCRIBED_MS));
     }
 
-    fn take_workers(&self) -> Result<()> {
-        let (mut live, mut unproven, mut nothing) = (0, 0, 0);
+    fn take_workers(&mut self) -> Result<()> {
+        let (mut live, mut unproven, mut empty) = (0, 0, Vec::new());
         let table = self.table();
         for record in table.workers.iter().filter(|record| record.events.is_some()) {
             match self.take_worker(&table, record)? {
                 Taken::Live => live += 1,
                 Taken::Unproven => unproven += 1,
-                Taken::Nothing(why) => {
-                    tracing::info!(worker = %record.worker, why, "the running daemon passes no blocks of the worker");
-                    nothing += 1;
-                }
+                Taken::Nothing(_) => empty.push(record.worker),
             }
         }
-        tracing::info!(live, unproven, nothing, "the workers' blocks are taken over");
+        tracing::info!(live, unproven, nothing = empty.len(), "the workers' blocks are taken over");
+        if !empty.is_empty() {
+            self.note_empty(&empty, &self.their_positions()?);
+        }
         Ok(())
     }
 
+    fn note_empty(&mut self, workers: &[Worker], theirs: &[Position]) {
+        let noted = theirs.iter().filter(|position| workers.contains(&position.worker));
+        self.empty.extend(noted.map(|position| (position.worker, position.last)));
+    }
+
+    /// Whether nothing was taken of a worker that is at the old daemon where it was then.
+    fn is_empty_at(&self, position: &Position) -> bool {
+        self.empty.get(&position.worker) == Some(&position.last)
+    }
+
     fn take_worker(&self, table: &FleetTable, record: &WorkerRecord) -> Result<Taken> {
-        let mut last = String::new();
+        let (worker, mut why, mut pause_ms) = (record.worker, String::new(), TAKEOVER_LOOK_EVERY_MS);
         for _ in 0..TAKEOVER_DUMP_TRIES {
             match self.try_worker(table, record)? {
+                Ok(Taken::Nothing(why)) => {
+                    tracing::info!(%worker, why, "the running daemon passes no blocks of the worker");
+                    return Ok(Taken::Nothing(why));
+                }
                 Ok(taken) => return Ok(taken),
-                Err(why) => why.clone_into(&mut last),
+                Err(fault) => why = fault,
             }
-            pause();
+            thread::sleep(Duration::from_millis(pause_ms));
+            pause_ms = (2 * pause_ms).min(TAKEOVER_DUMP_PAUSE_MS_MAX);
         }
-        Err(failed(format!("the blocks of worker {} cannot be taken over: {last}", record.worker)))
+        let remedy = "none needed; it is known again as its engine sends events";
+        tracing::warn!(%worker, why, remedy, "the worker's blocks cannot be taken over, so it begins as after a restart");
+        Ok(Taken::Nothing(why))
     }
 
     /// Loads a worker from the old daemon. The inner error says why it may go better next time.
-    fn try_worker(
-        &self,
-        table: &FleetTable,
-        record: &WorkerRecord,
-    ) -> Result<std::result::Result<Taken, &'static str>> {
+    fn try_worker(&self, table: &FleetTable, record: &WorkerRecord) -> Result<std::result::Result<Taken, String>> {
         let is_live = find(&self.table(), &record.worker).is_some_and(is_live);
         let Some(expected) = snapshots::expected(table, record) else {
             return Ok(Ok(Taken::Nothing("no_events".into())));
@@ -261,14 +279,18 @@ impl Taker<'_> {
         let (parts, received) = bounded(DUMP_PARTS_MAX);
         let ending = || Error::new(Kind::Draining, "the ingest threads have ended", "take over once more");
         let ingest_threads = self.parts.ingest_threads.upgrade().ok_or_else(ending)?;
-        let answers = ingest_threads.load(record.shard, record.worker, received)?;
+        let asked = ingest_threads.load(record.shard, record.worker, received);
         drop(ingest_threads);
+        let answers = match asked {
+            Err(error) if error.kind() == Kind::Overloaded => return Ok(Err(error.kind().name().to_owned())),
+            asked => asked?,
+        };
         match answer_of(&answers) {
             // The events wait from now on, so the dump contains all that was applied here.
             Some(LoadAnswer::Held { .. }) => {}
             Some(LoadAnswer::Failed(AbortReason::UnknownWorker)) => return Ok(Ok(Taken::Nothing("no_sockets".into()))),
-            Some(LoadAnswer::Failed(reason)) => return Ok(Err(reason.name())),
-            _ => return Ok(Err("late")),
+            Some(LoadAnswer::Failed(reason)) => return Ok(Err(reason.name().to_owned())),
+            _ => return Ok(Err("late".to_owned())),
         }
         let Worker { id, rank } = record.worker;
         let (answer, mut files) = self.takeover.ask(&Request::Dump { id: id.0, rank: rank.0 })?;
@@ -278,7 +300,7 @@ impl Taker<'_> {
                 drop(parts.send(DumpPart::Aborted(AbortReason::SourceAborted)));
                 // The load has not begun to change the worker. Its end is awaited, so that the next one can begin.
                 answer_of(&answers);
-                return Ok(if is_final(&why) { Ok(Taken::Nothing(why)) } else { Err("not_dumped") });
+                return Ok(if is_final(&why) { Ok(Taken::Nothing(why)) } else { Err(format!("not_dumped: {why}")) });
             }
             _ => return Err(out_of_order()),
         };
@@ -287,14 +309,14 @@ impl Taker<'_> {
         match (fed, answer_of(&answers)) {
             (Ok(_), Some(LoadAnswer::Loaded(_))) if is_live => Ok(Ok(Taken::Live)),
             (Ok(_), Some(LoadAnswer::Loaded(_))) => Ok(Ok(Taken::Unproven)),
-            (Err(fault), _) => Ok(Err(fault.refusal.name())),
-            (_, Some(LoadAnswer::Failed(reason))) => Ok(Err(reason.name())),
-            _ => Ok(Err("late")),
+            (Err(fault), _) => Ok(Err(fault.refusal.name().to_owned())),
+            (_, Some(LoadAnswer::Failed(reason))) => Ok(Err(reason.name().to_owned())),
+            _ => Ok(Err("late".to_owned())),
         }
     }
 
     /// Waits until every worker has applied what it has applied at the old daemon, and is trusted as much.
-    fn catch_up(&self) -> Result<()> {
+    fn catch_up(&mut self) -> Result<()> {
         let deadline = after_ms(TAKEOVER_CATCH_UP_MS_MAX);
         let (mut proof_by, mut retakes_left) = (after_ms(TAKEOVER_PROOF_MS_MAX), TAKEOVER_RETAKES_MAX);
         loop {
@@ -305,7 +327,7 @@ impl Taker<'_> {
                 }
             } else {
                 let table = self.table();
-                let Some(record) = less_trusted(&table, &theirs) else { return Ok(()) };
+                let Some(record) = self.less_trusted(&table, &theirs) else { return Ok(()) };
                 if Instant::now() >= proof_by {
                     let (worker, trust) = (record.worker, record.trust.load().level);
                     tracing::warn!(%worker, ?trust, retakes_left, "the worker is trusted less here than at the running daemon");
@@ -313,7 +335,9 @@ impl Taker<'_> {
                         // It is as after a restart, and replies say so.
                         return Ok(());
                     }
-                    self.take_worker(&table, record)?;
+                    if matches!(self.take_worker(&table, record)?, Taken::Nothing(_)) {
+                        self.note_empty(&[record.worker], &theirs);
+                    }
                     (proof_by, retakes_left) = (after_ms(TAKEOVER_PROOF_MS_MAX), retakes_left - 1);
                 }
             }
@@ -324,10 +348,18 @@ impl Taker<'_> {
     /// A worker that is connected, and has applied less than at the old daemon.
     fn behind(&self, theirs: &[Position]) -> Option<(Worker, String)> {
         let table = self.table();
-        theirs.iter().find_map(|Position { worker, last, .. }| {
+        theirs.iter().filter(|position| !self.is_empty_at(position)).find_map(|Position { worker, last, .. }| {
             let record = find(&table, worker).filter(|record| is_live(record))?;
             let ours = record.trust.load().as_of_seq;
             (ours < *last).then(|| (*worker, format!("it is at {ours:?}, and not at {last:?}")))
+        })
+    }
+
+    /// A connected worker that is trusted less here than at the old daemon.
+    fn less_trusted<'t>(&self, table: &'t FleetTable, theirs: &[Position]) -> Option<&'t WorkerRecord> {
+        theirs.iter().filter(|position| !self.empty.contains_key(&position.worker)).find_map(|position| {
+            let record = find(table, &position.worker).filter(|record| is_live(record))?;
+            (Position::of(record).trust < position.trust).then_some(record)
         })
     }
 
@@ -409,13 +441,6 @@ impl Taker<'_> {
 
 fn find<'a>(table: &'a FleetTable, worker: &Worker) -> Option<&'a WorkerRecord> {
     table.workers.iter().find(|record| record.worker == *worker)
-}
-
-/// A connected worker that is trusted less here than at the old daemon.
-fn less_trusted<'a>(table: &'a FleetTable, theirs: &[Position]) -> Option<&'a WorkerRecord> {
-    theirs.iter().find_map(|position| {
-        find(table, &position.worker).filter(|record| is_live(record) && Position::of(record).trust < position.trust)
-    })
 }
 
 /// Whether the worker's events arrive here.

@@ -289,8 +289,13 @@ impl Shard {
     }
 
     fn tick(&mut self, now: Now) {
+        let all_wait = self.transfers.block_messages();
         for publisher in &mut self.publishers {
             self.current_worker = Some(publisher.index);
+            if all_wait || publisher.waits_for_load {
+                // No event of its connection is taken now, so its time begins when the load has ended.
+                publisher.link.begin_anew(now.uptime_ms);
+            }
             let is_excused = publisher.subscription.excuses_silence(now.uptime_ms);
             let down_after_ms = if is_excused { 0 } else { self.config.down_after_ms };
             if let Some(change) = publisher.link.tick(now.uptime_ms, down_after_ms) {

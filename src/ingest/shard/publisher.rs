@@ -110,6 +110,16 @@ impl Shard {
     }
 }
 
+impl Link {
+    /// Lets the time until it is Down begin now.
+    pub(super) const fn begin_anew(&mut self, now_ms: u64) {
+        match self {
+            Self::Connecting { since_ms } | Self::Lost { since_ms } => *since_ms = now_ms,
+            Self::Up | Self::Down => {}
+        }
+    }
+}
+
 impl PublisherState {
     /// Handles the events of the connection, then a bounded number of messages; `false` = there may be more.
     pub(super) fn take_quantum(

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, bounded};
 
 use super::quiet_shard;
-use crate::fleet::{Fleet, FleetTable, SchemeCell};
+use crate::fleet::{Fleet, FleetTable, SchemeCell, WorkerState};
 use crate::hash;
 use crate::ids::{EventSeq, Scheme, ShardId, SpaceId, Window, Worker, WorkerIndex, WorkerSlot};
 use crate::index::{self, Depths, IndexReader, ShardLimits};
@@ -249,4 +249,37 @@ fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or
     shard.round(now);
     assert!(is_taken(&shard));
     assert!(matches!(answers.iter().last(), Some(LoadAnswer::Failed(AbortReason::Reset))));
+}
+
+#[test]
+fn an_engine_is_not_down_because_a_load_keeps_the_daemon_from_its_connection() {
+    let down_after_ms = super::DOWN_AFTER_MS;
+    let state_at = |shard: &mut super::Shard, uptime_ms: u64| {
+        shard.tick(Now { unix_ms: 1, uptime_ms });
+        shard.update_fleet();
+        shard.fleet.load().workers[0].state
+    };
+    // A load of its own worker, and one of any worker at the start.
+    for comes_before_all in [false, true] {
+        let (_folder, mut shard) = quiet_shard();
+        let worker = shard.publishers[0].stream.worker;
+        let (_parts, received) = bounded(1);
+        let (load, _answers) = FirstLoad::new(worker, received);
+        if comes_before_all {
+            shard.load_first(vec![load]);
+        } else {
+            shard.publishers[0].waits_for_load = true;
+            shard.queue_load(load);
+        }
+        shard.transfer(Now { unix_ms: 1, uptime_ms: 1 });
+        let (end_ms, states) = (4 * down_after_ms, [WorkerState::Joining, WorkerState::Down]);
+        assert_eq!(state_at(&mut shard, end_ms), states[0], "{comes_before_all}");
+        shard.inbox.commands.push(Command::Reset(None, ResetScope::Everything)).expect("room");
+        assert!(!shard.handle_commands());
+        // The load had begun: it ends with its next slice.
+        shard.transfer(Now { unix_ms: 1, uptime_ms: end_ms });
+        assert!(!shard.transfers.block_messages() && !shard.publishers[0].waits_for_load);
+        let ends = [end_ms + down_after_ms - 1, end_ms + down_after_ms];
+        assert_eq!(ends.map(|at_ms| state_at(&mut shard, at_ms)), states, "{comes_before_all}");
+    }
 }

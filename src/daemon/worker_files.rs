@@ -46,7 +46,7 @@ pub(super) async fn run(
     loop {
         match scanner.scan(&path, desired.spaces()).await {
             Ok(seen) => {
-                desired.note(&name(&path), None);
+                desired.note(&listing_name(&path), None);
                 let change = files.update(seen, grace_ms.get(), started.elapsed().as_millis() as u64);
                 for refused in apply(change, scan, desired, counters, grace_ms.get()) {
                     // It is read again when other files may have become shorter.
@@ -54,7 +54,7 @@ pub(super) async fn run(
                 }
                 scan = Scan::Later;
             }
-            Err(problem) => refuse(&name(&path), &problem, desired, counters),
+            Err(problem) => refuse(&listing_name(&path), &problem, desired, counters),
         }
         if listening.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
             && let Some(made) = listening.take()
@@ -244,6 +244,12 @@ pub fn unusable_files(config: &Config) -> Vec<String> {
 
 fn name(path: &Path) -> String {
     Source::File(path.to_owned()).to_string()
+}
+
+/// What has the problems of finding the files. The problems of each file go by its own name: that the files were found
+/// says nothing of what is in them.
+fn listing_name(path: &Path) -> String {
+    format!("discovery.path {}", path.display())
 }
 
 /// Takes over what the files name now. Returns the files that name too many workers.

@@ -58,6 +58,27 @@ fn files_are_followed_and_bad_ones_change_nothing() {
 }
 
 #[test]
+fn a_single_file_is_named_for_as_long_as_it_cannot_be_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (parent, file) = (folder.path().join("at"), folder.path().join("at/w.toml"));
+    std::fs::write(&parent, "no folder").expect("written");
+    let daemon = Daemon::configured(&format!("[discovery]\npath = \"{}\"\nrescan_ms = 100\n", file.display()));
+    until("that it cannot be looked for is named", || problem(&daemon, "w.toml").is_some());
+    std::fs::remove_file(&parent).expect("removed");
+    std::fs::create_dir(&parent).expect("a folder");
+    until("it can be looked for", || problem(&daemon, "w.toml").is_none());
+
+    replace(&file, "[[worker]]\nid = 1\n[[worker]]\nweight = 3\n");
+    until("it is named", || problem(&daemon, "w.toml").is_some());
+    // Several scans, each of which finds the same file.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(problem(&daemon, "w.toml").is_some_and(|problem| problem.contains("worker[1].id")));
+    replace(&file, "[[worker]]\nid = 1\n");
+    until("it is read", || workers(&daemon).len() == 1);
+    assert_eq!(problem(&daemon, "w.toml"), None);
+}
+
+#[test]
 fn the_configuration_is_read_again_on_sighup() {
     let daemon = Daemon::configured("[[worker]]\nid = 1\n[[worker]]\nid = 2\n");
     daemon.reconfigure("[[worker]]\nid = 1\nweight = 3\n[[worker]]\nid = 7\nranks = 2\n");

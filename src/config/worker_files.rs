@@ -4,7 +4,8 @@ use serde_json::Value as Json;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value};
 
 use super::check;
-use super::document::{self, Draft, TableDraft};
+use super::document::{self, Draft, EachTable, TableDraft};
+use super::field::Section;
 use super::fields::{self, WorkerDraft};
 use super::problem::{Location, Problem, Problems};
 use super::{NamedWorkers, SpaceConfig, WorkerConfig};
@@ -60,8 +61,8 @@ pub fn parse_workers(
             Err(problem) => return fail(vec![problem]),
         },
     };
-    let named = draft.map(|draft| {
-        only_workers(&draft, &mut problems);
+    let named = draft.map(|mut draft| {
+        only_workers(&mut draft, &mut problems);
         check::workers(&draft.workers, &as_entries(spaces), &mut problems)
     });
     match named {
@@ -188,25 +189,19 @@ fn as_entries(spaces: &[SpaceConfig]) -> Vec<TableDraft<SpaceConfig>> {
 }
 
 /// Refuses other tables: a file of workers has nothing but workers.
-fn only_workers(draft: &Draft, problems: &mut Vec<Problem>) {
-    let tables = [
-        ("serve", &draft.serve.head),
-        ("admin", &draft.admin.head),
-        ("metrics", &draft.metrics.head),
-        ("http", &draft.http.head),
-        ("log", &draft.log.head),
-        ("ingest", &draft.ingest.head),
-        ("booking", &draft.booking.head),
-        ("policy", &draft.policy.head),
-        ("discovery", &draft.discovery.head),
-        ("relay", &draft.relay.head),
-    ];
-    let written = tables.into_iter().filter(|(_, head)| **head != Location::Document);
-    let written = written.chain(draft.spaces.iter().map(|space| ("space", &space.head)));
-    let problem = |(name, head): (&str, &Location)| {
-        Problem::new(head.clone(), name, "belongs in the configuration file; a file of workers has only [[worker]]")
-    };
-    problems.extend(written.map(problem));
+fn only_workers(draft: &mut Draft, problems: &mut Vec<Problem>) {
+    draft.each_table(&mut OnlyWorkers(problems));
+}
+
+struct OnlyWorkers<'a>(&'a mut Vec<Problem>);
+
+impl EachTable for OnlyWorkers<'_> {
+    fn table<T: Default>(&mut self, section: &'static Section<T>, entry: &mut TableDraft<T>) {
+        if section.name != fields::WORKER.name && entry.head != Location::Document {
+            let message = "belongs in the configuration file; a file of workers has only [[worker]]";
+            self.0.push(Problem::new(entry.head.clone(), entry.path.clone(), message));
+        }
+    }
 }
 
 /// Refuses a text with more entries than workers can have, before a parser builds a tree: two bytes of text become
@@ -351,6 +346,17 @@ mod tests {
         ] {
             let problems = parse_workers("f", text, format, &spaces()).expect_err(text).to_string();
             assert!(problems.contains(words), "{text}: {problems}");
+        }
+    }
+
+    #[test]
+    fn no_other_table_is_passed_over() {
+        for (name, _) in document::sections().into_iter().filter(|(name, _)| *name != fields::WORKER.name) {
+            let header =
+                if name == fields::SPACE.name { format!("[[{name}]]\nmodel = \"x\"") } else { format!("[{name}]") };
+            let text = format!("{header}\n[[worker]]\nid = 1\nmodel = \"a\"\n");
+            let problems = parse_workers("f", &text, FileFormat::Toml, &spaces()).expect_err(name).to_string();
+            assert!(problems.contains("belongs in the configuration file"), "{name}: {problems}");
         }
     }
 

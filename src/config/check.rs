@@ -537,13 +537,9 @@ impl Checks {
                 problems.push(entry.problem(field, "has no use beside a NATS server, which also replays; remove it"));
             }
         }
-        let within = draft.capacity_blocks <= draft.blocks_max;
-        if !within && !entry.is_refused("blocks_max") {
-            let message = format!(
-                "is more than blocks_max = {}, beyond which blocks are refused; raise blocks_max",
-                draft.blocks_max
-            );
-            problems.push(entry.problem("capacity_blocks", message));
+        if !entry.is_refused("blocks_max") {
+            let beyond = beyond_blocks_max(draft.capacity_blocks, draft.blocks_max);
+            problems.extend(beyond.map(|message| entry.problem("capacity_blocks", message)));
         }
     }
 
@@ -674,6 +670,13 @@ fn worker(
         loras: draft.loras.clone(),
         state: state(draft),
     }
+}
+
+/// Why a worker cannot have this capacity, if so.
+pub(super) fn beyond_blocks_max(capacity_blocks: u64, blocks_max: u64) -> Option<String> {
+    let message =
+        || format!("is more than blocks_max = {blocks_max}, beyond which blocks are refused; raise blocks_max");
+    (capacity_blocks > blocks_max).then(message)
 }
 
 fn snapshots((proposal, endpoint): (SnapshotProposal, Endpoint)) -> SnapshotSource {

@@ -122,6 +122,19 @@ impl WorkerPatch {
         self.written.extend(later.written.iter().filter(|name| !self.written.contains(name)).collect::<Vec<_>>());
     }
 
+    /// Checks the fields of a worker against each other, as they are with the patch.
+    ///
+    /// # Errors
+    /// The problem.
+    pub(crate) fn check(&self, source: &str, worker: &WorkerConfig) -> Result<(), Problems> {
+        let mut patched = worker.clone();
+        self.apply(&mut patched);
+        check::beyond_blocks_max(patched.capacity_blocks, patched.blocks_max).map_or(Ok(()), |message| {
+            let problem = Problem::new(Location::Document, "worker.capacity_blocks", message);
+            Err(Problems { source: source.to_owned(), list: vec![problem] })
+        })
+    }
+
     /// Sets the fields of the patch in a worker.
     pub(crate) fn apply(&self, worker: &mut WorkerConfig) {
         let draft = &self.draft;
@@ -377,6 +390,15 @@ mod tests {
         let taints = vec!["x".to_owned(), "y".to_owned()];
         let prefill = PrefillFigures { base_ns: Some(3000), ..PrefillFigures::default() };
         assert_eq!(after, WorkerConfig { taints, prefill, name: "n".into(), ..before });
+        for (fields, fits) in [
+            (&[("blocks_max", "4")][..], true),
+            (&[("blocks_max", "4"), ("capacity_blocks", "4")], true),
+            (&[("blocks_max", "4"), ("capacity_blocks", "5")], false),
+            (&[("capacity_blocks", "99999999")], false),
+        ] {
+            let patch = WorkerPatch::parse("t", &pairs(fields)).expect("valid");
+            assert_eq!(patch.check("t", &after).is_ok(), fits, "{fields:?}");
+        }
         let refused =
             WorkerPatch::parse("t", &pairs(&[("endpoint", "tcp://h:1")])).expect_err("the stream").to_string();
         assert!(refused.contains("cannot change while the worker stays"), "{refused}");

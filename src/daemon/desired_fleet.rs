@@ -291,6 +291,10 @@ impl DesiredFleet {
         if before.is_empty() {
             return Err(unknown_worker(worker));
         }
+        before
+            .values()
+            .try_for_each(|config| patch.check("the request", config))
+            .map_err(|problems| invalid(&problems))?;
         let meant: Vec<Worker> = before.keys().copied().collect();
         self.change_sources(|merge| {
             merge.set(&meant, &patch);

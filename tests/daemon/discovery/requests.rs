@@ -64,13 +64,15 @@ fn what_cannot_be_done_is_refused_by_name() {
         (&["remove", "9"], "there is no worker 9"),
         (&["set", "9", "draining=true"], "there is no worker 9"),
         (&["set", "1", "endpoint=tcp://127.0.0.1:2"], "cannot change while the worker stays"),
+        (&["set", "1", "capacity_blocks=5,blocks_max=4"], "is more than blocks_max = 4"),
+        (&["set", "1", "capacity_blocks=99999999"], "is more than blocks_max"),
     ] {
         let output = daemon.worker(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
         assert!(error.contains(said), "{arguments:?}: {error}");
     }
-    assert_eq!(daemon.counter("workers_refused_request"), 9);
+    assert_eq!(daemon.counter("workers_refused_request"), 11);
     assert_eq!(daemon.status().workers.len(), 1);
     let listed = daemon.worker(&["list"]);
     assert!(String::from_utf8_lossy(&listed.stdout).contains("config"), "{listed:?}");

@@ -58,6 +58,22 @@ fn files_are_followed_and_bad_ones_change_nothing() {
 }
 
 #[test]
+fn a_worker_that_was_added_by_a_command_moves_into_the_configuration_with_its_blocks() {
+    let (mut publisher, daemon, tokens) = (Publisher::new(), Daemon::configured(""), prompt(1, 64));
+    let endpoint = publisher.endpoint();
+    daemon.worker_ok(&["add", &format!("id=1,endpoint={endpoint}")]);
+    publisher.await_subscription();
+    publisher.store(&tokens);
+    until("it is heard", || daemon.device(&tokens, Worker::new(1, 0)) == Some(4));
+    daemon.reconfigure(&format!("[[worker]]\nid = 1\nendpoint = \"{endpoint}\"\n"));
+    until("two sources name it", || problem(&daemon, "config").is_some());
+    daemon.worker_ok(&["remove", "1"]);
+    until("the configuration does", || workers(&daemon) == ["1/0 ready config"]);
+    assert_eq!((problem(&daemon, "config"), daemon.device(&tokens, Worker::new(1, 0))), (None, Some(4)));
+    assert_eq!(daemon.counter("workers_removed"), 0);
+}
+
+#[test]
 fn a_single_file_is_named_for_as_long_as_it_cannot_be_used() {
     let folder = tempfile::tempdir().expect("a folder");
     let (parent, file) = (folder.path().join("at"), folder.path().join("at/w.toml"));

@@ -1,6 +1,6 @@
 //! Reconciles the fleet with the desired fleet, one step after another, while serving threads go on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::config::{Config, WorkerConfig};
 use crate::discovery::{Step, plan};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, PlaceAllocator, TrustCell};
+use crate::fleet::{Fleet, PlaceAllocator, TrustCell, WorkerRecord};
 use crate::ids::{ShardId, SpaceId, Worker, WorkerIndex};
 use crate::ingest::descriptors::Descriptors;
 use crate::ingest::{
@@ -37,8 +37,15 @@ pub(super) struct FleetReconciler {
     records: WorkerRecords,
     snapshots: Snapshots,
     places: PlaceAllocator,
-    /// Every worker as it is now, also those that were refused: they are tried again when they change.
+    /// Every worker as it is now, also those that were refused: they are tried again when they change, or as the next two
+    /// fields say.
     present: BTreeMap<Worker, WorkerConfig>,
+    /// Workers that were refused for want of a place: they are tried again when one is free.
+    refused: BTreeSet<Worker>,
+    /// Workers whose events are not received for want of open files: they are added anew when others need fewer.
+    unsubscribed: BTreeSet<Worker>,
+    /// Whether a place has become free since refused workers were tried.
+    has_new_room: bool,
     indexes: BTreeMap<Worker, WorkerIndex>,
     /// Removed workers that the index may still hold. Their places are not free yet.
     leaving: Vec<(WorkerIndex, oneshot::Receiver<()>)>,
@@ -54,6 +61,16 @@ impl FleetReconciler {
         (snapshots, listener): (&Snapshots, &Arc<LoadListener>),
         statistics: &Statistics,
     ) -> Self {
+        let fleet = statistics.fleet.load();
+        let is_unsubscribed = |record: &&WorkerRecord| record.events.is_some() && !is_heard(record);
+        // More publishers than the limit: those that the start left out are not heard.
+        let unsubscribed = match fleet.workers.iter().filter(|record| record.events.is_some()).count() {
+            publishers if publishers > descriptors.publishers_max => {
+                fleet.workers.iter().filter(is_unsubscribed).map(|record| record.worker).collect()
+            }
+            _ => BTreeSet::new(),
+        };
+        drop(fleet);
         let indexes = statistics.fleet.load().workers.iter().map(|record| (record.worker, record.index)).collect();
         Self {
             fleet: Arc::clone(&statistics.fleet),
@@ -66,6 +83,9 @@ impl FleetReconciler {
             snapshots: snapshots.clone(),
             places,
             present: config.workers.iter().map(|worker| (worker.worker, worker.clone())).collect(),
+            refused: BTreeSet::new(),
+            unsubscribed,
+            has_new_room: false,
             indexes,
             leaving: Vec::new(),
             descriptors,
@@ -84,11 +104,15 @@ impl FleetReconciler {
                 self.take(step, desired, ingest_threads).await;
             }
             if changed {
+                self.hear_more(desired, ingest_threads).await;
                 self.listen();
             }
             while !self.leaving.is_empty() && !changes.has_changed().unwrap_or(true) {
                 self.settle();
                 tokio::time::sleep(Duration::from_millis(RECONCILE_RETRY_MS)).await;
+            }
+            if self.try_refused() {
+                continue;
             }
             if changes.changed().await.is_err() {
                 // Cannot happen: the caller holds the desired fleet.
@@ -110,10 +134,33 @@ impl FleetReconciler {
         }
     }
 
+    /// Whether refused workers are to be tried again. The next plan adds them.
+    fn try_refused(&mut self) -> bool {
+        let is_tried = std::mem::take(&mut self.has_new_room) && !self.refused.is_empty();
+        if is_tried {
+            let refused = std::mem::take(&mut self.refused);
+            self.present.retain(|worker, _| !refused.contains(worker));
+        }
+        is_tried
+    }
+
+    /// Adds workers anew that had too few open files for their events, as long as there are enough.
+    async fn hear_more(&mut self, desired: &DesiredFleet, ingest_threads: &IngestThreads) {
+        while self.too_few_descriptors().is_none()
+            && let Some(worker) = self.unsubscribed.pop_first()
+        {
+            if let Some(config) = self.present.get(&worker).filter(|_| !self.receives_events(worker)).cloned() {
+                self.remove(worker, ingest_threads).await;
+                self.add(config, desired, ingest_threads).await;
+            }
+        }
+    }
+
     async fn add(&mut self, config: WorkerConfig, desired: &DesiredFleet, ingest_threads: &IngestThreads) {
         let (worker, source) = (config.worker, desired.source_of(config.worker));
         self.present.insert(worker, config.clone());
         let Some(index) = self.place().await else {
+            self.refused.insert(worker);
             self.counters.bump(DaemonCounter::WorkersRefusedFull);
             tracing::error!(%worker, source, "worker refused: the daemon has as many workers as it can hold");
             return;
@@ -127,6 +174,9 @@ impl FleetReconciler {
             no_events = self.too_few_descriptors();
             no_events.is_none()
         });
+        if no_events.is_some() {
+            self.unsubscribed.insert(worker);
+        }
         self.views.put(index, view);
         self.loads.admit(index);
         self.loads.set_prefill(index, config.prefill);
@@ -157,6 +207,9 @@ impl FleetReconciler {
                 self.views.take(index);
                 self.loads.leave(index);
                 self.places.give_back(index);
+                if error.kind() == Kind::Overloaded {
+                    self.refused.insert(worker);
+                }
                 self.counters.bump(DaemonCounter::WorkersRefusedFull);
                 tracing::error!(%worker, source, %error, "worker refused");
             }
@@ -209,6 +262,8 @@ impl FleetReconciler {
     /// its shard, which frees its blocks once no reader can see them.
     async fn remove(&mut self, worker: Worker, ingest_threads: &IngestThreads) {
         self.present.remove(&worker);
+        self.refused.remove(&worker);
+        self.unsubscribed.remove(&worker);
         let Some(index) = self.indexes.remove(&worker) else { return };
         let Some(record) = self.fleet.load().worker(index).cloned() else { return };
         self.fleet.update(|table| table.take(index).is_some());
@@ -238,10 +293,11 @@ impl FleetReconciler {
 
     /// Frees the places of workers that no reader can see any more.
     fn settle(&mut self) {
-        let places = &mut self.places;
+        let (places, has_new_room) = (&mut self.places, &mut self.has_new_room);
         self.leaving.retain_mut(|(index, gone)| match gone.try_recv() {
             Ok(()) => {
                 places.give_back(*index);
+                *has_new_room = true;
                 false
             }
             // A thread that ended never answers, so that place stays taken.
@@ -289,7 +345,7 @@ impl FleetReconciler {
     fn receives_events(&self, worker: Worker) -> bool {
         let table = self.fleet.load();
         let record = self.indexes.get(&worker).and_then(|index| table.worker(*index));
-        record.is_some_and(|record| !record.trust.load().reasons.contains(TrustReason::NoEvents))
+        record.is_some_and(is_heard)
     }
 
     /// Logs and marks a worker whose events cannot be received.
@@ -303,11 +359,17 @@ impl FleetReconciler {
 
     /// The error if one more publisher's connections are beyond the limit of open files.
     fn too_few_descriptors(&self) -> Option<Error> {
-        let publishers = self.fleet.load().workers.iter().filter(|record| record.events.is_some()).count() + 1;
+        let has_sockets = |record: &&WorkerRecord| record.events.is_some() && is_heard(record);
+        let publishers = self.fleet.load().workers.iter().filter(has_sockets).count() + 1;
         let limits = self.descriptors;
         let message = format!("{} open files are too few for {publishers} publishers", limits.limit);
         (limits.publishers_max < publishers).then(|| Error::new(Kind::System, message, "raise the limit (ulimit -n)"))
     }
+}
+
+/// Whether the worker's shard has sockets for its events, if it publishes any.
+fn is_heard(record: &WorkerRecord) -> bool {
+    !record.trust.load().reasons.contains(TrustReason::NoEvents)
 }
 
 /// Sends a command to a shard's thread and waits for the answer.

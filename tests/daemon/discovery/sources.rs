@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvrouted::ids::Worker;
 use kvrouted::route::{Prompt, RouteRequest};
+use kvrouted::trust::TrustReason;
 
 use super::daemon::{problem, workers};
 use super::hostile::{answering, first_line, http};
 use crate::kit::engine::Publisher;
 use crate::kit::http::server;
 use crate::kit::ports::free_port;
-use crate::kit::{Daemon, prompt, replace, until};
+use crate::kit::{self, Daemon, Process, folder, prompt, replace, text, until};
 
 #[test]
 fn files_are_followed_and_bad_ones_change_nothing() {
@@ -301,4 +302,22 @@ fn an_engine_that_does_not_answer_is_named() {
         problem(&daemon, &port.to_string()).is_some_and(|problem| problem.contains("start the engine"))
     });
     assert!(workers(&daemon).is_empty());
+}
+
+#[test]
+fn a_worker_with_too_few_open_files_for_its_events_is_heard_once_another_one_leaves() {
+    let folder = folder();
+    let config = kit::configure_serve(folder.path(), "cores = 1", "");
+    let process = Process::start_limited(folder.path(), "daemon", 1024, &["serve", "--config", text(&config)]);
+    let daemon = Daemon::served_by(process, folder);
+    daemon.worker_ok(&["add", "id=1,endpoint=tcp://127.0.0.1:20000,ranks=200"]);
+    until("all are there", || daemon.status().workers.len() == 200);
+    let unheard = || {
+        let workers = daemon.status().workers;
+        workers.iter().filter(|worker| worker.trust.reasons.contains(TrustReason::NoEvents)).count()
+    };
+    until("some are not heard", || unheard() as u64 == daemon.counter("workers_unheard") && unheard() > 1);
+    let before = unheard();
+    daemon.worker_ok(&["remove", "1/0"]);
+    until("one is heard in its place", || unheard() == before - 1 && daemon.status().workers.len() == 199);
 }

@@ -1,12 +1,11 @@
 //! The thread that writes snapshots: one worker at a time, in rounds, and a last round when the daemon stops.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::Guard;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender, select};
 
 use super::directory::{Directory, Partial};
@@ -14,7 +13,7 @@ use super::format::{Encoder, Header, SpaceName};
 use super::laws::encode_laws;
 use super::stats::SnapshotStats;
 use crate::error::{Error, Kind, Result};
-use crate::fleet::{Fleet, FleetTable, WorkerRecord};
+use crate::fleet::{Fleet, FleetTable, Space, WorkerRecord};
 use crate::ids::{ShardId, Worker};
 use crate::ingest::{DumpBegin, DumpPart};
 use crate::limits::SNAPSHOT_BUFFER_BYTES;
@@ -164,11 +163,21 @@ impl Rounds {
     fn round(&mut self) {
         // First: it is small, and the last round may run out of time.
         self.write_laws();
-        let table = Guard::into_inner(self.plan.fleet.load());
-        for record in table.workers.iter().filter(|record| record.events.is_some()) {
-            self.worker(&table, record);
+        let workers: Vec<_> = self.plan.fleet.load().workers.iter().map(|record| record.index).collect();
+        for index in workers {
+            // No table is held while a snapshot is written: removed workers keep their places for as long as one has them.
+            let found = {
+                let table = self.plan.fleet.load();
+                let record = table.worker(index).filter(|record| record.events.is_some());
+                record.map(|record| (record.clone(), space_name(&table, record)))
+            };
+            if let Some((record, space)) = found {
+                self.worker(&record, &space);
+            }
         }
+        let table = self.plan.fleet.load();
         self.files.retain(|worker, _| table.workers.iter().any(|record| record.worker == *worker));
+        drop(table);
         let oldest = self.files.values().map(|written| written.current_unix_ms).min();
         self.plan.stats.set_oldest(oldest.unwrap_or(0));
     }
@@ -188,7 +197,7 @@ impl Rounds {
         }
     }
 
-    fn worker(&mut self, table: &FleetTable, record: &WorkerRecord) {
+    fn worker(&mut self, record: &WorkerRecord, space: &SpaceName) {
         self.plan.mark.begin_round_of(Activity::WritingSnapshot, record.index.0);
         let (stats, now_unix_ms) = (Arc::clone(&self.plan.stats), unix_ms());
         let as_of = record.trust.load();
@@ -205,7 +214,7 @@ impl Rounds {
             return stats.counters.bump(C::SnapshotsUnchanged);
         }
         let began = Instant::now();
-        let written = self.write(table, record);
+        let written = self.write(record, space);
         stats.add_writing_ns(began.elapsed().as_nanos() as u64);
         let worker = record.worker;
         match written {
@@ -231,11 +240,11 @@ impl Rounds {
     }
 
     /// Writes a worker's snapshot. `false` if there is nothing to write, or if the file was removed meanwhile.
-    fn write(&mut self, table: &FleetTable, record: &WorkerRecord) -> std::result::Result<bool, Abandoned> {
+    fn write(&mut self, record: &WorkerRecord, space: &SpaceName) -> std::result::Result<bool, Abandoned> {
         let directory = Arc::clone(&self.plan.directory);
         // Begun before the dump is asked for: a reset between the two removes this file.
         let partial = directory.begin(record.worker)?;
-        let written = self.write_parts(table, record, &partial);
+        let written = self.write_parts(record, space, &partial);
         if !matches!(written, Ok(Some(_))) {
             directory.abandon(&partial);
         }
@@ -255,8 +264,8 @@ impl Rounds {
     /// from such a snapshot.
     fn write_parts(
         &mut self,
-        table: &FleetTable,
         record: &WorkerRecord,
+        space: &SpaceName,
         partial: &Partial,
     ) -> std::result::Result<Option<(u64, u64)>, Abandoned> {
         let parts = (self.plan.dump)(record.shard, record.worker).map_err(|_| Abandoned::Dump("overloaded"))?;
@@ -269,7 +278,7 @@ impl Rounds {
             return Ok(None);
         }
         let file = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, partial.file());
-        let mut encoder = Encoder::begin(file, &header(table, record, *begin))?;
+        let mut encoder = Encoder::begin(file, &header(record.worker, space.clone(), *begin))?;
         loop {
             let part = self.next_part(&parts)?;
             self.plan.mark.begin_round_of(Activity::WritingSnapshot, record.index.0);
@@ -302,7 +311,6 @@ impl Rounds {
 
     /// Removes the files of removed workers, once they are old enough.
     fn remove_expired(&self) {
-        let table = self.plan.fleet.load();
         let (directory, now) = (&self.plan.directory, SystemTime::now());
         let files = match directory.files() {
             Ok(files) => files,
@@ -310,7 +318,8 @@ impl Rounds {
                 return tracing::warn!(path = %directory.path().display(), %error, "cannot list the snapshots");
             }
         };
-        let is_gone = |worker| !table.workers.iter().any(|record| record.worker == worker);
+        let there: BTreeSet<Worker> = self.plan.fleet.load().workers.iter().map(|record| record.worker).collect();
+        let is_gone = |worker| !there.contains(&worker);
         let is_old = |written| now.duration_since(written).is_ok_and(|age| age > self.plan.keep);
         for file in files.into_iter().filter(|file| is_gone(file.worker) && is_old(file.written)) {
             match directory.remove(Some(file.worker)) {
@@ -331,13 +340,15 @@ fn broken_off(part: &DumpPart) -> Abandoned {
     })
 }
 
-pub(super) fn header(table: &FleetTable, record: &WorkerRecord, begin: DumpBegin) -> Header {
-    let space = table.space(record.space).map(|space| SpaceName {
-        model: space.model.clone(),
-        namespace: space.namespace.clone(),
-        role: space.role,
-    });
-    Header { worker: record.worker, space: space.unwrap_or_default(), taken_unix_ms: unix_ms(), begin }
+/// The names of a worker's space.
+pub(super) fn space_name(table: &FleetTable, record: &WorkerRecord) -> SpaceName {
+    let name =
+        |space: &Space| SpaceName { model: space.model.clone(), namespace: space.namespace.clone(), role: space.role };
+    table.space(record.space).map(name).unwrap_or_default()
+}
+
+pub(super) fn header(worker: Worker, space: SpaceName, begin: DumpBegin) -> Header {
+    Header { worker, space, taken_unix_ms: unix_ms(), begin }
 }
 
 fn unix_ms() -> u64 {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crossbeam::channel::{Receiver, Sender};
 
 use super::format::{Decoder, Encoder};
-use super::keeper::header;
+use super::keeper::{header, space_name};
 use super::restore::{Expected, send_decoded, unproven};
 use super::stats::{Fault, Refusal};
 use crate::fleet::{FleetTable, WorkerRecord};
@@ -41,7 +41,8 @@ pub fn write_dump(
         return Err("hybrid");
     }
     let mut out = BufWriter::with_capacity(SNAPSHOT_BUFFER_BYTES, file);
-    let mut encoder = Encoder::begin(&mut out, &header(table, record, *begin)).map_err(unwritten)?;
+    let mut encoder =
+        Encoder::begin(&mut out, &header(record.worker, space_name(table, record), *begin)).map_err(unwritten)?;
     loop {
         match next()? {
             DumpPart::Chunk(chunk) => encoder.chunk(&chunk).map_err(unwritten)?,

@@ -254,3 +254,23 @@ fn what_was_learnt_is_written_when_it_has_changed() {
     rig.rounds.round();
     assert_eq!(rig.count(C::SnapshotsFailed), 1);
 }
+
+#[test]
+fn a_worker_that_leaves_during_a_round_is_passed_over_and_no_reader_keeps_its_place() {
+    let mut rig = Rig::new((1..=3).map(|id| record(id, Some(5))).collect(), |_| Some(dump(5)));
+    let (fleet, dump_of) = (Arc::clone(&rig.rounds.plan.fleet), std::mem::replace(&mut rig.rounds.plan.dump, never()));
+    rig.rounds.plan.dump = Box::new(move |shard, worker| {
+        if worker.id.0 == 1 {
+            fleet.update(|table| table.take(WorkerIndex(1)).is_some());
+            assert_eq!(fleet.oldest_in_use(), fleet.load().version, "the table of before has no reader");
+        }
+        dump_of(shard, worker)
+    });
+    rig.rounds.round();
+    assert_eq!((rig.asked(), rig.count(C::SnapshotsWritten)), (2, 2));
+    assert!(!rig.rounds.plan.directory.file_of(Worker::new(2, 0)).exists());
+}
+
+fn never() -> AskDump {
+    Box::new(|_, _| unreachable!())
+}

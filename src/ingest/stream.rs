@@ -386,6 +386,7 @@ impl Stream {
 
     /// Ends a quantum. Readers already see its batches in the index; now they see the trust that goes with them.
     pub(super) fn show(&mut self, space: &mut SpaceShard) {
+        debug_assert!(self.recovery_will_end(), "{:?} {:?} {:?}", self.state, self.recovery, self.trust);
         self.view.gauges.set_waiting(self.state.waiting_len());
         if !std::mem::take(&mut self.changed) {
             return;

@@ -301,7 +301,7 @@ impl PublisherState {
         scratch: &mut Scratch,
         now: Now,
     ) {
-        self.stream.set_replays(source.replay.is_some());
+        self.stream.set_replays(source.replay.is_some(), now);
         self.stream.set_snapshots(source.snapshots.as_ref().map(|of| of.proposal));
         self.fail(space, scratch, now);
         self.replay_endpoint.clone_from(&source.replay);

@@ -83,9 +83,9 @@ fn a_replay_that_goes_on_and_on_is_given_up_by_time_and_by_bytes() {
         let mut shard = shard(WorkerState::Ready, &absent);
         let space = shard.publishers[0].space;
         let publisher = &mut shard.publishers[0];
-        publisher.stream.set_replays(true);
-        publisher.stream.connected(&mut shard.spaces[space], Now { unix_ms: 1, uptime_ms: 1_000 });
         let asked = Now { unix_ms: 1, uptime_ms: 1_000 };
+        publisher.stream.set_replays(true, asked);
+        publisher.stream.connected(&mut shard.spaces[space], asked);
         assert!(publisher.stream.ask_replay(asked).is_some() && publisher.stream.awaits_replay());
         let of = (&shard.config.brokers, publisher.stream.worker);
         let question = (&Endpoint::unparsed(&absent), crate::ids::EventSeq(0));

@@ -12,6 +12,7 @@
 //! | lost batches cannot be fetched | emptied, goes on behind them | gap, or joined_late if nothing was known |
 //! | they can be fetched after all | emptied, and its messages wait | exact, but recovering |
 //! | disconnected | the messages that wait are dropped | disconnected, until it is recovered on the next connection |
+//! | the publisher can no longer replay | emptied, and the messages that wait are dropped | disconnected, until the next first batch |
 //!
 //! Once messages that waited are applied, the gate compares them with the replayed batches: it remembers both. Messages
 //! beyond the limit are dropped, the oldest first, because a replay goes up to the publisher's present.
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::hold::{HeldBytes, Message, StreamState};
 use super::{Now, Scratch, Stream};
-use crate::event::recovery::{Aim, Ended, Replayed};
+use crate::event::recovery::{Aim, Ended, Recovery, Replayed};
 use crate::event::sequence_gate::{SequenceGate, Verdict};
 use crate::event::worker_trust::TrustInput;
 use crate::ids::EventSeq;
@@ -55,9 +56,26 @@ impl Stream {
         self.held_of_shard = of_shard.clone();
     }
 
-    /// Sets whether its publisher can replay.
-    pub(in crate::ingest) fn set_replays(&mut self, replays: bool) {
-        self.recovery = replays.then(|| self.recovery.take().unwrap_or_default());
+    /// Sets whether its publisher can replay. A recovery of a publisher that no longer can ends: nothing would end it
+    /// later. [`Stream::disconnected`] has to follow, which empties the worker.
+    pub(in crate::ingest) fn set_replays(&mut self, replays: bool, now: Now) {
+        if replays {
+            self.recovery.get_or_insert_default();
+        } else if self.recovery.is_some() {
+            self.wait_for_connection();
+            self.recovery = None;
+            self.input(TrustInput::Recovered { known: self.gate.last().is_some() }, now);
+        }
+    }
+
+    /// Whether something will end the state Recovering and the reason of that name: a replay that is wanted or asked
+    /// for, or the end of a load.
+    pub(super) fn recovery_will_end(&self) -> bool {
+        let proves = self.recovery.as_ref().is_some_and(Recovery::is_proving);
+        let is_loading = matches!(self.state, StreamState::Loading { .. });
+        let has_reason = self.trust.own_reasons().contains(TrustReason::Recovering);
+        // With a publisher that can replay, the next connection begins a recovery.
+        (proves || !self.is_recovering()) && (self.can_recover() || is_loading || !has_reason)
     }
 
     /// How many messages wait.

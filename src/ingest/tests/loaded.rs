@@ -134,7 +134,7 @@ fn a_relays_lower_word_outlives_a_restart_of_the_daemon() {
         // As a daemon loads it that has no connection yet.
         begin.trust.reasons.insert(R::Disconnected);
         let mut here = Rig::new(&Options::default());
-        here.streams[0].set_replays(true);
+        here.streams[0].set_replays(true, here.now);
         here.load(parts).expect("loaded");
         let now = here.now;
         here.streams[0].connected(&mut here.space, now);

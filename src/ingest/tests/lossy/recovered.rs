@@ -48,7 +48,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
-        rig.streams[0].set_replays(true);
+        rig.streams[0].set_replays(true, rig.now);
         let (engine, truths) = (Engine::default(), BTreeMap::new());
         Self { rig, engine, buffer: Vec::new(), truths, is_connected: false, paths: paths() }
     }
@@ -63,6 +63,16 @@ impl World {
         if std::mem::take(&mut self.is_connected) {
             self.rig.streams[0].disconnected(&mut self.rig.space, self.rig.now);
         }
+    }
+
+    /// Its events come from another source from now on, which is the same engine.
+    fn change_source(&mut self, replays: bool) {
+        let Rig { streams, space, scratch, now, .. } = &mut self.rig;
+        streams[0].set_replays(replays, *now);
+        streams[0].release_all(space, scratch, *now);
+        streams[0].disconnected(space, *now);
+        streams[0].show(space);
+        self.is_connected = false;
     }
 
     fn restart(&mut self) {
@@ -196,6 +206,8 @@ enum Step {
     Break,
     Connect,
     Restart,
+    /// Its record has no replay socket any more, or has one again.
+    Source(bool),
     Replay(Fault),
     Pass(u64),
     Evict(usize),
@@ -221,6 +233,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Break),
         3 => Just(Step::Connect),
         1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Source),
         12 => fault().prop_map(Step::Replay),
         4 => (0_u64..6_000).prop_map(Step::Pass),
         1 => (0_usize..30).prop_map(Step::Evict),
@@ -233,6 +246,7 @@ fn play(world: &mut World, step: &Step, is_kind: bool) {
         Step::Break => world.disconnect(),
         Step::Connect => world.connect(),
         Step::Restart => world.restart(),
+        Step::Source(replays) if !is_kind => world.change_source(*replays),
         Step::Replay(fault) => {
             // A whole answer follows each incomplete one.
             if world.replay(fault) && is_kind {
@@ -242,7 +256,7 @@ fn play(world: &mut World, step: &Step, is_kind: bool) {
         }
         Step::Pass(ms) => world.pass(*ms),
         Step::Evict(keep) if !is_kind => drop(world.buffer.drain(..world.buffer.len().saturating_sub(*keep))),
-        Step::Evict(_) => {}
+        Step::Evict(_) | Step::Source(_) => {}
     }
 }
 
@@ -256,6 +270,7 @@ proptest! {
         }
         world.heal();
         world.check()?;
+        prop_assert!(!world.rig.streams[0].is_recovering(), "every recovery ends");
     }
 
     #[test]
@@ -294,7 +309,7 @@ proptest! {
     }
 }
 
-/// An answer that begins late shows that the publisher no longer has the beginning.
+/// An answer that begins late shows that the publisher no longer has the beginning, and one that cannot replay has none.
 const fn keeps_all(step: &Step) -> bool {
-    !matches!(step, Step::Evict(_) | Step::Replay(Fault::Late(_)))
+    !matches!(step, Step::Evict(_) | Step::Source(_) | Step::Replay(Fault::Late(_)))
 }

@@ -3,6 +3,7 @@
 use super::{Fault, World};
 use crate::event::recovery::Aim;
 use crate::ids::EventSeq;
+use crate::ingest::dump::AbortReason;
 use crate::ingest::stream::ReplayEnd;
 use crate::ingest::tests::lossy::Work;
 use crate::ingest::tests::vllm::Batch;
@@ -109,6 +110,50 @@ fn a_break_keeps_the_worker_until_the_next_connection_has_answered() {
     assert!(world.equals_engine().is_ok());
 }
 
+/// What the worker is in when its publisher can no longer replay.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    Recovering,
+    Broken,
+    Dumped,
+    Live,
+}
+
+#[test]
+fn a_publisher_that_can_no_longer_replay_is_heard_from_its_next_batch_on() {
+    for meanwhile in [Meanwhile::Recovering, Meanwhile::Broken, Meanwhile::Dumped, Meanwhile::Live] {
+        let mut world = World::new();
+        world.connect();
+        stored(&mut world, true);
+        if matches!(meanwhile, Meanwhile::Dumped) {
+            world.rig.streams[0].hold_for_dump();
+            world.rig.streams[0].connected(&mut world.rig.space, world.rig.now);
+        } else if !matches!(meanwhile, Meanwhile::Live) {
+            stored(&mut world, false);
+            stored(&mut world, true);
+            assert!(world.rig.streams[0].is_recovering(), "{meanwhile:?}");
+        }
+        if matches!(meanwhile, Meanwhile::Broken) {
+            world.disconnect();
+        }
+        let Rig { streams, space, scratch, now, .. } = &mut world.rig;
+        // As a shard does for a worker's new record.
+        streams[0].set_replays(false, *now);
+        streams[0].break_hold(space, AbortReason::Disconnected, *now);
+        streams[0].release_all(space, scratch, *now);
+        streams[0].disconnected(space, *now);
+        streams[0].show(space);
+        assert_eq!(streams[0].reasons(), [R::Disconnected].into_iter().collect(), "{meanwhile:?}");
+        assert!(!streams[0].is_held() && streams[0].waiting() == 0, "{meanwhile:?}");
+        streams[0].connected(space, *now);
+        world.is_connected = true;
+        world.publish(&Work::Compute(vec![7, 7]), true);
+        let last = world.engine.seq - 1;
+        world.rig.expect(TrustLevel::LowerBound, &[R::JoinedLate], last);
+        assert!(world.check().is_ok(), "{meanwhile:?}");
+    }
+}
+
 #[test]
 fn a_probe_finds_a_lost_tail_and_a_live_batch_makes_it_needless() {
     let mut world = World::new();
@@ -189,7 +234,7 @@ fn a_load_is_proven_on_connect_or_emptied() {
         there.send(0, &chain(0));
         let mut here = Rig::new(&Options::default());
         if replays {
-            here.streams[0].set_replays(true);
+            here.streams[0].set_replays(true, here.now);
         }
         assert!(here.load(there.dump()).is_ok());
         assert_eq!(here.device(&[1, 2, 3]), 3);

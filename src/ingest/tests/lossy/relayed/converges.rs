@@ -82,7 +82,7 @@ impl World {
     fn new(seed: u64, weather: Weather, buffer_batches_max: usize) -> Self {
         let generation = 1_000;
         let mut router = Rig::new(&Options::default());
-        router.streams[0].set_replays(true);
+        router.streams[0].set_replays(true, router.now);
         let chance = Xoshiro256PlusPlus::seed_from_u64(seed);
         let relay = RelayRig::new(RelayName { generation, ..NAME }, buffer_batches_max);
         let link = Link { chance, weather, is_parted: false, under_way: VecDeque::new() };

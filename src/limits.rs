@@ -248,6 +248,9 @@ pub const CONFLICTED_HASHES_MAX: usize = 1 << 16;
 pub const OFFLOADED_UNBOUND_REFERENCES_MAX: usize = 1 << 16;
 /// Tiers and groups in which one such block waits. Each announcement searches them.
 pub const OFFLOADED_PLACES_PER_HASH_MAX: usize = 64;
+/// Hashes of one worker whose references in lower tiers were bound to another block. Beyond it such references are
+/// forgotten.
+pub const REBOUND_HASHES_MAX: usize = 1 << 14;
 /// Fairness quantum of a publisher: payload bytes taken before the next publisher.
 pub const INGEST_QUANTUM_BYTES_MAX: usize = 8 << 20;
 /// Fairness quantum of a publisher: messages taken before the next publisher.

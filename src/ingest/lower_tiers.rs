@@ -17,6 +17,12 @@
 //! | an engine's clear, after a connector has announced a block | every tier is emptied, although the connector may still hold them | lower_tiers_unknown |
 //! | a connector's first event, after a clear that removed reasons about missed events | count | lower_tiers_unknown |
 //! | device memory binds a hash to another block than a lower tier did | the lower tier's references are bound to that block | hash_conflict |
+//! | the same for the same hash once more | the lower tier's references are forgotten | lower_tiers_unknown |
+//!
+//! References are bound again once for each hash, because that takes the time of all of them: otherwise two small events,
+//! repeated, would have all of a hash's references moved again and again.
+
+use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -28,7 +34,7 @@ use crate::event::worker_trust::{Flaw, TrustInput};
 use crate::event::{Cleared, Content, Medium, Removed, Stored};
 use crate::ids::{EngineHash, GroupId, Tier};
 use crate::index::{Binding, StoreBlocks};
-use crate::limits::{OFFLOADED_PLACES_PER_HASH_MAX, OFFLOADED_UNBOUND_REFERENCES_MAX};
+use crate::limits::{OFFLOADED_PLACES_PER_HASH_MAX, OFFLOADED_UNBOUND_REFERENCES_MAX, REBOUND_HASHES_MAX};
 use crate::metrics::WorkerCounter;
 
 /// References of one tier and group to one block that is not known yet.
@@ -54,6 +60,9 @@ pub(super) struct Offloaded {
     pub(super) may_hold_older: bool,
     /// How the connector announces the blocks of each tier.
     naming: [Naming; Tier::ALL.len()],
+    /// Hashes whose references were bound to another block, since the worker last held none. In order, so that no choice
+    /// of hashes makes a search slow.
+    rebound: BTreeSet<EngineHash>,
 }
 
 /// How a connector announces the blocks of one tier. A connector that moves chunks of several blocks names each block
@@ -140,10 +149,16 @@ impl Offloaded {
         list
     }
 
-    /// Drops all references that wait. The engine may still hold their blocks.
+    /// Notes that a hash is bound to another block. Returns whether its references may be bound again too.
+    fn rebinds(&mut self, hash: EngineHash) -> bool {
+        self.rebound.len() < REBOUND_HASHES_MAX && self.rebound.insert(hash)
+    }
+
+    /// Drops all references that wait, because no block is counted any more. The engine may still hold their blocks.
     pub(super) fn lose(&mut self) {
         self.are_lost |= !self.unbound.is_empty();
         (self.unbound, self.references) = (FxHashMap::default(), 0);
+        self.rebound.clear();
     }
 
     /// Drops all references that wait, and forgets that others were lost: every tier was emptied.
@@ -255,7 +270,7 @@ impl Stream {
     }
 
     /// Unbinds lower tiers' blocks that a store in device memory contradicts, so that device memory can bind the
-    /// hashes. Their references wait to be bound again. Returns whether it did.
+    /// hashes. Their references wait to be bound again, once for each hash. Returns whether it did.
     pub(super) fn release_to_device(&mut self, space: &mut SpaceShard, blocks: &StoreBlocks<'_>, now: Now) -> bool {
         if blocks.tier != Tier::Device || self.tier_groups.iter().all(|(tier, _)| *tier == Tier::Device) {
             return false;
@@ -268,14 +283,17 @@ impl Stream {
         self.lower_trust(Flaw::HashConflict, now);
         for hash in contradicted {
             self.count(WorkerCounter::BlocksRebound, 1);
+            let is_first = self.offloaded.rebinds(hash);
             for (tier, group) in self.tier_groups.clone() {
                 let mut count = 0;
                 while tier != Tier::Device && space.writer.remove(self.slot, tier, group, &[hash]).removed > 0 {
                     self.republish(|republisher| republisher.removed(tier, group, &[hash]));
                     count += 1;
                 }
-                if count > 0 {
+                if count > 0 && is_first {
                     self.wait_for_device(hash, UnboundReferences { tier, group, count }, now);
+                } else if count > 0 {
+                    self.lower_trust(Flaw::LowerTiersUnknown, now);
                 }
             }
         }

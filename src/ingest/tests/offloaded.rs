@@ -126,6 +126,42 @@ fn device_memory_overrides_another_tiers_block_of_a_hash() {
 }
 
 #[test]
+fn references_are_bound_to_another_block_once() {
+    let mut rig = Rig::new(&Options { scheme: Some(SCHEME), ..Options::default() });
+    let copies = 2_000;
+    say(&mut rig, 0, &json!([stored(None, &[11], &[1], &json!({})), placeholder(&vec![11; copies], "CPU")]));
+    assert_eq!((rig.depth(0, &[1]), rig.count(C::BlocksStored)), (tiers(1, 0, 0), 1 + copies as u64));
+    let moved = |contents: u32| [removed(&[11], &json!({})), stored(None, &[11], &[contents], &json!({}))];
+    say(&mut rig, 1, &json!(moved(2)));
+    rig.expect(TrustLevel::LowerBound, &[R::HashConflict], 1);
+    say(&mut rig, 2, &json!([removed(&[11], &json!({}))]));
+    assert_eq!((rig.depth(0, &[1]), rig.depth(0, &[2])), (NOTHING, tiers(0, 1, 0)));
+    // However often the block changes, the references do not move again.
+    let again: Vec<Value> = (3..1_003).flat_map(moved).collect();
+    say(&mut rig, 3, &json!(again));
+    rig.expect(TrustLevel::LowerBound, &[R::HashConflict, R::LowerTiersUnknown], 3);
+    assert_eq!(rig.count(C::BlocksRebound), 2);
+    assert_eq!(rig.count(C::BlocksStored), 1 + 2 * copies as u64 + 1 + 1_000);
+    assert_eq!(rig.depth(0, &[1_002]), tiers(1, 0, 0));
+    say(&mut rig, 4, &json!([removed(&[11], &json!({}))]));
+    assert_eq!(rig.depth(0, &[1_002]), NOTHING);
+    // New references count, and a clear lets them move once more.
+    say(
+        &mut rig,
+        5,
+        &json!([stored(None, &[11], &[7], &json!({})), placeholder(&[11], "CPU"), removed(&[11], &json!({}))]),
+    );
+    assert_eq!(rig.depth(0, &[7]), tiers(0, 1, 0));
+    say(&mut rig, 6, &json!([stored(None, &[11], &[8], &json!({})), removed(&[11], &json!({}))]));
+    assert_eq!((rig.depth(0, &[7]), rig.depth(0, &[8])), (NOTHING, NOTHING));
+    let clear = json!({"type": "AllBlocksCleared"});
+    let host = placeholder(&[11], "CPU");
+    say(&mut rig, 7, &json!([clear, stored(None, &[11], &[7], &json!({})), host]));
+    say(&mut rig, 8, &json!([moved(8)[0], moved(8)[1], moved(8)[0]]));
+    assert_eq!((rig.depth(0, &[7]), rig.depth(0, &[8])), (NOTHING, tiers(0, 1, 0)));
+}
+
+#[test]
 fn chunks_of_several_blocks_that_name_only_their_last_are_not_exact() {
     let mut rig = Rig::new(&Options::default());
     say(&mut rig, 0, &json!([on_device(None, &[11, 12, 13, 14], &[1, 2, 3, 4], &json!(null))]));

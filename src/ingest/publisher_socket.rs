@@ -33,7 +33,7 @@ use crate::fleet::{EventSource, FleetTable, WorkerState};
 use crate::ids::{EventSeq, Lifetime, SnapshotProposal, Worker, WorkerIndex};
 use crate::limits::{
     INGEST_FETCH_BYTES_MAX, INGEST_FETCH_MESSAGES_MAX, REPLAY_READ_AHEAD_BYTES_MAX, REPLAY_RECEIVE_BYTES_MAX,
-    ZMQ_COMMAND_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES, ZMQ_MESSAGE_BYTES_MAX, ZMQ_PARTS_MAX,
+    ZMQ_COMMAND_BYTES_MAX, ZMQ_HELD_MESSAGE_BYTES, ZMQ_MESSAGE_BYTES_MAX, ZMQ_PARTS_MAX, ZMQ_READ_BYTES,
 };
 use crate::zmtp::{Bounds, LinkEvent, Message, Next, Refusal};
 
@@ -126,7 +126,7 @@ impl Subscription {
         while self.fetched.len() < self.fetch_messages_max && bytes < INGEST_FETCH_BYTES_MAX {
             match self.connection.next(now_ms) {
                 Next::Message(message) => {
-                    bytes += message.last.len();
+                    bytes += message.bytes;
                     self.fetched.push_back(Received::new(message, self.snapshots));
                 }
                 Next::Drained => return true,
@@ -355,9 +355,13 @@ impl ReplayClient {
             }
             match self.connection.next(now_ms) {
                 _ if self.lost.is_some() => {}
-                Next::Message(message) => {
+                Next::Message(mut message) => {
                     self.is_answered = true;
-                    self.held_bytes += message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                    self.held_bytes += message.bytes + ZMQ_HELD_MESSAGE_BYTES;
+                    // A piece of a block would keep the whole block, of which other parts are no longer held.
+                    if message.last.len() < ZMQ_READ_BYTES {
+                        message.last = Bytes::copy_from_slice(&message.last);
+                    }
                     self.received.push_back(message);
                 }
                 Next::Later if self.connection.has_event() => {}
@@ -385,7 +389,7 @@ impl ReplayClient {
         }
         match (self.received.pop_front(), self.lost) {
             (Some(message), _) => {
-                self.held_bytes -= message.last.len() + ZMQ_HELD_MESSAGE_BYTES;
+                self.held_bytes -= message.bytes + ZMQ_HELD_MESSAGE_BYTES;
                 Ok(Some(message.into()))
             }
             (None, Some(lost)) => Err(lost),
@@ -504,6 +508,48 @@ mod tests {
         assert_eq!(misframed, 1);
         drop(publisher);
         assert_eq!(watched.first_event(60_000), Some(LinkEvent::Disconnected));
+    }
+
+    #[test]
+    fn a_replay_counts_all_parts_of_its_messages_and_keeps_none_but_the_payload() {
+        let (parts, messages) = (60_000, 150);
+        let engine = zmq::Context::new().socket(zmq::ROUTER).expect("a socket");
+        engine.set_linger(0).expect("no linger");
+        engine.set_sndhwm(0).expect("no mark");
+        engine.bind("tcp://127.0.0.1:*").expect("a free port");
+        let endpoint = engine.get_last_endpoint().expect("bound").expect("text");
+        let mut poll = Poll::new().expect("an event loop");
+        let (registry, started) = (Arc::new(poll.registry().try_clone().expect("a descriptor")), Instant::now());
+        let question = (&Endpoint::unparsed(&endpoint), EventSeq(0));
+        let of = (&Brokers::default(), Worker::new(1, 0));
+        let mut client = ReplayClient::ask(question, of, (&registry, Token(0)), 0).expect("well formed");
+        let mut receive = |client: &mut ReplayClient| {
+            poll.poll(&mut Events::with_capacity(8), Some(Duration::from_millis(20))).expect("an event loop");
+            let now_ms = started.elapsed().as_millis() as u64;
+            client.tick(now_ms);
+            client.receive_ahead(now_ms);
+        };
+        while engine.poll(zmq::POLLIN, 0).expect("polled") == 0 {
+            receive(&mut client);
+        }
+        let peer = engine.recv_multipart(0).expect("the question").swap_remove(0);
+        for seq in 0..messages {
+            let sent = [peer.clone(), vec![], vec![7; parts], u64::to_be_bytes(seq).to_vec(), vec![1, 2, 3]];
+            engine.send_multipart(sent, 0).expect("sent");
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while client.received.len() < messages as usize {
+            assert!(Instant::now() < deadline, "{} came", client.received.len());
+            let before = client.received.len();
+            receive(&mut client);
+            assert!((client.received.len() - before) * parts <= REPLAY_RECEIVE_BYTES_MAX + parts);
+        }
+        assert!(client.held_bytes() > messages as usize * parts);
+        assert!(client.received.iter().all(|message| message.last.is_unique()), "no payload keeps a block");
+        for seq in 0..messages {
+            assert_eq!(client.receive(0), Ok(Some(Answer::Batch(EventSeq(seq), vec![1, 2, 3].into()))));
+        }
+        assert_eq!(client.held_bytes(), 0);
     }
 
     #[test]

@@ -99,12 +99,12 @@ pub const ZMQ_HANDSHAKE_MS_MAX: u64 = 10_000;
 pub const NAME_LOOKUPS_MAX: usize = 128;
 /// Addresses tried for one host name, in the resolver's order.
 pub const NAME_ADDRESSES_MAX: usize = 8;
-/// Most bytes of one replay that are received and not yet applied. A message counts as its payload plus
+/// Most bytes of one replay that are received and not yet applied. A message counts as all that was received for it plus
 /// [`ZMQ_HELD_MESSAGE_BYTES`]. Further bytes wait in the kernel and then in the engine.
 pub const REPLAY_READ_AHEAD_BYTES_MAX: usize = 32 << 20;
 /// Fairness quantum of a replay: bytes received before the next.
 pub const REPLAY_RECEIVE_BYTES_MAX: usize = 4 << 20;
-/// Bytes counted for a waiting message besides its payload.
+/// Bytes counted for a waiting message besides those that were received for it.
 pub const ZMQ_HELD_MESSAGE_BYTES: usize = 128;
 /// How often replays are received between the quanta of publishers, milliseconds: an engine drops messages that its
 /// socket cannot take at once.

@@ -208,5 +208,6 @@ impl Feed {
 
 /// A relay's message as an engine's socket would bring it.
 pub(super) fn as_message(frame: Frame) -> Message {
-    Message { parts: 3, before_last: Some(frame.seq.0.to_be_bytes()), last: frame.payload, earlier: Vec::new() }
+    let (bytes, before_last) = (frame.payload.len(), Some(frame.seq.0.to_be_bytes()));
+    Message { parts: 3, bytes, before_last, last: frame.payload, earlier: Vec::new() }
 }

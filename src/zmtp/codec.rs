@@ -130,6 +130,8 @@ impl Refusal {
 pub struct Message {
     /// The number of its parts.
     pub parts: usize,
+    /// Bytes received for it: its parts with their headers, and the commands since the message before it.
+    pub bytes: usize,
     /// The part before the last, if it had eight bytes.
     pub before_last: Option<[u8; SEQ_BYTES]>,
     /// The last part.
@@ -182,6 +184,8 @@ pub struct Decoder {
     /// Parts and bytes of the message that is being received.
     parts: usize,
     message_bytes: usize,
+    /// All bytes taken since the last message.
+    taken_bytes: usize,
     before_last: Option<[u8; SEQ_BYTES]>,
     earlier: Vec<Bytes>,
     /// Missing bytes of the frame at the front of the input.
@@ -199,6 +203,7 @@ impl Decoder {
             minor: 0,
             parts: 0,
             message_bytes: 0,
+            taken_bytes: 0,
             before_last: None,
             earlier: Vec::new(),
             missing_bytes: 0,
@@ -220,6 +225,7 @@ impl Decoder {
                 self.missing_bytes = whole_bytes - input.len();
                 return Ok(None);
             }
+            self.taken_bytes += whole_bytes;
             input.advance(header.bytes);
             let item = if header.flags & COMMAND != 0 {
                 self.command(input.split_to(header.body_bytes as usize))?
@@ -309,8 +315,8 @@ impl Decoder {
         let last = if body_bytes == 0 { Bytes::new() } else { input.split_to(body_bytes) };
         self.message_bytes = 0;
         let (parts, before_last) = (std::mem::take(&mut self.parts), self.before_last.take());
-        let earlier = std::mem::take(&mut self.earlier);
-        Some(Item::Message(Message { parts, before_last, last, earlier }))
+        let (bytes, earlier) = (std::mem::take(&mut self.taken_bytes), std::mem::take(&mut self.earlier));
+        Some(Item::Message(Message { parts, bytes, before_last, last, earlier }))
     }
 
     fn command(&mut self, mut body: Bytes) -> Result<Option<Item>, Refusal> {
@@ -325,7 +331,7 @@ impl Decoder {
                 if !self.role.talks_to(socket_type(&body)?) {
                     return Err(Refusal::SocketType);
                 }
-                self.phase = Phase::Traffic;
+                (self.phase, self.taken_bytes) = (Phase::Traffic, 0);
                 Ok(Some(Item::Ready))
             }
             (_, Phase::Greeting | Phase::Handshake) => Err(Refusal::NotReady),

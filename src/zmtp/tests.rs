@@ -87,6 +87,7 @@ proptest! {
         let mut bytes = publisher();
         let mut expected = vec![Item::Greeted, Item::Ready];
         for (parts, pings) in &messages {
+            let before = bytes.len();
             for (at, (long, body)) in parts.iter().enumerate() {
                 let flags = u8::from(at + 1 < parts.len()) | if *long || body.len() > 255 { 2 } else { 0 };
                 bytes.extend(frame(flags, body.len() as u64, body));
@@ -98,7 +99,8 @@ proptest! {
             }
             let last = Bytes::from(parts[parts.len() - 1].1.clone());
             let before_last = parts.len().checked_sub(2).and_then(|at| parts[at].1.as_slice().try_into().ok());
-            expected.push(Item::Message(Message { parts: parts.len(), before_last, last, earlier: Vec::new() }));
+            let (parts, bytes, earlier) = (parts.len(), bytes.len() - before, Vec::new());
+            expected.push(Item::Message(Message { parts, bytes, before_last, last, earlier }));
         }
         prop_assert_eq!(items(Role::Subscriber, &bytes, &lengths), (expected, None));
     }

@@ -283,6 +283,9 @@ pub const DUMP_PARTS_MAX: usize = 16;
 pub const TRANSFERS_WAITING_MAX: usize = 16;
 /// How long a dump or load may wait for its peer, milliseconds: the worker's events wait meanwhile.
 pub const TRANSFER_STALL_MS_MAX: u64 = 5_000;
+/// How long a dump or load waits, once it is its turn, for the end of its worker's recovery, milliseconds. Dumps and loads
+/// of other workers run meanwhile.
+pub const TRANSFER_BEGIN_MS_MAX: u64 = 30_000;
 /// Pause of an ingest thread before it checks that peer again, milliseconds.
 pub const TRANSFER_PAUSE_MS: u64 = 1;
 /// Pause of an ingest thread before it checks again whether a reader may still see a removed worker, milliseconds.
@@ -622,6 +625,8 @@ const _: () = assert!(
 );
 // A section of the most blocks: 16 bytes each, and each a store of its own with 32 more.
 const _: () = assert!(SNAPSHOT_SECTION_BLOCKS_MAX * (16 + 32) + (4 << 10) <= SNAPSHOT_SECTION_BYTES_MAX);
+const _: () = assert!(TRANSFER_BEGIN_MS_MAX > REPLAY_UNANSWERED_MS_MAX, "a replay without an answer ends no dump");
+const _: () = assert!(TRANSFER_BEGIN_MS_MAX < TAKEOVER_DUMP_MS_MAX, "a daemon that takes over hears why there is none");
 const _: () = assert!(SNAPSHOT_LOADS_AT_ONCE_MAX < TRANSFERS_WAITING_MAX, "loads of newcomers leave room for dumps");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= HELD_BYTES_MAX, "one message alone never ends a dump");
 const _: () = assert!(EVENT_MESSAGE_BYTES_MAX <= RECOVERY_HELD_BYTES_MAX, "one message alone is never dropped");

@@ -21,7 +21,8 @@
 //! stays as it is.
 //!
 //! One dump or load runs in a shard at a time; others wait for it. If the worker's lost batches are being fetched, the
-//! recovery ends first, which is bounded in time. Batches found missing during a dump or load are fetched afterwards. A
+//! recovery ends first. Dumps and loads of other workers run meanwhile, and one that cannot begin within
+//! [`TRANSFER_BEGIN_MS_MAX`] is aborted. Batches found missing during a dump or load are fetched afterwards. A
 //! replay shows that a loaded stream goes on, at once or on connecting. Without a replay endpoint the worker is emptied
 //! on connecting.
 //!
@@ -39,7 +40,7 @@ use crate::event::SourceTrust;
 use crate::event::sequence_gate::SequenceGate;
 use crate::ids::{EngineHash, EventSeq, GroupId, Lifetime, LocalHash, Scheme, Seed, Tier, Worker};
 use crate::index::{DumpCursor, StoreBlocks};
-use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS};
+use crate::limits::{DUMP_PARTS_MAX, DUMP_SLICE_BLOCKS, TRANSFER_BEGIN_MS_MAX, TRANSFER_STALL_MS_MAX};
 use crate::metrics::WorkerCounter;
 use crate::reasons::reasons;
 use crate::trust::Trust;
@@ -105,7 +106,7 @@ reasons! {
     Busy = "busy";
     /// More messages arrived during the dump or load than may wait.
     Overflow = "overflow";
-    /// The receiver took no part, or the sender sent none, for too long.
+    /// The receiver took no part, the sender sent none, or the worker's recovery did not end, for too long.
     Stalled = "stalled";
     /// The receiver or the sender is gone.
     PeerGone = "peer_gone";
@@ -172,8 +173,17 @@ impl StallTimer {
 
     /// Notes that there was no progress. Returns whether that has lasted for too long.
     fn is_over(&mut self, now_ms: u64) -> bool {
+        self.has_lasted(TRANSFER_STALL_MS_MAX, now_ms)
+    }
+
+    /// The same for one that cannot begin.
+    fn cannot_begin(&mut self, now_ms: u64) -> bool {
+        self.has_lasted(TRANSFER_BEGIN_MS_MAX, now_ms)
+    }
+
+    fn has_lasted(&mut self, ms: u64, now_ms: u64) -> bool {
         let since_ms = *self.since_ms.get_or_insert(now_ms);
-        now_ms.saturating_sub(since_ms) >= crate::limits::TRANSFER_STALL_MS_MAX
+        now_ms.saturating_sub(since_ms) >= ms
     }
 }
 
@@ -286,6 +296,11 @@ impl Sending {
         (Self { parts, begun: false, cursor, sent, stall }, received)
     }
 
+    /// Whether the worker's messages already wait for this dump.
+    pub(in crate::ingest) const fn has_begun(&self) -> bool {
+        self.begun
+    }
+
     /// Dumps one slice.
     pub(in crate::ingest) fn step(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
         if let Some(reason) = stream.take_abort_reason() {
@@ -322,15 +337,13 @@ impl Sending {
     }
 
     fn begin(&mut self, stream: &mut Stream, space: &mut SpaceShard, now: Now) -> Step {
-        // Messages that waited for an earlier dump are applied first.
-        if stream.is_held() {
-            return Step::Waits;
-        }
-        // A block that gets its place during the walk might be dumped twice, or not at all.
-        if space.writer.is_deferring(stream.slot) {
-            let is_over = self.stall.is_over(now.uptime_ms);
+        // Messages that waited for an earlier dump or a recovery are applied first. A block that gets its place during the
+        // walk might be dumped twice, or not at all.
+        if stream.is_held() || space.writer.is_deferring(stream.slot) {
+            let is_over = self.stall.cannot_begin(now.uptime_ms);
             return if is_over { self.abort(stream, space, AbortReason::Stalled, now) } else { Step::Waits };
         }
+        self.stall.renew();
         self.begun = true;
         let (watermark, remembered) = stream.hold_for_dump();
         stream.flush_republished(space);
@@ -435,10 +448,12 @@ impl Loading {
             return self.abort(stream, space, reason, now);
         }
         if !self.holds {
-            // Messages that waited for an earlier dump or load are applied first.
+            // Messages that waited for an earlier dump or load or a recovery are applied first.
             if stream.is_held() {
-                return Step::Waits;
+                let is_over = self.stall.cannot_begin(now.uptime_ms);
+                return if is_over { self.abort(stream, space, AbortReason::Stalled, now) } else { Step::Waits };
             }
+            self.stall.renew();
             stream.hold_for_load();
             self.holds = true;
             stream.count(WorkerCounter::EngineSnapshotsAsked, u64::from(self.is_of_engine));

@@ -1,6 +1,11 @@
 //! The dumps and loads of a shard: one at a time, a slice between two rounds.
+//!
+//! They run in the order in which they were asked for, except that one whose worker's messages wait for something else, as
+//! for the batches of a recovery, lets those of other workers pass.
 
 use std::collections::VecDeque;
+
+use smallvec::{SmallVec, smallvec};
 
 use super::{Now, Shard};
 use crate::ids::Worker;
@@ -16,6 +21,14 @@ pub(super) enum Transfer {
 }
 
 impl Transfer {
+    /// Whether its worker's messages wait for it. Then no other one may run.
+    const fn has_begun(&self) -> bool {
+        match self {
+            Self::Dump(sending) => sending.has_begun(),
+            Self::Load(loading) => loading.has_begun(),
+        }
+    }
+
     fn refuse(&self, reason: AbortReason) {
         match self {
             Self::Dump(sending) => sending.refuse(reason),
@@ -30,7 +43,7 @@ pub(super) struct Transfers {
     waiting: VecDeque<(Worker, Transfer)>,
     /// How many of them, counted from the front, come before any message.
     first: usize,
-    /// Whether the front one made no progress when it last tried.
+    /// Whether none made progress at the last try.
     is_stalled: bool,
 }
 
@@ -61,8 +74,7 @@ impl Transfers {
                 continue;
             }
             transfer.refuse(reason);
-            self.waiting.remove(at);
-            self.first -= usize::from(at < self.first);
+            self.remove(at);
         }
     }
 
@@ -76,10 +88,24 @@ impl Transfers {
         self.first > 0
     }
 
-    /// Removes the one that has ended.
-    fn pop(&mut self) {
-        self.waiting.pop_front();
-        self.first = self.first.saturating_sub(1);
+    /// Which ones may run now: the one that has begun, or else the first of each worker, in their order.
+    fn may_run(&self) -> SmallVec<[Worker; 1]> {
+        if let Some((worker, _)) = self.waiting.iter().find(|(_, transfer)| transfer.has_begun()) {
+            return smallvec![*worker];
+        }
+        let mut workers = SmallVec::new();
+        for (worker, _) in self.waiting.iter().take(TRANSFERS_WAITING_MAX + 1) {
+            if !workers.contains(worker) {
+                workers.push(*worker);
+            }
+        }
+        workers
+    }
+
+    /// Removes one that has ended.
+    fn remove(&mut self, at: usize) {
+        self.waiting.remove(at);
+        self.first -= usize::from(at < self.first);
     }
 
     /// Refuses all: the shard's workers are leaving.
@@ -108,13 +134,28 @@ impl Shard {
         }
     }
 
-    /// Runs one slice of the dump or load at the front.
+    /// Runs one slice of a dump or load.
     pub(super) fn transfer(&mut self, now: Now) {
-        let Some((worker, transfer)) = self.transfers.waiting.front_mut() else { return };
-        let Some(at) = self.publishers.iter().position(|publisher| publisher.stream.worker == *worker) else {
+        self.transfers.is_stalled = true;
+        for worker in self.transfers.may_run() {
+            let (step, has_begun) = self.transfer_of(worker, now);
+            self.transfers.is_stalled &= step == Step::Waits;
+            if step != Step::Waits || has_begun {
+                return;
+            }
+        }
+    }
+
+    /// Runs one slice of a worker's first dump or load. Returns whether that has begun, too.
+    fn transfer_of(&mut self, worker: Worker, now: Now) -> (Step, bool) {
+        let mut numbered = self.transfers.waiting.iter_mut().enumerate();
+        let Some((number, (_, transfer))) = numbered.find(|(_, (of, _))| *of == worker) else {
+            return (Step::Waits, false);
+        };
+        let Some(at) = self.publishers.iter().position(|publisher| publisher.stream.worker == worker) else {
             transfer.refuse(AbortReason::UnknownWorker);
-            self.transfers.pop();
-            return;
+            self.transfers.remove(number);
+            return (Step::Over, false);
         };
         let publisher = &mut self.publishers[at];
         let space = &mut self.spaces[publisher.space];
@@ -128,16 +169,17 @@ impl Shard {
             Transfer::Load(loading) => loading.step(&mut publisher.stream, space, now),
         };
         self.current_worker = None;
-        self.transfers.is_stalled = step == Step::Waits;
+        let has_begun = transfer.has_begun();
         if step == Step::Over {
             let was_load = matches!(transfer, Transfer::Load(_));
-            self.transfers.pop();
+            self.transfers.remove(number);
             // The publisher's next quanta apply the messages that waited.
             self.enqueue(at);
             if was_load {
                 self.resume_messages(at);
             }
         }
+        (step, has_begun)
     }
 
     /// Takes a publisher's messages again, if they waited for its load.

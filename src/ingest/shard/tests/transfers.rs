@@ -211,6 +211,58 @@ fn a_bounded_number_of_transfers_waits() {
 }
 
 #[test]
+fn a_worker_that_recovers_holds_up_no_dump_or_load_of_another_and_its_own_keep_their_order() {
+    use crate::ingest::dump::Sending;
+    use crate::limits::TRANSFER_BEGIN_MS_MAX;
+    let (_folder, mut shard) = quiet_shard();
+    let slot = shard.spaces[0].writer.add_worker().expect("room");
+    let (recovers, other) = (Worker::new(1, 0), Worker::new(2, 0));
+    let plan = PublisherPlan::at("ipc://@absent", WorkerIndex(1), other, slot);
+    shard.open_publisher(&plan, None).expect("opened");
+    let at = |uptime_ms| Now { unix_ms: 1, uptime_ms };
+    shard.publishers[0].stream.set_replays(true, at(1));
+    shard.publishers[0].stream.connected(&mut shard.spaces[0], at(1));
+    let ask = |shard: &mut super::Shard, worker| {
+        let (sending, parts) = Sending::new();
+        shard.inbox.commands.push(Command::Dump(worker, Box::new(sending))).expect("room");
+        assert!(!shard.handle_commands());
+        parts
+    };
+    let load_first = |shard: &mut super::Shard, worker| {
+        let (parts, received) = bounded(1);
+        let (load, answers) = FirstLoad::new(worker, received);
+        shard.queue_load(load);
+        (parts, answers)
+    };
+    let (own, (_own_parts, own_load)) = (ask(&mut shard, recovers), load_first(&mut shard, recovers));
+    let (others, (others_parts, others_load)) = (ask(&mut shard, other), load_first(&mut shard, other));
+    for pass in 2..6 {
+        // The messages that waited for the dump are applied before the load begins.
+        shard.round(at(pass));
+        shard.transfer(at(pass));
+    }
+    assert!(matches!(last(&others), DumpPart::End(end) if end.blocks == 0), "the other worker is dumped");
+    assert_eq!(others_load.try_recv(), Ok(LoadAnswer::Held { last: None }), "and it is being loaded");
+    assert!(own.is_empty() && own_load.is_empty());
+    // While a load runs, no other one begins, even when the recovery has ended.
+    drop(others_parts);
+    shard.transfer(at(6));
+    assert_eq!(others_load.try_recv(), Ok(LoadAnswer::Failed(AbortReason::PeerGone)));
+    shard.transfer(at(7));
+    assert!(shard.transfers.timeout_ms() > Some(0), "no thread spins for what waits");
+    shard.transfer(at(2 + TRANSFER_BEGIN_MS_MAX - 1));
+    assert!(own.is_empty() && own_load.is_empty());
+    shard.transfer(at(2 + TRANSFER_BEGIN_MS_MAX));
+    assert_eq!(own.try_recv(), Ok(DumpPart::Aborted(AbortReason::Stalled)));
+    shard.transfer(at(3 + TRANSFER_BEGIN_MS_MAX));
+    assert!(own_load.is_empty(), "the load has its own time");
+    let space = &mut shard.spaces[0];
+    shard.publishers[0].stream.disconnected(space, at(4 + TRANSFER_BEGIN_MS_MAX));
+    shard.transfer(at(5 + TRANSFER_BEGIN_MS_MAX));
+    assert_eq!(own_load.try_recv(), Ok(LoadAnswer::Held { last: None }));
+}
+
+#[test]
 fn nothing_is_taken_of_a_worker_that_is_to_be_loaded_first_until_that_is_over_or_given_up() {
     let (_folder, mut shard) = quiet_shard();
     let worker = shard.publishers[0].stream.worker;

@@ -40,6 +40,8 @@
 //! a block is removed once more, the sign was wrong: copies are counted again, and trust is lower until the worker's
 //! cache is cleared.
 
+use std::collections::BTreeSet;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -63,8 +65,9 @@ pub(super) struct Copies {
     evicts: bool,
     /// Blocks that were removed in this batch and that no store has taken since.
     evicted_unused: usize,
-    /// The last blocks of the chains repeated in this batch for which too little was evicted.
-    repeated: SmallVec<[EngineHash; 4]>,
+    /// The last blocks of the chains repeated in this batch for which too little was evicted. In order, so that no
+    /// choice of hashes makes a search slow.
+    repeated: BTreeSet<EngineHash>,
 }
 
 impl Copies {
@@ -232,5 +235,32 @@ impl Stream {
             space.writer.remove(self.slot, tier, group, &copied);
             self.republish(|republisher| republisher.removed(tier, group, &copied));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::ids::{GroupId, LocalHash, Seed};
+
+    #[test]
+    fn a_batch_of_very_many_repeated_chains_takes_a_time_by_its_length() {
+        let began = Instant::now();
+        let chains = 100_000;
+        let mut copies = Copies::default();
+        let mut store = |parent: Option<u64>, hash: u64, already: u32| {
+            let hashes = &[EngineHash(hash)];
+            let (locals, tier, group, seed) = (&[LocalHash(1)], Tier::Device, GroupId(0), Seed(0));
+            let blocks = StoreBlocks { parent: parent.map(EngineHash), hashes, locals, tier, group, seed };
+            copies.stored(&blocks, &StoreOutcome { stored: 1, already, ..StoreOutcome::default() }, false)
+        };
+        assert!((0..chains).all(|hash| !store(None, hash, 1)));
+        assert!((0..chains).all(|at| !store(Some(chains + at), 2 * chains + at, 0)));
+        assert!(store(Some(chains / 2), 0, 0), "new blocks behind a repeated chain");
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        copies.begin_batch();
+        assert!(copies.repeated.is_empty());
     }
 }

@@ -187,9 +187,7 @@ impl<N: Fn() -> u64> Listening<N> {
                 }
             }
             mark.begin_round(Activity::ReadingLoads);
-            let unread = std::mem::take(&mut self.unread);
-            let signalled = events.iter().map(|event| event.token()).filter(|token| *token != WAKER);
-            unread.into_iter().chain(signalled.map(|token| token.0)).for_each(|at| self.read(at));
+            self.read_ready(events.iter().map(|event| event.token()));
             let sources = wanted.sources.lock().take();
             if let Some(sources) = sources {
                 self.follow(&sources);
@@ -197,6 +195,15 @@ impl<N: Fn() -> u64> Listening<N> {
             self.tick();
         }
         mark.wait();
+    }
+
+    /// Reads the sockets that have more, and those that were signalled: each once.
+    fn read_ready(&mut self, signalled: impl Iterator<Item = Token>) {
+        let mut places = std::mem::take(&mut self.unread);
+        places.extend(signalled.filter(|token| *token != WAKER).map(|token| token.0));
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().for_each(|at| self.read(at));
     }
 
     /// How long the poll may wait; `None` = for ever.

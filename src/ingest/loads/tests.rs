@@ -113,6 +113,38 @@ fn removed_and_unreachable_sources_are_counted() {
 }
 
 #[test]
+fn a_source_that_floods_gets_one_quantum_in_each_round() {
+    let context = zmq::Context::new();
+    let mut engine = Engine::bind(&context);
+    let (loads, counters) = (Arc::new(Loads::new(1, LoadsConfig::default())), Arc::default());
+    let (mut listening, _waker) = Listening::new(loads, Arc::clone(&counters), || 5).expect("an event loop");
+    listening.follow(&[source(0, &engine)]);
+    let mut events = Events::with_capacity(POLL_EVENTS);
+    let mut signalled = |listening: &mut Listening<_>| {
+        listening.poll.poll(&mut events, Some(Duration::from_millis(5))).expect("an event loop");
+        events.iter().map(|event| event.token()).collect::<Vec<_>>()
+    };
+    while engine.socket.poll(zmq::POLLIN, 0).expect("polled") == 0 {
+        let signalled = signalled(&mut listening);
+        listening.read_ready(signalled.into_iter());
+        listening.tick();
+    }
+    engine.wait_for_subscriber();
+    // Fewer than the engine's socket drops.
+    let messages = 12 * LOAD_REPORT_MESSAGES_MAX as u64;
+    (0..messages).for_each(|_| engine.say(&stat(1, 1)));
+    let taken = || counters.get(LoadReportCounter::Reports) + counters.get(LoadReportCounter::ReportsOvertaken);
+    while taken() < messages {
+        let before = taken();
+        // It is signalled again while it has unread messages.
+        let signalled = signalled(&mut listening);
+        listening.read_ready(signalled.into_iter().chain([Token(0)]));
+        assert!(taken() - before <= LOAD_REPORT_MESSAGES_MAX as u64, "{} at once", taken() - before);
+        assert!(listening.unread.len() <= 1, "{:?}", listening.unread);
+    }
+}
+
+#[test]
 fn tokens_become_blocks_and_a_share() {
     let stat = LoadStat {
         running: 3,

@@ -53,7 +53,7 @@ fn bodies_that_are_announced_and_never_sent_keep_no_other_body_out() {
     let served = Served::start(&["--worker", "id=1"]);
     let announced = |at: usize| {
         let mut stream = TcpStream::connect(("127.0.0.1", served.port)).expect("the port");
-        let size = if at % 2 == 0 { "Content-Length: 8388608" } else { "Transfer-Encoding: chunked" };
+        let size = if at.is_multiple_of(2) { "Content-Length: 8388608" } else { "Transfer-Encoding: chunked" };
         let head = "POST /overlap_scores HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json";
         stream.write_all(format!("{head}\r\n{size}\r\n\r\n").as_bytes()).expect("sent");
         stream

@@ -28,6 +28,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep};
 
+use super::reader_time::ReaderTime;
 use crate::limits::{
     ACCEPT_PAUSE_MS, HTTP_DISPLACE_AFTER_MS, HTTP_END_MS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_MS_MAX, HTTP_HEADERS_MAX,
     HTTP_REPLY_BYTES_PER_S_MIN, HTTP_SEND_BUFFER_BYTES, HTTP_WRITE_STALL_MS_MAX,
@@ -403,35 +404,32 @@ impl Places {
     }
 }
 
-/// The time that a connection may still wait for its reader. Waiting uses it up, and bytes that are read give some of
-/// it back: a reader that keeps up with `HTTP_REPLY_BYTES_PER_S_MIN` never runs out of time, and one that reads a byte
-/// now and then soon does.
+/// How far a connection's reader is behind.
 #[derive(Debug)]
 struct Progress {
-    max: Duration,
-    left: Duration,
+    time: ReaderTime,
     waits_since: Option<Instant>,
 }
 
 impl Progress {
     const fn new(max: Duration) -> Self {
-        Self { max, left: max, waits_since: None }
+        Self { time: ReaderTime::new(max, HTTP_REPLY_BYTES_PER_S_MIN), waits_since: None }
     }
 
-    /// When the connection fails if the reader reads nothing until then.
+    /// When the connection fails if the reader reads nothing until then. Counts the wait from now on.
     fn deadline(&mut self, now: Instant) -> Instant {
-        *self.waits_since.get_or_insert(now) + self.left
+        *self.waits_since.get_or_insert(now) + self.time.left()
     }
 
     /// Since when the reader is behind, its earlier lag included. Counts the wait from now on.
     fn behind_since(&mut self, now: Instant) -> Option<Instant> {
-        self.deadline(now).checked_sub(self.max)
+        self.waits_since.get_or_insert(now).checked_sub(self.time.behind())
     }
 
+    /// The reader took `bytes`, and the wait is over.
     fn took(&mut self, bytes: usize, now: Instant) {
         let waited = self.waits_since.take().map_or(Duration::ZERO, |since| now.duration_since(since));
-        let earned = Duration::from_micros(bytes as u64 * 1_000_000 / HTTP_REPLY_BYTES_PER_S_MIN);
-        self.left = (self.left.saturating_sub(waited) + earned).min(self.max);
+        self.time.took(bytes, waited);
     }
 }
 

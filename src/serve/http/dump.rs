@@ -23,6 +23,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::App;
+use super::reader_time::ReaderTime;
 use super::registry::group_of;
 use super::reply::Refusal;
 use crate::error::{Error, Kind};
@@ -42,8 +43,9 @@ pub(super) async fn dump(State(app): State<Arc<App>>) -> Result<Response, Refusa
     };
     app.counters.bump(HttpCounter::Dumps);
     let (send, pieces) = mpsc::channel(HTTP_DUMP_CHUNKS_MAX);
-    let (lag, is_cut) = (Lag::default(), Arc::<AtomicBool>::default());
-    let reader = Reader { pieces: send, lag, runtime: Handle::current(), is_cut: Arc::clone(&is_cut) };
+    let is_cut = Arc::<AtomicBool>::default();
+    let time = ReaderTime::new(Duration::from_millis(HTTP_DUMP_LAG_MS_MAX), HTTP_DUMP_BYTES_PER_S_MIN);
+    let reader = Reader { pieces: send, time, runtime: Handle::current(), is_cut: Arc::clone(&is_cut) };
     let writing = Writing { app, reader: Some(reader), out: Vec::new(), is_whole: true, events: 0, _place: place };
     // On a thread of its own, because the index hands its blocks over by blocking calls.
     drop(tokio::task::spawn_blocking(move || writing.run()));
@@ -70,32 +72,10 @@ impl hyper::body::Body for Pieces {
     }
 }
 
-/// The time that a dump may still wait for its reader. Waiting uses it up, and bytes that are read give some of it
-/// back: a reader that keeps up with `HTTP_DUMP_BYTES_PER_S_MIN` never runs out of time, and one that reads a byte now
-/// and then soon does.
-#[derive(Debug)]
-struct Lag {
-    left: Duration,
-}
-
-impl Default for Lag {
-    fn default() -> Self {
-        Self { left: Duration::from_millis(HTTP_DUMP_LAG_MS_MAX) }
-    }
-}
-
-impl Lag {
-    /// The reader took `bytes` after a wait.
-    fn took(&mut self, bytes: usize, waited: Duration) {
-        let earned = Duration::from_micros(bytes as u64 * 1_000_000 / HTTP_DUMP_BYTES_PER_S_MIN);
-        self.left = (self.left.saturating_sub(waited) + earned).min(Self::default().left);
-    }
-}
-
 /// The way to the reader of a dump.
 struct Reader {
     pieces: mpsc::Sender<Bytes>,
-    lag: Lag,
+    time: ReaderTime,
     runtime: Handle,
     is_cut: Arc<AtomicBool>,
 }
@@ -117,11 +97,11 @@ impl Reader {
             Ok(()) => Ok(Ok(())),
             Err(TrySendError::Closed(_)) => return Err(Unread::Gone),
             Err(TrySendError::Full(piece)) => {
-                let sending = async { tokio::time::timeout(self.lag.left, self.pieces.send(piece)).await };
+                let sending = async { tokio::time::timeout(self.time.left(), self.pieces.send(piece)).await };
                 self.runtime.block_on(sending)
             }
         };
-        self.lag.took(bytes, began.elapsed());
+        self.time.took(bytes, began.elapsed());
         match sent {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(Unread::Gone),
@@ -304,22 +284,6 @@ impl Writing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reader_that_keeps_up_may_pause_and_one_that_trickles_runs_out_of_time() {
-        let second = Duration::from_secs(1);
-        let mut lag = Lag::default();
-        for _ in 0..100 {
-            lag.took(HTTP_DUMP_BYTES_PER_S_MIN as usize, second);
-        }
-        assert_eq!(lag.left, Lag::default().left, "exactly at the minimum rate");
-        lag.took(HTTP_DUMP_CHUNK_BYTES, Lag::default().left - second);
-        assert!(lag.left > second, "a pause");
-        lag.took(1 << 30, Duration::ZERO);
-        assert_eq!(lag.left, Lag::default().left, "time is not saved beyond the maximum");
-        (0..10).for_each(|_| lag.took(HTTP_DUMP_CHUNK_BYTES, second));
-        assert_eq!(lag.left, Duration::from_millis(HTTP_DUMP_CHUNK_BYTES as u64 * 1000 / HTTP_DUMP_BYTES_PER_S_MIN));
-    }
 
     #[test]
     fn the_reason_for_left_out_blocks_is_what_ended_the_dump() {

@@ -20,6 +20,7 @@ mod memory;
 pub(super) mod port_thread;
 mod prompt;
 mod queries;
+mod reader_time;
 mod registry;
 mod reply;
 mod request_body;

@@ -17,7 +17,7 @@ use super::effects::{Effect, Notice};
 use super::mac::Keys;
 use super::origin::OriginPhase;
 use super::origins::{OriginSettings, Origins};
-use super::protocol::{Content, Fault, Heartbeat, Message, Refusal, SnapshotRequest, decode, encode};
+use super::protocol::{Content, Fault, Heartbeat, Message, Refusal, SnapshotRequest, decode, encode, unsigned};
 use super::publisher::{Publisher, PublisherSettings};
 use super::shared_bindings::SharedBindings;
 use super::shared_loads::SharedLoads;
@@ -204,7 +204,7 @@ impl<C: Carrier> Exchange<C> {
         }
         match &message.content {
             Content::Heartbeat(_) => {
-                self.greet(asker);
+                self.greet(asker, true);
                 // This router knows what it says itself.
                 if message.sender.fingerprint == own.fingerprint && message.sender.origin != own.origin {
                     self.carrier.admit(asker);
@@ -218,9 +218,10 @@ impl<C: Carrier> Exchange<C> {
     }
 
     /// Answers the first message of a router that has connected, also one that is refused: it learns at once whose
-    /// connection it is, and what they do not have in common.
-    fn greet(&mut self, asker: Asker) {
-        let message = opening(self.publisher.sender(), &self.keys);
+    /// connection it is, and what they do not have in common. Who has proven nothing gets nothing that proves anything.
+    fn greet(&mut self, asker: Asker, is_proven: bool) {
+        let own = self.publisher.sender();
+        let message = if is_proven { opening(own, &self.keys) } else { unsigned(own.origin) };
         if !self.carrier.answer(asker, &message) {
             tracing::debug!(?asker, "a router that connected is gone");
         }
@@ -258,7 +259,7 @@ impl<C: Carrier> Exchange<C> {
             tracing::warn!(?address, %refusal, remedy = refusal.fault.remedy(), withheld, "messages of another router are refused");
         }
         if let (Source::Asker(asker), Some(_)) = (source, refusal.origin) {
-            self.greet(asker);
+            self.greet(asker, refusal.is_proven());
         }
         self.origins.refuse(&refusal, now_ms, &mut self.nonces, &mut self.effects);
     }

@@ -347,6 +347,27 @@ fn routers_with_another_secret_or_fleet_and_strangers_are_refused_counted_and_na
 }
 
 #[test]
+fn a_stranger_gets_nothing_of_one_router_with_which_it_passes_for_it_at_another() {
+    let [mut a, mut b] = ["a", "b"].map(Site::new);
+    (a.listen, b.listen) = (Some("tcp://127.0.0.1:0".to_owned()), Some("tcp://127.0.0.1:0".to_owned()));
+    let (at_a, at_b) = (a.start(), b.start());
+    let context = zmq::Context::new();
+    let [of_a, of_b] = [&at_a, &at_b].map(|at| {
+        let stranger = context.socket(zmq::DEALER).expect("a socket");
+        stranger.connect(&own(at).address).expect("connects");
+        stranger
+    });
+    // No key made its MAC.
+    of_a.send([&b"KVLM\x01\0\0\0"[..], &[7; 60]].concat(), 0).expect("sent");
+    of_b.send(of_a.recv_bytes(0).expect("an answer"), 0).expect("sent");
+    until("the other one does not take it for a router", || at_b.counter("router_messages_wrong_mac") > 0);
+    of_b.recv_bytes(0).expect("its own answer");
+    let heartbeats = at_b.counter("router_heartbeats");
+    until("it has spoken to routers", || at_b.counter("router_heartbeats") > heartbeats + 1);
+    assert!(of_b.recv_bytes(zmq::DONTWAIT).is_err(), "nothing of it came here");
+}
+
+#[test]
 fn what_a_link_loses_and_repeats_is_repaired() {
     let (mut a, mut b) = (Site::new("a"), Site::new("b"));
     a.listen = Some("tcp://127.0.0.1:0".to_owned());

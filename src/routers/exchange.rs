@@ -228,8 +228,9 @@ impl<C: Carrier> Exchange<C> {
     }
 
     fn answer(&mut self, asker: Asker, asking: &Sender, request: &SnapshotRequest, now_ns: u64) {
-        let bindings = self.bindings.all(now_ns);
-        match self.publisher.answer(asking, request, bindings.into_iter(), now_ns / 1_000_000) {
+        // Read only for an answer: recordings of requests get none, and may come without end.
+        let bindings = std::iter::once_with(|| self.bindings.all(now_ns)).flatten();
+        match self.publisher.answer(asking, request, bindings, now_ns / 1_000_000) {
             Ok(sections) => {
                 self.count(RouterCounter::SnapshotsSent, 1);
                 let own = *self.publisher.sender();

@@ -242,7 +242,8 @@ impl Publisher {
     }
 
     /// Answers a request for a snapshot: all gauges as of the last batch, and the bindings that this router knows, the
-    /// latest used first, up to a bound. A router gets one at most every [`LOAD_ANSWER_PAUSE_MS`].
+    /// latest used first, up to a bound. A router gets one at most every [`LOAD_ANSWER_PAUSE_MS`]. `bindings` is not read
+    /// unless there is an answer.
     ///
     /// # Errors
     /// Why there is no answer.

@@ -119,6 +119,20 @@ fn a_router_of_another_fleet_or_version_gets_no_snapshot() {
 }
 
 #[test]
+fn bindings_are_read_only_for_an_answer() {
+    let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
+    let mut reads = 0;
+    for _recording in 0..100 {
+        let bindings = std::iter::from_fn(|| {
+            reads += 1;
+            None
+        });
+        let _ = publisher.answer(&sender(9, 9), &request(1), bindings, 0);
+    }
+    assert_eq!(reads, 1);
+}
+
+#[test]
 fn a_router_that_asks_too_often_or_asks_the_same_again_gets_no_snapshot() {
     let mut publisher = Publisher::new(sender(1, 2), SETTINGS, 0);
     let mut ask = |asking, nonce, now_ms| {

@@ -158,7 +158,8 @@ impl Decoder {
 
     /// What a line says; `None` = it begins a message, or says nothing.
     fn item(&mut self, line: &[u8]) -> Result<Option<Item>, Violation> {
-        let line = std::str::from_utf8(line).map_err(|_| Violation("a line is no text"))?;
+        // Any bytes may stand in a subject, and none that is no text is one of ours.
+        let line = &*String::from_utf8_lossy(line);
         let (verb, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
         Ok(match verb {
             "MSG" | "HMSG" => {
@@ -180,7 +181,8 @@ impl Decoder {
     fn message(&self, arguments: &str, has_headers: bool) -> Result<State, Violation> {
         let wrong = Violation("the line of a message is malformed");
         let number = |text: &str| text.parse::<u64>().map_err(|_| wrong);
-        let mut words: Vec<&str> = arguments.split_ascii_whitespace().take(6).collect();
+        // Servers know no other white space in a line: the rest may stand in a subject.
+        let mut words: Vec<&str> = arguments.split([' ', '\t']).filter(|word| !word.is_empty()).take(6).collect();
         let bytes = number(words.pop().ok_or(wrong)?)?;
         let headers = if has_headers { number(words.pop().ok_or(wrong)?)? } else { 0 };
         let (subject, subscription, reply) = match words[..] {
@@ -327,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn subjects_of_any_bytes_are_read() {
+        let said = b"MSG a.\xff 7 1\r\n1\r\nMSG a.\x0cb 7 c\x0b\x0c\xfe\t 1\r\n2\r\nMSG  a\xc2\xa0b  7 1\r\n3\r\n";
+        let expected = vec![
+            delivery("a.\u{fffd}", None, Some(b"1")),
+            delivery("a.\u{c}b", Some("c\u{b}\u{c}\u{fffd}"), Some(b"2")),
+            delivery("a\u{a0}b", None, Some(b"3")),
+        ];
+        assert_eq!(items(&[said]), Ok(expected));
+    }
+
+    #[test]
     fn what_no_server_says_ends_the_connection() {
         let endless = vec![b'x'; NATS_LINE_BYTES_MAX + 1];
         for wrong in [
@@ -342,7 +355,6 @@ mod tests {
             b"MSG a 7 18446744073709551615\r\n",
             b"MSG a 7 18446744073709551616\r\n",
             b"MSG a 7 1\r\nlonger\r\n",
-            b"MSG \xff 7 1\r\n",
             b"INFO {\r\n",
             b"HTTP/1.1 400\r\n",
             b"\r\n",

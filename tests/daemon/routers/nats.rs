@@ -132,6 +132,11 @@ fn strangers_who_publish_anything_change_nothing_and_are_counted() {
             }
         }
     }
+    // Subjects that are no text, and bytes that pass for white space elsewhere.
+    for word in [&b"\xff\xfe"[..], b"a\x0cb", b"\xc2\xa0\x0b"] {
+        stranger.send(&[b"PUB kvrouted.load.", word, b" 2\r\nhi\r\n"].concat());
+        stranger.send(&[b"PUB kvrouted.hello ", word, b" 2\r\nhi\r\n"].concat());
+    }
     // Headers that no program can read, and what is larger than any message of a router.
     for headers in
         [&b"NATS/1.0\r\nbroken\r\n\r\n"[..], b"NATS/1.0 999999\r\n\r\n", b"\xff\xff\r\n\r\n", b"HTTP/1.1\r\n\r\n"]

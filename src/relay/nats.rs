@@ -135,9 +135,11 @@ impl Forwarding {
 
     /// Sends until the relay ends or the event loop fails.
     pub(super) fn run(&mut self) {
-        let wait = Duration::from_millis(NATS_RELAY_WAIT_MS);
+        let mut has_more = false;
         // Relaxed: nothing else depends on it.
         while !self.ends.load(Ordering::Relaxed) {
+            // A server that never stops to speak keeps neither the end nor the clock waiting.
+            let wait = Duration::from_millis(if has_more { 0 } else { NATS_RELAY_WAIT_MS });
             match self.poll.poll(&mut self.events, Some(wait)) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!(%error, "the event loop of NATS failed; nothing is stored there any more");
@@ -149,7 +151,7 @@ impl Forwarding {
             let now_ms = self.started.elapsed().as_millis() as u64;
             self.link.tick(now_ms);
             // Each answer makes room for a message.
-            while self.receive(now_ms) | self.send(now_ms) {}
+            has_more = self.receive(now_ms) | self.send(now_ms);
         }
     }
 
@@ -164,7 +166,10 @@ impl Forwarding {
                         self.answered(answer, body, now_ms);
                     }
                 }
-                Next::Later => self.follow(now_ms),
+                Next::Later => {
+                    self.follow(now_ms);
+                    return true;
+                }
                 Next::Drained => {
                     self.follow(now_ms);
                     return false;

@@ -1,8 +1,11 @@
 //! A worker's events by way of a JetStream stream: an engine, a relay that stores them, and daemons that read them there.
 //! What such a daemon says is compared with one that hears the engine itself.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvrouted::fleet::WorkerState;
 use kvrouted::ids::Worker;
@@ -342,4 +345,32 @@ fn strangers_on_the_subjects_change_nothing_and_are_counted() {
     assert!(site.counted("nats_anew") >= anew + 2);
     site.change_often(30);
     site.until_exact(&router);
+}
+
+#[test]
+fn a_server_that_never_stops_to_speak_keeps_no_relay_from_ending() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (engine, folder) = (Engine::new(), folder());
+    let worker = format!("id={WORKER},endpoint={}", engine.publisher.endpoint());
+    let to = format!("nats://{}", listener.local_addr().expect("bound"));
+    let ports = ["--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0"];
+    let arguments = [&["relay", "--worker", &worker, "--to", &to], &ports[..]].concat();
+    let mut relay = Process::start(folder.path(), "relay", &arguments);
+    let (mut stream, _) = listener.accept().expect("it connects");
+    stream.write_all(b"INFO {\"max_payload\":1048576}\r\n").expect("sent");
+    let mut said = BufReader::new(stream.try_clone().expect("a copy")).lines();
+    said.find(|line| line.as_ref().is_ok_and(|line| line == "PING")).expect("its login").expect("read");
+    let spoken_bytes = Arc::new(AtomicU64::new(0));
+    let speaking = std::thread::spawn({
+        let spoken_bytes = Arc::clone(&spoken_bytes);
+        move || {
+            let words = b"PONG\r\n".repeat(10_000);
+            while stream.write_all(&words).is_ok() {
+                spoken_bytes.fetch_add(words.len() as u64, Ordering::Relaxed);
+            }
+        }
+    });
+    until("it hears", || spoken_bytes.load(Ordering::Relaxed) > 32 << 20);
+    assert_eq!(relay.end("-TERM"), Some(0), "{}", relay.log());
+    speaking.join().expect("it ends with the connection");
 }

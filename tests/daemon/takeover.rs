@@ -400,6 +400,11 @@ fn callers_that_do_not_fit_are_refused_and_the_daemon_goes_on() {
         (vec![json!({"says": "switch"}), json!({"says": "behind"})], "resumed"),
         (vec![json!({"says": "switch"}), json!({"says": "serving"})], "refused"),
         (vec![json!({"says": "switch"}), json!({"says": "give_up", "why": "tired"})], "refused"),
+        // As a daemon that was told to end in the pause.
+        (
+            vec![json!({"says": "switch"}), json!({"says": "taken"}), json!({"says": "give_up", "why": "tired"})],
+            "refused",
+        ),
         // It says nothing in the pause, which then ends.
         (vec![json!({"says": "switch"})], "refused"),
     ] {

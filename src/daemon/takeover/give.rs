@@ -346,11 +346,11 @@ impl Giver {
             _ => return Err(out_of_order()),
         }
         channel.send(&Answer::Yours, &[], until).map_err(Refusal::system)?;
-        // From here on only the death of the other daemon, before it has decided anything, gives the turn back.
+        // From here on only the end of the other daemon, before it has decided anything, gives the turn back.
         paused.is_given = true;
         match channel.receive::<Request>(after_ms(TAKEOVER_SERVING_MS_MAX), None) {
             Ok((Request::Serving, _)) => {}
-            Err(Silence::Ended) => {
+            Err(Silence::Ended) | Ok((Request::GiveUp { .. }, _)) => {
                 paused.is_given = false;
                 return Err(Refusal::failed("it ended before it served"));
             }

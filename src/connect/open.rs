@@ -193,8 +193,8 @@ async fn addresses(caller: &Caller) -> Result<Vec<SocketAddr>, Failed> {
         let what = format!("the name of the remote daemon's host {host} cannot be looked up: {why}");
         Failed::new(ConnectCounter::FailedLookup, what, "check --to, and the host's resolver")
     };
-    let place = caller.lookups.clone().try_acquire_owned();
-    let place = place.map_err(|_| failed("earlier lookups have not returned".to_owned()))?;
+    // Clients that connect together wait for each other, and for no longer than their own opening may take.
+    let place = caller.lookups.clone().acquire_owned().await.map_err(|error| failed(error.to_string()))?;
     let looked = host.clone();
     let found = tokio::task::spawn_blocking(move || {
         sandbox::count_as(ThreadKind::Connect);

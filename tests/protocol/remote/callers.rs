@@ -264,6 +264,20 @@ fn bookings_of_a_caller_that_dies_end_with_their_sessions() {
 }
 
 #[test]
+fn clients_that_connect_together_all_get_through_also_where_the_host_has_a_name() {
+    let site = Site::new();
+    let _daemon = site.plain_daemon();
+    let east = site.caller("east", &["--to", &format!("localhost:{}", site.address.port())]);
+    // It finds all of them waiting at once, as when its clients return after a restart.
+    east.process.signal("-STOP");
+    let clients: Vec<Raw> = (0..32).map(|_| Raw::connect(&east.socket)).collect();
+    east.process.signal("-CONT");
+    for mut client in clients {
+        client.hello(None).expect("a connection");
+    }
+}
+
+#[test]
 fn a_peer_that_answers_nothing_costs_a_client_its_own_deadline_only() {
     let site = Site::new();
     // It accepts and says nothing.

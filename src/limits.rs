@@ -328,6 +328,8 @@ pub const RELAY_ANSWER_QUANTUM_MESSAGES_MAX: usize = 64;
 pub const RELAY_ANSWER_MESSAGES_MAX: usize = 512;
 /// How long the receiver of an answer may read nothing before the answer is given up, milliseconds.
 pub const RELAY_ANSWER_STALL_MS_MAX: u64 = 10_000;
+/// Bytes a second that an answer moves at least after that time. A slower one makes way if all places are taken.
+pub const RELAY_ANSWER_BYTES_PER_S_MIN: u64 = 256 << 10;
 /// Bytes of one snapshot of a relay. A worker with more has none.
 pub const RELAY_SNAPSHOT_BYTES_MAX: usize = 2 << 30;
 /// How long a snapshot is kept without a request for it, milliseconds.

@@ -448,7 +448,7 @@ counters! {
         QuestionsMisframed = "relay_questions_misframed", "Messages to the replay socket ignored because they are no replay request.";
         QuestionsRefused = "relay_questions_refused", "Replay requests not answered because too many answers were running.";
         Answers = "relay_answers", "Replay requests answered to the end.";
-        AnswersStalled = "relay_answers_stalled", "Answers to replay requests given up because the peer read nothing for too long.";
+        AnswersStalled = "relay_answers_stalled", "Answers to replay requests given up because the peer read nothing for too long, or too slowly while others waited.";
         AnswersUnreachable = "relay_answers_unreachable", "Answers to replay requests given up because the peer had disconnected.";
         AnswersWithoutSnapshot = "relay_answers_without_snapshot", "Answers to replay requests given up because their snapshot failed.";
         Snapshots = "relay_snapshots", "Snapshots completed.";

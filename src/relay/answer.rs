@@ -25,7 +25,8 @@ use super::snapshot_taker::SnapshotTaker;
 use crate::event::flat::UNNUMBERED;
 use crate::ids::EventSeq;
 use crate::limits::{
-    RELAY_ANSWER_QUANTUM_MESSAGES_MAX, RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWERS_MAX, RELAY_PAUSE_MS, RELAY_WAIT_MS,
+    RELAY_ANSWER_BYTES_PER_S_MIN, RELAY_ANSWER_QUANTUM_MESSAGES_MAX, RELAY_ANSWER_STALL_MS_MAX, RELAY_ANSWERS_MAX,
+    RELAY_PAUSE_MS, RELAY_WAIT_MS,
 };
 use crate::metrics::{CounterSet, RelayCounter};
 use crate::zmtp::{self, PeerId, Sent, Server, ServerCounts};
@@ -35,6 +36,28 @@ struct Asker {
     peer: PeerId,
     answer: Answer,
     moved_at_ms: u64,
+    pace: Pace,
+}
+
+/// How fast a requester takes its answers, since its first one had a first message.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    since_ms: Option<u64>,
+    bytes: u64,
+}
+
+impl Pace {
+    fn sent(&mut self, bytes: usize, now_ms: u64) {
+        self.since_ms.get_or_insert(now_ms);
+        self.bytes += bytes as u64;
+    }
+
+    /// The bytes that it is behind the slowest pace which keeps a place.
+    fn behind_bytes(&self, now_ms: u64) -> u64 {
+        let moving_ms = self.since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
+        let due_ms = moving_ms.saturating_sub(RELAY_ANSWER_STALL_MS_MAX);
+        (due_ms * RELAY_ANSWER_BYTES_PER_S_MIN / 1000).saturating_sub(self.bytes)
+    }
 }
 
 pub(super) struct Answering {
@@ -109,7 +132,10 @@ impl Answering {
                 continue;
             };
             self.counters.bump(RelayCounter::Questions);
-            if self.askers.len() >= RELAY_ANSWERS_MAX {
+            // A new request of the same requester replaces its answer. It does not make up for time.
+            let before = self.askers.iter().position(|asker| asker.peer == peer);
+            let pace = before.map_or_else(Pace::default, |at| self.askers.remove(at).pace);
+            if self.askers.len() >= RELAY_ANSWERS_MAX && !self.make_way(now_ms) {
                 self.counters.bump(RelayCounter::QuestionsRefused);
                 let times = self.counters.get(RelayCounter::QuestionsRefused);
                 // A requester that asks without end must not fill the log.
@@ -123,11 +149,20 @@ impl Answering {
                 continue;
             }
             tracing::debug!(from, "replay requested");
-            // A new request of the same requester replaces its answer.
-            self.askers.retain(|asker| asker.peer != peer);
-            self.askers.push(Asker { peer, answer: Answer::new(EventSeq(from)), moved_at_ms: now_ms });
+            self.askers.push(Asker { peer, answer: Answer::new(EventSeq(from)), moved_at_ms: now_ms, pace });
         }
         self.questions = questions;
+        true
+    }
+
+    /// Aborts the slowest answer, if it is too slow to keep its place from another one. Whether there is a place now.
+    fn make_way(&mut self, now_ms: u64) -> bool {
+        let behind = self.askers.iter().map(|asker| asker.pace.behind_bytes(now_ms)).enumerate();
+        let Some((slowest, _)) = behind.filter(|(_, bytes)| *bytes > 0).max_by_key(|(_, bytes)| *bytes) else {
+            return false;
+        };
+        self.askers.swap_remove(slowest);
+        self.counters.bump(RelayCounter::AnswersStalled);
         true
     }
 
@@ -166,6 +201,7 @@ impl Answering {
                 Sent::Yes => {
                     asker.answer.sent(&message);
                     asker.moved_at_ms = now_ms;
+                    asker.pace.sent(message.bytes(), now_ms);
                 }
                 Sent::Full if now_ms.saturating_sub(asker.moved_at_ms) > RELAY_ANSWER_STALL_MS_MAX => {
                     self.counters.bump(RelayCounter::AnswersStalled);
@@ -215,6 +251,15 @@ pub enum Message {
     Part(Arc<[u8]>),
     /// The end marker.
     End,
+}
+
+impl Message {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Batch(_, payload) | Self::Part(payload) => payload.len(),
+            Self::End => 0,
+        }
+    }
 }
 
 /// The next step of an answer.
@@ -363,6 +408,18 @@ mod tests {
         assert_eq!(all(3, &kept, Some(&snapshot)), (whole, Step::Over));
         let late = ["p", "p", "p", "b9", "end"].map(String::from).to_vec();
         assert_eq!(all(3, &buffer(9, 10), Some(&snapshot)), (late, Step::Over), "the requester sees the gap");
+    }
+
+    #[test]
+    fn an_answer_keeps_its_place_as_long_as_its_requester_reads_fast_enough() {
+        let per_s = RELAY_ANSWER_BYTES_PER_S_MIN;
+        let mut pace = Pace::default();
+        assert_eq!(pace.behind_bytes(1 << 40), 0, "it waits for a snapshot");
+        pace.sent(per_s as usize, 1_000);
+        let late_ms = 1_000 + RELAY_ANSWER_STALL_MS_MAX + 1_000;
+        assert_eq!((pace.behind_bytes(late_ms), pace.behind_bytes(late_ms + 2_000)), (0, 2 * per_s));
+        pace.sent(2 * per_s as usize, late_ms + 2_000);
+        assert_eq!((pace.behind_bytes(late_ms + 2_000), pace.behind_bytes(u64::MAX / per_s) > 0), (0, true));
     }
 
     #[test]

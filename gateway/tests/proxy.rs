@@ -582,6 +582,38 @@ async fn only_so_many_requests_are_under_way() {
     assert_eq!(exchange(gateway.address, &chat()).await.status, 200);
 }
 
+#[tokio::test]
+async fn bodies_that_are_announced_and_never_sent_keep_no_other_body_out() {
+    let engine = answering(COMPLETION).await;
+    let gateway = Gateway::with(&[&engine], |config| {
+        config.bounds.body_bytes_max = 64 << 10;
+        config.bounds.bodies_bytes_max = 64 << 10;
+    })
+    .await;
+    let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
+    let announced = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: g\r\ncontent-length: 65536\r\n\r\n{{");
+    stream.write_all(announced.as_bytes()).await.expect("sent");
+    let is_under_way = || gateway.metrics.text("").contains("kvrouted_gateway_requests_in_flight 1\n");
+    until("the gateway waits for the body", is_under_way).await;
+    assert_eq!(exchange(gateway.address, &chat()).await.status, 200);
+    // Those that come take their part of the budget.
+    let rest = " ".repeat(60 << 10);
+    stream.write_all(rest.as_bytes()).await.expect("sent");
+    let large = post(CHAT_PATH, "", &CHAT.replacen('{', &format!("{{{}", " ".repeat(8 << 10)), 1));
+    let mut refused = None;
+    for _ in 0..400 {
+        let reply = exchange(gateway.address, &large).await;
+        refused = (reply.status == 503).then(|| reply.code());
+        if refused.is_some() {
+            break;
+        }
+    }
+    assert_eq!(refused.as_deref(), Some("overloaded"));
+    drop(stream);
+    gateway.settles().await;
+    assert_eq!(exchange(gateway.address, &large).await.status, 200);
+}
+
 // ---- keys ----------------------------------------------------------------------------------------------------------
 
 #[tokio::test]

@@ -86,14 +86,11 @@ fn too_large(bytes_max: usize) -> ApiError {
 }
 
 async fn collect(mut body: Incoming, bytes_max: usize, budget: &BodyBudget) -> Result<HeldBody, ApiError> {
-    let mut permit = None;
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    if let Some(bytes) = announced {
-        if bytes > bytes_max {
-            return Err(too_large(bytes_max));
-        }
-        budget.grow(&mut permit, bytes)?;
+    if announced.is_some_and(|bytes| bytes > bytes_max) {
+        return Err(too_large(bytes_max));
     }
+    let mut permit = None;
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     let mut total = 0;
@@ -108,14 +105,19 @@ async fn collect(mut body: Incoming, bytes_max: usize, budget: &BodyBudget) -> R
         if total > bytes_max {
             return Err(too_large(bytes_max));
         }
-        budget.grow(&mut permit, total)?;
         // A body that comes in one part is not copied.
         if first.is_empty() && all.is_empty() {
+            budget.grow(&mut permit, total)?;
             first = data;
             continue;
         }
-        if all.is_empty() {
-            all.reserve(announced.unwrap_or(0).max(total));
+        if all.capacity() < total {
+            // Twice what has come, but not more than will come: a length that is only announced keeps no other body out.
+            let room = (2 * total).min(announced.unwrap_or(bytes_max)).max(total);
+            budget.grow(&mut permit, room)?;
+            all.reserve(room - all.len());
+        }
+        if !first.is_empty() {
             all.extend_from_slice(&std::mem::take(&mut first));
         }
         all.extend_from_slice(&data);

@@ -42,6 +42,7 @@ attacks! { roles [callers engines http2 picker] attacks [
     callers::smuggled_requests: "a process sends requests whose end has two readings, with a second request behind them";
     callers::forged_headers: "a process sends the gateway's own headers, those of one connection, too many, too long, with a zero byte";
     callers::hostile_bodies: "2 processes send bodies of 8 MiB: nested, wide, with long numbers, with repeated keys, not UTF-8, or compressed";
+    callers::wide_prompts: "a process sends bodies of 24 MiB with millions of prompts or adapters";
     callers::unread_streams: "64 callers ask for a stream that never ends and read nothing";
     engines::hostile_replies: "10 engines send endless headers, events and interim replies, wrong lengths, bombs, or nothing";
     http2::proxy_rapid_resets: "2 processes open streams and reset each of them at once";

@@ -16,5 +16,6 @@ pub use disaggregate::{
 pub use edit::{EditedBody, Edits, edit_body};
 pub use endpoint::{ApiPath, CallKind};
 pub use error::{ApiError, Fault};
+pub(crate) use request::Listed;
 pub use request::{PromptForm, RequestFacts, read_request};
 pub use usage::{SseFilter, Usage, UsageReader};

@@ -1,7 +1,10 @@
 //! The fields of a body that routing needs. The body itself goes on unchanged.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use hyper::StatusCode;
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
 use super::json::Members;
 use super::{ApiError, ApiPath};
@@ -134,12 +137,44 @@ fn name(members: &Members<'_>, field: &str) -> Result<Option<String>, ApiError> 
     Ok(name)
 }
 
+/// A list of which only the first item and the length are kept: as many short items as a body can hold would take many
+/// times its bytes. The engine judges the others.
+pub(crate) struct Listed<T> {
+    pub(crate) first: Option<T>,
+    count: usize,
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Listed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ListedVisitor(PhantomData))
+    }
+}
+
+struct ListedVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListedVisitor<T> {
+    type Value = Listed<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Listed<T>, A::Error> {
+        let first = list.next_element()?;
+        let mut count = usize::from(first.is_some());
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok(Listed { first, count })
+    }
+}
+
 /// SGLang allows a list of adapters for a list of prompts; the first one counts.
 fn lora_path(members: &Members<'_>) -> Result<Option<String>, ApiError> {
     if members.get("lora_path").is_some_and(is_list) {
-        let list: Vec<Option<String>> =
-            parse(members, "lora_path", "a string or a list of strings")?.unwrap_or_default();
-        return Ok(list.into_iter().next().flatten().filter(|name| name.len() <= BODY_NAME_BYTES_MAX));
+        let list: Option<Listed<Option<String>>> = parse(members, "lora_path", "a string or a list of strings")?;
+        let first = list.and_then(|list| list.first).flatten();
+        return Ok(first.filter(|name| name.len() <= BODY_NAME_BYTES_MAX));
     }
     name(members, "lora_path")
 }
@@ -230,12 +265,13 @@ fn text_or_ids(members: &Members<'_>, field: &str) -> Result<PromptForm, ApiErro
     match within.as_bytes().first() {
         Some(b']') => Ok(PromptForm::Batch { prompts: 0, first_tokens: None }),
         Some(b'"') => {
-            let prompts: Vec<serde::de::IgnoredAny> = parse(members, field, expected)?.unwrap_or_default();
-            Ok(PromptForm::Batch { prompts: prompts.len(), first_tokens: None })
+            let prompts: Option<Listed<IgnoredAny>> = parse(members, field, expected)?;
+            Ok(PromptForm::Batch { prompts: prompts.map_or(0, |prompts| prompts.count), first_tokens: None })
         }
         Some(b'[') => {
-            let prompts: Vec<Vec<u32>> = parse(members, field, expected)?.unwrap_or_default();
-            Ok(PromptForm::Batch { prompts: prompts.len(), first_tokens: prompts.into_iter().next() })
+            let prompts: Option<Listed<Vec<u32>>> = parse(members, field, expected)?;
+            let (prompts, first_tokens) = prompts.map_or((0, None), |prompts| (prompts.count, prompts.first));
+            Ok(PromptForm::Batch { prompts, first_tokens })
         }
         _ => Ok(PromptForm::Tokens(parse(members, field, expected)?.unwrap_or_default())),
     }
@@ -283,6 +319,7 @@ mod tests {
         assert_eq!(completions("[\"a\", \"b\"]"), PromptForm::Batch { prompts: 2, first_tokens: None });
         assert_eq!(completions("[ [1], [2]]"), PromptForm::Batch { prompts: 2, first_tokens: Some(vec![1]) });
         assert_eq!(completions("[]"), PromptForm::Batch { prompts: 0, first_tokens: None });
+        assert_eq!(completions("[[], [1]]"), PromptForm::Batch { prompts: 2, first_tokens: Some(vec![]) });
         let generate = r#"{"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}, "lora_path": ["l"]}"#;
         let facts = read(ApiPath::SglangGenerate, generate);
         assert_eq!((facts.prompt, facts.output_tokens_max), (PromptForm::Tokens(vec![5, 6]), Some(3)));

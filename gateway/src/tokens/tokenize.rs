@@ -7,7 +7,7 @@
 use serde_json::value::RawValue;
 
 use super::body::{Fields, are_text, fields, value};
-use crate::api::ApiPath;
+use crate::api::{ApiPath, Listed};
 use crate::engines::Dialect;
 
 /// Fields that choose among outputs or shape the reply: they are not part of any prompt.
@@ -147,8 +147,8 @@ fn completion<'a>(fields: &Fields<'a>) -> Result<Wanted<'a>, String> {
     if prompt.starts_with('"') {
         return Ok(Wanted { prompt: None, with_tool_choice: false });
     }
-    let prompts: Vec<&RawValue> = serde_json::from_str(prompt).map_err(|_| "the prompt is no text")?;
-    let first = prompts.into_iter().next().filter(|first| first.get().starts_with('"'));
+    let prompts: Listed<&RawValue> = serde_json::from_str(prompt).map_err(|_| "the prompt is no text")?;
+    let first = prompts.first.filter(|first| first.get().starts_with('"'));
     Ok(Wanted { prompt: Some(first.ok_or("the first prompt is no text")?), with_tool_choice: false })
 }
 

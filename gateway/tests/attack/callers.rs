@@ -22,6 +22,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("smuggle", smuggle),
     ("forge_headers", forge_headers),
     ("post_hostile_bodies", post_hostile_bodies),
+    ("post_wide_prompts", post_wide_prompts),
     ("never_read_streams", never_read_streams),
 ];
 
@@ -346,6 +347,31 @@ fn post_hostile_bodies(orders: &mut Orders) {
                 }
             }
         });
+        if !orders.goes_on() {
+            break;
+        }
+    }
+}
+
+pub(crate) fn wide_prompts(trial: &mut Trial) {
+    let Some(scene) = Scene::proxy("", &[]) else { return };
+    scene.attacked_by(trial, "post_wide_prompts", 1).end(trial);
+    // A body as it comes, its copy on the way to an engine, and little for its prompts: each has 4 bytes in it.
+    scene.end(trial, 256);
+}
+
+fn post_wide_prompts(orders: &mut Orders) {
+    let wide = |field: &str, item: &str| {
+        let items = format!("{item},").repeat((24 << 20) / (item.len() + 1));
+        format!("{{\"model\":\"demo\",\"{field}\":[{items}{item}]}}").into_bytes()
+    };
+    let bodies = [wide("prompt", "[1]"), wide("prompt", "\"\""), wide("lora_path", "\"\"")];
+    loop {
+        for body in &bodies {
+            let Ok(mut stream) = connect(&orders.at, Duration::from_secs(60)) else { continue };
+            let _ = stream.write_all(&posted("/v1/completions", body));
+            orders.count("answered", u64::from(reply(&mut stream).is_ok()));
+        }
         if !orders.goes_on() {
             break;
         }

@@ -63,7 +63,7 @@ attacks! { roles [callers engines http2 picker] attacks [
     picker::small_pieces: "a process sends bodies on 200 streams in pieces of 1 byte, each in a message of 64 KiB";
     picker::unfinished_messages: "a process sends a message of 30 MiB without its end on each of 20 streams";
     picker::endless_bodies: "a process sends bodies that never end on 64 streams";
-    picker::huge_headers: "a process sends 200 KiB of headers on each of 1000 streams";
+    picker::huge_headers: "a process sends 200 KiB of headers on each of 1000 streams, and up to a million empty ones on each of 6";
     picker::hostile_subsets: "a process sends subsets of 50,000 entries, of wrong types, and nested 1000 deep";
     picker::cancelled_streams: "4 processes end streams at any point";
     picker::silent_streams: "a process opens 3000 streams and sends nothing";

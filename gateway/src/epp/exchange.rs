@@ -39,7 +39,6 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
-use prost::Message as _;
 
 use super::answer::{self, Side};
 use super::budget::{BodyBudget, Taken};
@@ -293,12 +292,13 @@ impl Exchange {
         if !matches!(self.state, State::Opening) {
             return;
         }
-        let headers = part.headers.unwrap_or_default().detached();
+        let headers = part.headers.unwrap_or_default();
         let mut taken = self.budget.start();
-        let bytes = headers.encoded_len();
+        let bytes = headers.held_bytes();
         if bytes > EPP_MESSAGE_OVERHEAD_BYTES_MAX {
             return self.refuse(&headers_too_large(), actions);
         }
+        let headers = headers.detached();
         if !taken.take(bytes + subset.as_ref().map_or(0, Subset::bytes)) {
             return self.refuse(&crowded(), actions);
         }
@@ -506,8 +506,8 @@ pub(crate) fn nobody(why: &str) -> ApiError {
     ApiError::gateway(StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", why).retry_after(1)
 }
 
-fn headers_too_large() -> ApiError {
-    let message = format!("the headers have more than {EPP_MESSAGE_OVERHEAD_BYTES_MAX} bytes, which is the most");
+pub(super) fn headers_too_large() -> ApiError {
+    let message = format!("the headers take more than {EPP_MESSAGE_OVERHEAD_BYTES_MAX} bytes, which is the most");
     ApiError::caller(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message)
 }
 

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use prost::Message as _;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 
 /// The gRPC service that Envoy calls.
 pub const EXTERNAL_PROCESSOR: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
@@ -82,6 +84,25 @@ pub struct ProcessingRequest {
     /// The modes, in the first message of a stream.
     #[prost(message, optional, tag = "11")]
     pub protocol_config: Option<ProtocolConfiguration>,
+}
+
+/// The fields of a message of Envoy that are bodies.
+const BODY_FIELDS: [u32; 2] = [4, 5];
+
+/// The bytes of an encoded message of Envoy that belong to no body. What the message takes once it is read grows with
+/// them, many times over; a body takes as much as it has.
+pub(super) fn bytes_beside_bodies(mut message: &[u8]) -> usize {
+    let (all, mut bodies) = (message.len(), 0);
+    while let Ok((field, kind)) = decode_key(&mut message) {
+        let before = message.len();
+        if skip_field(kind, field, &mut message, DecodeContext::default()).is_err() {
+            break;
+        }
+        if BODY_FIELDS.contains(&field) {
+            bodies += before - message.len();
+        }
+    }
+    all - bodies
 }
 
 /// What a message of Envoy is about.
@@ -192,6 +213,13 @@ impl HeaderMap {
             raw_value: Bytes::copy_from_slice(&header.raw_value),
         };
         Self { headers: self.headers.iter().map(detach).collect() }
+    }
+
+    /// The memory that they take, in bytes: an empty header has two bytes in a message, and takes many times that once it
+    /// is read.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.encoded_len() + self.headers.len() * size_of::<HeaderValue>()
     }
 
     /// The value of the first header of a name, as it came.

@@ -19,7 +19,7 @@ use tonic_prost::ProstCodec;
 use super::answer::add_response_headers;
 use super::budget::BodyBudget;
 use super::chooser::{Choice, Chooser, Lease};
-use super::exchange::{Action, Exchange, ExchangeLimits, Question, crowded};
+use super::exchange::{Action, Exchange, ExchangeLimits, Question, crowded, headers_too_large};
 use super::health::Health;
 use super::messages::{HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse, ResponsePart};
 use super::observers::{Observer, Observers};
@@ -363,6 +363,7 @@ impl<C: Chooser> Driver<C> {
                 ),
             )),
             Code::ResourceExhausted => Some(crowded()),
+            Code::InvalidArgument => Some(headers_too_large()),
             Code::Internal => Some(ApiError::gateway(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "ext_proc_message",

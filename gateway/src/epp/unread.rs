@@ -15,8 +15,9 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
 
 use super::budget::{BodyBudget, Taken};
+use super::messages::bytes_beside_bodies;
 use crate::engines::BoxError;
-use crate::limits::EPP_STREAM_BYTES_FREE;
+use crate::limits::{EPP_MESSAGE_OVERHEAD_BYTES_MAX, EPP_STREAM_BYTES_FREE};
 
 /// What one stream holds so. Clones are of the same stream.
 #[derive(Clone, Debug)]
@@ -105,7 +106,8 @@ fn no_room() -> Status {
     Status::resource_exhausted("the endpoint picker holds too many bytes of other requests; try again")
 }
 
-/// The codec of the messages, which says how long each was that it has read.
+/// The codec of Envoy's messages, which says how long each was that it has read, and refuses one that would take many times
+/// its length.
 pub(super) struct CountedCodec<T, U> {
     unread: Unread,
     types: PhantomData<(T, U)>,
@@ -151,13 +153,34 @@ impl<D: Decoder<Error = Status>> Decoder for CountedDecoder<D> {
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<D::Item>, Status> {
         self.unread.was_read(from.remaining() + MESSAGE_HEADER_BYTES);
+        // The message lies in one piece.
+        if bytes_beside_bodies(from.chunk()) > EPP_MESSAGE_OVERHEAD_BYTES_MAX {
+            return Err(Status::invalid_argument("the message has too many bytes that belong to no body"));
+        }
         self.decoder.decode(from)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
+    use super::super::messages::{HeaderMap, HeaderValue, HttpBody, HttpHeaders, ProcessingRequest, RequestPart};
     use super::*;
+
+    #[test]
+    fn only_the_bytes_of_bodies_are_left_out() {
+        let of = |part| {
+            bytes_beside_bodies(&ProcessingRequest { part: Some(part), ..ProcessingRequest::default() }.encode_to_vec())
+        };
+        let body = HttpBody { body: vec![0; 1 << 20].into(), end_of_stream: true };
+        for part in [RequestPart::RequestBody(body.clone()), RequestPart::ResponseBody(body)] {
+            assert!(of(part) < 16);
+        }
+        let headers = Some(HeaderMap { headers: vec![HeaderValue::default(); 1000] });
+        assert!(of(RequestPart::RequestHeaders(HttpHeaders { headers, end_of_stream: false })) > 2000);
+        assert_eq!(bytes_beside_bodies(&[0xff; 9]), 9, "no message");
+    }
 
     #[test]
     fn what_is_beyond_a_streams_own_share_counts_until_it_is_settled() {

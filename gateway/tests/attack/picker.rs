@@ -232,6 +232,7 @@ pub(crate) fn huge_headers(trial: &mut Trial) {
     scene.attacked_by(trial, "send_huge_headers", 1).end(trial);
     let refused = counted(&scene.admin, "kvrouted_gateway_epp_requests_total", "refused");
     trial.must_count("requests refused", refused, 500);
+    trial.must_count("empty headers refused", trial.counted("empty headers refused"), 6);
     scene.end(trial, MEMORY_MIB_MAX);
 }
 
@@ -243,10 +244,28 @@ fn huge_opening() -> ProcessingRequest {
     ProcessingRequest { part: Some(part), ..opening(&CHAT, false) }
 }
 
+/// Two bytes for each header.
+fn empty_headers(count: usize) -> ProcessingRequest {
+    let headers = HeaderMap { headers: vec![HeaderValue::default(); count] };
+    let part = RequestPart::RequestHeaders(HttpHeaders { headers: Some(headers), end_of_stream: false });
+    ProcessingRequest { part: Some(part), ..opening(&CHAT, false) }
+}
+
 fn send_huge_headers(orders: &mut Orders) {
     run(orders, async |orders, at| {
         let (connection, message) = (connected(at).await, huge_opening());
         let mut streams = Vec::new();
+        // The first fit a message without a body, and the others do not.
+        for count in [400_000, 1_000_000] {
+            let message = empty_headers(count);
+            for _ in 0..3 {
+                let mut stream = connection.stream().await;
+                orders.count("openings", u64::from(stream.try_send(message.clone())));
+                let answer = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
+                orders.count("empty headers refused", u64::from(matches!(answer, Ok(Ok(Some(_))))));
+                streams.push(stream);
+            }
+        }
         for _ in 0..1000 {
             let stream = connection.stream().await;
             orders.count("openings", u64::from(stream.try_send(message.clone())));

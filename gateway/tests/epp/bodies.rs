@@ -6,7 +6,6 @@ use bytes::Bytes;
 use kvrouted_gateway::epp::messages::*;
 use kvrouted_gateway::epp::{Action, BodyBudget, Decision, Exchange, ExchangeLimits};
 use proptest::prelude::*;
-use prost::Message as _;
 
 use crate::kit::*;
 
@@ -42,7 +41,7 @@ fn cut(body: &[u8], mut cuts: Vec<usize>) -> Vec<Bytes> {
 /// What the headers of a chat take of the budget.
 fn chat_bytes() -> usize {
     let Some(RequestPart::RequestHeaders(headers)) = opening(&CHAT, false).part else { panic!("no headers") };
-    headers.headers.expect("headers").encoded_len()
+    headers.headers.expect("headers").held_bytes()
 }
 
 fn sent(actions: &mut Vec<Action>) -> Vec<ResponsePart> {
@@ -238,4 +237,24 @@ fn streams_share_a_budget_of_bytes_and_give_it_back() {
     assert_eq!(budget.left(), 0);
     drop(third);
     assert_eq!(budget.left(), all, "given back when the stream ends");
+}
+
+#[test]
+fn headers_count_by_the_memory_that_they_take() {
+    let (budget, now, mut actions) = (BodyBudget::new(1 << 30), Instant::now(), Vec::new());
+    let empty = |count: usize| {
+        let headers = Some(HeaderMap { headers: vec![HeaderValue::default(); count] });
+        let part = RequestPart::RequestHeaders(HttpHeaders { headers, end_of_stream: false });
+        ProcessingRequest { part: Some(part), ..opening(&CHAT, false) }
+    };
+    let mut exchange = Exchange::new(LIMITS, &budget);
+    exchange.receive(empty(5000), now, &mut actions);
+    assert!(actions.is_empty());
+    assert!((1 << 30) - budget.left() >= 5000 * size_of::<HeaderValue>(), "{} are left", budget.left());
+    drop(exchange);
+    Exchange::new(LIMITS, &budget).receive(empty(500_000), now, &mut actions);
+    let [ResponsePart::ImmediateResponse(answer)] = &sent(&mut actions)[..] else { panic!("no refusal") };
+    let refusal = Refusal::of(answer);
+    assert_eq!((refusal.status, refusal.code.as_str()), (431, "headers_too_large"));
+    assert_eq!(budget.left(), 1 << 30);
 }

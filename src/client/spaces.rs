@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::ids::SpaceId;
+use crate::limits::CLIENT_SPACES_MAX;
 use crate::protocol::PoolRole;
 use crate::wire::{SpaceInfo, WorkerInfo};
 
@@ -70,8 +71,11 @@ impl Spaces {
                 continue;
             }
             let taken = |id| self.known.iter().any(|known| known.info.id == id);
-            let free = || SpaceId(self.known.iter().map(|known| known.info.id.0 + 1).max().unwrap_or(0));
-            let id = if taken(space.id) { free() } else { space.id };
+            let last = self.known.iter().map(|known| known.info.id.0).max();
+            let free = || last.map_or(Some(0), |last| last.checked_add(1)).map(SpaceId);
+            let id = if taken(space.id) { free() } else { Some(space.id) };
+            // A daemon that has others each time gets no more.
+            let Some(id) = id.filter(|_| self.known.len() < CLIENT_SPACES_MAX) else { continue };
             let info = SpaceInfo { id, ..space.clone() };
             self.known.push(Known { info, theirs: Some(space.id), refuses_hashes: false });
         }
@@ -139,6 +143,21 @@ mod tests {
         let gone = spaces.theirs(SpaceId(0)).unwrap_err();
         assert!(gone.kind() == Kind::UnknownSpace && gone.message().contains("\"a\""), "{gone}");
         assert_eq!(spaces.infos().map(|info| info.id.0).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn spaces_of_other_names_each_time_stay_within_a_bound_and_no_id_is_beyond_the_last() {
+        let mut spaces = Spaces::default();
+        spaces.learn(&[space(u32::MAX, "a", PoolRole::Both), space(u32::MAX, "b", PoolRole::Both)]);
+        assert_eq!(spaces.infos().map(|info| info.model.as_str()).collect::<Vec<_>>(), ["a"]);
+        for hello in 0..2 {
+            let named = |at| space(at, &format!("{hello}-{at}"), PoolRole::Both);
+            spaces.learn(&(0..CLIENT_SPACES_MAX as u32 / 2).map(named).collect::<Vec<_>>());
+        }
+        assert_eq!(spaces.known.len(), 1 + CLIENT_SPACES_MAX / 2, "no id is free beyond the last");
+        let named = |at| space(10_000 + at, &format!("more-{at}"), PoolRole::Both);
+        spaces.learn(&(0..CLIENT_SPACES_MAX as u32).map(named).collect::<Vec<_>>());
+        assert_eq!(spaces.known.len(), CLIENT_SPACES_MAX);
     }
 
     #[test]

@@ -190,6 +190,10 @@ pub const CLIENT_TIMEOUT_MS_DEFAULT: u64 = 1_000;
 pub const CLIENT_BACK_OFF_MS_MIN: u64 = 50;
 /// Longest back-off after a daemon did not answer, milliseconds.
 pub const CLIENT_BACK_OFF_MS_MAX: u64 = 2_000;
+/// Spaces that a client reads in a hello, and those that it remembers of all daemons so far: far more than any daemon has.
+pub const CLIENT_SPACES_MAX: usize = 4096;
+/// Bytes of the pages of one fleet: more than the largest fleet has.
+pub const CLIENT_FLEET_BYTES_MAX: usize = 2 * super::FRAME_BODY_BYTES_CEILING as usize;
 /// Shortest time between two checks of the connection by the blocking client, milliseconds.
 pub const CLIENT_CHECK_AFTER_MS: u64 = 1;
 /// Share of a call's timeout that its booking may wait in the daemon's queue, percent: the daemon must refuse before
@@ -200,5 +204,6 @@ pub const FALLBACK_PREFIX_TOKENS_DEFAULT: usize = 4096;
 
 const _: () = assert!(CLIENT_BACK_OFF_MS_MIN <= CLIENT_BACK_OFF_MS_MAX);
 const _: () = assert!(CLIENT_QUEUE_SHARE_PERCENT < 100);
+const _: () = assert!(CLIENT_SPACES_MAX >= 16 * super::SPACES_MAX);
 const _: () = assert!(FALLBACK_PREFIX_TOKENS_DEFAULT <= super::PROMPT_TOKENS_MAX);
 const _: () = assert!(CLIENT_IN_FLIGHT_MAX_DEFAULT <= CLIENT_REPORTS_STORED_MAX);

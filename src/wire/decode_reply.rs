@@ -17,6 +17,7 @@ use super::table::{self, malformed};
 use super::table::{Field, HotTable, Listed, TableReader, hot_tables};
 use crate::error::{Kind, Result, Side};
 use crate::ids::{SpaceId, Worker};
+use crate::limits::CLIENT_SPACES_MAX;
 use crate::protocol::{BookingHandle, BookingOutcome, MatchStatus, ReplyNotes, WorkerState};
 use crate::schema_generated::routing as fb;
 
@@ -81,6 +82,9 @@ pub(super) fn matched(value: fb::MatchStatus) -> Result<MatchStatus> {
 
 fn hello(table: fb::HelloReply<'_>) -> Result<HelloReply> {
     let limits = table.limits();
+    if table.spaces().len() > CLIENT_SPACES_MAX {
+        return Err(malformed("a hello names more spaces than any daemon has"));
+    }
     let spaces = table.spaces().iter().map(|space| {
         Ok(SpaceInfo {
             id: SpaceId(space.space_id()),

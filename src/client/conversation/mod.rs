@@ -223,7 +223,9 @@ impl<T> Conversation<T> {
         }
         let watch = self.watch.as_mut().filter(|(id, _)| *id == frame.id);
         Ok(Some(match (watch, frame.reply) {
-            (Some((_, pages)), Ok(Reply::Watch(page))) => pages.take(page).map_or(Incoming::Other, Incoming::Fleet),
+            (Some((_, pages)), Ok(Reply::Watch(page))) => {
+                pages.take(page, frame.bytes)?.map_or(Incoming::Other, Incoming::Fleet)
+            }
             (Some(_), reply) => {
                 self.watch = None;
                 Incoming::WatchEnded(reply)

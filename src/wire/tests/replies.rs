@@ -1,6 +1,7 @@
 //! What the daemon sends, and both decoders against garbage.
 
 use super::*;
+use crate::limits::CLIENT_SPACES_MAX;
 use crate::protocol::{PotentialLoad, PotentialLoads};
 
 fn terms(seed: f64) -> CostTerms {
@@ -297,4 +298,23 @@ fn names_are_those_of_the_fleet_table_of_the_reply() {
     for (version, bytes) in (3..).zip(50..70) {
         names(version, vec![named(0, 1, &"n".repeat(bytes)), named(5, 2, &"ä".repeat(bytes / 2)), named(6, 7, "c")]);
     }
+}
+
+#[test]
+fn a_hello_with_more_spaces_than_any_daemon_has_is_refused() {
+    let of = |count: usize| {
+        let mut builder = FlatBufferBuilder::new();
+        let model = Some(builder.create_string("m"));
+        let scheme = Some(fb::Scheme::create(&mut builder, &fb::SchemeArgs::default()));
+        let space = fb::SpaceArgs { model, scheme, ..fb::SpaceArgs::default() };
+        let spaces: Vec<_> = (0..count).map(|_| fb::Space::create(&mut builder, &space)).collect();
+        let spaces = Some(builder.create_vector(&spaces));
+        let limits = Some(fb::Limits::create(&mut builder, &fb::LimitsArgs::default()));
+        let args = fb::HelloReplyArgs { limits, spaces, ..fb::HelloReplyArgs::default() };
+        let root = fb::HelloReply::create(&mut builder, &args);
+        builder.finish(root, Some(FRAME_IDENTIFIER));
+        decode_reply(FrameKind::HelloReply as u8, builder.finished_data())
+    };
+    assert!(of(CLIENT_SPACES_MAX).is_ok());
+    assert_eq!(of(CLIENT_SPACES_MAX + 1).unwrap_err().kind(), Kind::Malformed);
 }

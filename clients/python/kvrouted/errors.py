@@ -58,6 +58,10 @@ class ProtocolError(KvroutedError):
     """The daemon sent something unreadable: use a daemon and a client of the same release."""
 
 
+class ReplyTooLate(ProtocolError, DeadlineExceeded):
+    """A reply came in time, and reading it took longer than the call had left."""
+
+
 class UnknownSpace(KvroutedError):
     """The daemon has no such model, or it has it in several spaces and none was named."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import flatbuffers
 
-from .errors import InvalidRequest, ProtocolError, RemoteError, error_name
+from .errors import InvalidRequest, ProtocolError, RemoteError, ReplyTooLate, error_name
 from .hashing import token_bytes
 from .messages import (
     FEATURES,
@@ -369,8 +369,8 @@ def encode_watch(correlation_id: int, space_id: int | None, fleet_version_seen: 
 def decode_reply(kind: int, body: bytes, instance_id: int, deadline: float = float("inf")) -> Reply:
     """A reply in its body. `instance_id` is that of the daemon on this connection.
 
-    Raises ProtocolError for a body that is not what its header says, that lists or names more than any daemon does, or that
-    is not read by the deadline (of `time.monotonic`).
+    Raises ProtocolError for a body that is not what its header says, or that lists or names more than any daemon does, and
+    ReplyTooLate for one that is not read by the deadline (of `time.monotonic`).
     """
     decode = _DECODERS.get(kind)
     if decode is None:
@@ -410,7 +410,7 @@ class _Reading:
 
     def _row(self, row: Any, index: int, convert: Callable[[Any], Any]) -> Any:
         if index % ROWS_PER_CLOCK == 0 and time.monotonic() > self.deadline:
-            raise ValueError("reading it takes longer than its request had left")
+            raise ReplyTooLate("reading the daemon's reply takes longer than its request had left")
         return convert(row)
 
     def text(self, value: bytes | None) -> str:

@@ -77,17 +77,17 @@ def page(correlation_id: int, next_cursor: int) -> bytes:
     return frame(correlation_id, fb.Kind.WorkersReply, builder, fb.WorkersReplyEnd(builder))
 
 
-def endless_candidates(correlation_id: int) -> bytes:
-    """A reply of 0.8 MB that lists one candidate over and over."""
-    builder = flatbuffers.Builder(LISTED * 4 + 1024)
+def candidates(correlation_id: int, count: int = LISTED) -> bytes:
+    """A reply, of 0.8 MB unless `count` says otherwise, that lists one candidate over and over."""
+    builder = flatbuffers.Builder(count * 4 + 1024)
     fb.CandidateStart(builder)
     candidate = fb.CandidateEnd(builder)
-    builder.StartVector(4, LISTED, 4)
-    for _ in range(LISTED):
+    builder.StartVector(4, count, 4)
+    for _ in range(count):
         builder.PrependUOffsetTRelative(candidate)
-    candidates = builder.EndVector()
+    listed = builder.EndVector()
     fb.RouteReplyStart(builder)
-    fb.RouteReplyAddCandidates(builder, candidates)
+    fb.RouteReplyAddCandidates(builder, listed)
     return frame(correlation_id, fb.Kind.RouteReply, builder, fb.RouteReplyEnd(builder))
 
 
@@ -131,7 +131,7 @@ def turns_pages(peer: socket.socket, request: frames.Header) -> None:
 
 def lists_without_end(peer: socket.socket, request: frames.Header) -> None:
     """Answers a route with 0.8 MB of one candidate, and a question for workers with one name 4000 times."""
-    make = endless_candidates if request.kind == fb.Kind.Route else endless_name
+    make = candidates if request.kind == fb.Kind.Route else endless_name
     peer.sendall(make(request.correlation_id))
 
 

@@ -8,6 +8,7 @@ import flatbuffers
 
 from kvrouted import (
     Booking,
+    DeadlineExceeded,
     Hello,
     Limits,
     Options,
@@ -22,6 +23,8 @@ from kvrouted import (
 )
 from kvrouted.core import STORED_MAX, IN_FLIGHT_MAX, Core, OtherRun
 from kvrouted.schema_generated import routing_generated as fb
+
+from .hostile import candidates
 
 
 def hello(instance_id: int) -> Hello:
@@ -84,6 +87,16 @@ class Replies(unittest.TestCase):
         core.feed(frames._HEADER.pack(8, fb.Kind.RouteReply, 0, 1, 50) + bytes(8))
         at, reply = core.next_reply()
         self.assertIsInstance(reply, ProtocolError)
+        core.claimed(at, reply)
+        self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["one"])
+
+    def test_a_reply_that_is_read_too_late_counts_as_late_and_its_booking_is_freed_by_name(self):
+        core = connected()
+        core.route(50, RouteRequest(model="m", tokens=[1], book="one"), 1.0)
+        core.feed(candidates(50, 1))
+        at, reply = core.next_reply(deadline=0.0)
+        # So a client decides without the daemon.
+        self.assertIsInstance(reply, DeadlineExceeded)
         core.claimed(at, reply)
         self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["one"])
 

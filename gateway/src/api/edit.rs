@@ -1,8 +1,11 @@
 //! The changes of a body that an operator may turn on. All other bytes stay as the caller wrote them.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 
 use super::json::Members;
 use super::request::{REPORT_MODE, members_of, object};
@@ -116,9 +119,10 @@ fn strip_report_mode(members: &Members<'_>, splices: &mut Vec<Splice>) -> Result
     Ok(())
 }
 
-/// The object's text without the field, if it has it. The object is written anew: a key may be written in several ways.
+/// The object's text without the field, if it has it. The object is written anew: a key may be written in several ways. Its
+/// values stay text, because a number that this program cannot hold must not keep the field in.
 fn without_report_mode(raw: &str) -> Option<String> {
-    let mut object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(raw).ok()?;
+    let mut object: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(raw).ok()?;
     object.remove(REPORT_MODE)?;
     serde_json::to_string(&object).ok()
 }
@@ -196,6 +200,7 @@ mod tests {
             r#"{"prompt":"a","vllm_xargs":{"kv_cache_report_mode":"full","b":1}}"#,
             r#"{"prompt":"a","vllm_xargs":{"kv_cache\u005freport_mode":"full","b":1}}"#,
             r#"{"prompt":"a","sampling_params": {"x":1, "extra_args": {"kv_cache_report_mode":"full"} }}"#,
+            r#"{"prompt":"a","vllm_xargs":{"kv_cache_report_mode":"full","b":1e999}}"#,
             r#"{"prompt":"a","kv_cache_report_mode":"full"}"#,
         ] {
             let edits = Edits { strip_report_mode: true, ..Edits::default() };

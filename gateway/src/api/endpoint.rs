@@ -1,5 +1,7 @@
 //! The paths of the inference APIs.
 
+use std::borrow::Cow;
+
 /// What a path asks of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
@@ -39,10 +41,11 @@ pub enum ApiPath {
 }
 
 impl ApiPath {
-    /// The path without its query, as it stands in a request line.
+    /// The path without its query, as it stands in a request line. Engines decode it, so that `/v1/ch%61t/completions` is a
+    /// chat.
     #[must_use]
     pub fn of(path: &str) -> Self {
-        match path {
+        match &*decoded(path) {
             "/v1/chat/completions" => Self::ChatCompletions,
             "/v1/completions" => Self::Completions,
             "/v1/responses" => Self::Responses,
@@ -86,6 +89,37 @@ impl ApiPath {
             Self::Tokenize => "tokenize",
             Self::Models => "models",
             Self::Other => "other",
+        }
+    }
+}
+
+/// A path without its query, as engines look it up: `%` and two hexadecimal digits are one byte.
+pub(crate) fn decoded(path: &str) -> Cow<'_, str> {
+    if !path.contains('%') {
+        return Cow::Borrowed(path);
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let (mut bytes, mut rest) = (Vec::with_capacity(path.len()), path.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.first_chunk().filter(|_| *first == b'%');
+        let byte = digits.and_then(|[high, low]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok());
+        bytes.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_known_however_it_is_encoded() {
+        for path in ["/v1/chat/completions", "/v1/ch%61t/completions", "/v1%2Fchat%2fcompletions"] {
+            assert_eq!(ApiPath::of(path), ApiPath::ChatCompletions, "{path}");
+        }
+        for path in ["/v1/chat/completions%", "/v1/ch%6", "/v1/ch%6\u{e9}t", "/v1/ch%2561t/completions", "%", "/%ff"] {
+            assert_eq!(ApiPath::of(path), ApiPath::Other, "{path}");
         }
     }
 }

@@ -14,6 +14,7 @@ pub use disaggregate::{
     sglang_splits, transfer_params, vllm_splits,
 };
 pub use edit::{EditedBody, Edits, edit_body};
+pub(crate) use endpoint::decoded;
 pub use endpoint::{ApiPath, CallKind};
 pub use error::{ApiError, Fault};
 pub(crate) use request::Listed;

@@ -23,7 +23,8 @@ use super::listener::{ConnectionState, Handle};
 use super::prepared::Prepared;
 use super::relay::{Held, Relay};
 use crate::api::{
-    ApiError, ApiPath, CallKind, Edits, SseFilter, UsageReader, edit_body, read_request, refuse_transfer_fields,
+    ApiError, ApiPath, CallKind, Edits, SseFilter, UsageReader, decoded, edit_body, read_request,
+    refuse_transfer_fields,
 };
 use crate::config::{Bounds, Config, Deadlines, Forward, ReportMode, Retry};
 use crate::engines::{Engine, EngineSet, ServedModel};
@@ -207,10 +208,9 @@ impl Proxy {
     /// Whether a path that the gateway does not know goes to an engine.
     fn passes(&self, uri: &Uri) -> bool {
         let Forward { passes_unknown_paths, passed_prefixes, .. } = &self.settings.forward;
-        let path = uri.path();
+        let path = decoded(uri.path());
         // An engine may resolve dots, so that a path would leave its prefix.
-        let has_dots = path.split('/').any(|part| matches!(part, "." | ".."))
-            || path.contains('%') && path.to_ascii_lowercase().contains("%2e");
+        let has_dots = path.split('/').any(|part| matches!(part, "." | ".."));
         *passes_unknown_paths || !has_dots && passed_prefixes.iter().any(|prefix| path.starts_with(prefix.as_str()))
     }
 

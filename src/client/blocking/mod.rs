@@ -118,6 +118,8 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`].
     pub fn flush(&mut self) -> Result<()> {
+        // Each call begins so.
+        self.transport.begin_call();
         self.transport.send(&mut self.conversation)
     }
 
@@ -468,7 +470,7 @@ pub struct ClientOptions {
     pub name: String,
     /// A session that other connections share; `None` = a session of its own.
     pub session: Option<SessionToken>,
-    /// The timeout of each call; `None` = no timeout.
+    /// The timeout of each call, and of each page of a list; `None` = no timeout.
     pub timeout: Option<Duration>,
     /// Whether to use a shm lane: memory shared with the daemon in place of the socket.
     pub lane: LaneUse,

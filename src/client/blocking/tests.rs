@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use super::*;
 use crate::client::daemon_script::{self, error, free_reply, unknown_kind};
 use crate::protocol::BookingHandle;
-use crate::wire::{PROTOCOL_VERSION, features};
+use crate::wire::{FrameHeader, FrameKind, PROTOCOL_VERSION, features};
 
 const BOOKING: BookingRef<'static> = BookingRef::Handle(BookingHandle { slot: 1, generation: 1 });
 
@@ -61,4 +61,36 @@ fn a_reply_that_cannot_be_read_fails_its_own_request_only() {
 fn requests_without_a_reply_end_with_the_connection() {
     let (mut client, _folder) = client(1, |ids| free_reply(ids[0])[..20].to_vec());
     assert_eq!(client.free(&BOOKING).expect_err("half a frame").kind(), Kind::Connection);
+}
+
+/// A client with a short timeout, of a daemon that sends the first bytes once it has a request, and then the others again and
+/// again.
+fn hurried(first: Vec<u8>, others: Vec<u8>) -> (Client, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).expect("bound");
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.read(&mut [0; 4096]).expect("hello");
+        stream.write_all(&daemon_script::hello(PROTOCOL_VERSION, 1, features::SERVED)).expect("said");
+        let _ = stream.read(&mut [0; 4096]).expect("a request");
+        stream.write_all(&first).expect("said");
+        // Until the client has gone.
+        while stream.write_all(&others).is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let timeout = Some(Duration::from_millis(300));
+    (Client::connect(&path, &ClientOptions { timeout, ..ClientOptions::default() }).expect("a connection"), folder)
+}
+
+#[test]
+fn a_call_ends_by_its_timeout_whatever_the_daemon_sends() {
+    // A frame that comes byte by byte, and replies to no request.
+    let header = FrameHeader::new(FrameKind::FreeReply, 1 << 20, CorrelationId(2)).encode().to_vec();
+    for (first, others) in [(header, vec![0]), (Vec::new(), free_reply(CorrelationId(1 << 40)))] {
+        let (mut client, _folder) = hurried(first, others);
+        let ended = client.free(&BOOKING).expect_err("no reply");
+        assert!(ended.kind() == Kind::Connection && ended.message().contains("300 ms"), "{ended}");
+    }
 }

@@ -26,7 +26,10 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Transport {
     stream: UnixStream,
+    /// Of a call.
     timeout: Option<Duration>,
+    /// When the present call began.
+    began: Instant,
     /// How long to busy-poll for replies before sleeping.
     spin: Duration,
     /// Once there is a lane, it carries all requests and replies.
@@ -52,7 +55,8 @@ impl Transport {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| cannot(error.into()))?;
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let began = Instant::now();
+        let deadline = timeout.map(|timeout| began + timeout);
         loop {
             match connect(&socket, &address) {
                 Ok(()) => break,
@@ -64,7 +68,7 @@ impl Transport {
                 Err(error) => return Err(cannot(error.into())),
             }
         }
-        Ok(Self { stream: socket.into(), timeout, spin, lane: None })
+        Ok(Self { stream: socket.into(), timeout, began, spin, lane: None })
     }
 
     /// Carries the beginning of a conversation until the connection is open. Returns hello's reply, and why there is no lane
@@ -83,6 +87,25 @@ impl Transport {
                 return Ok((hello, lane_refusal));
             }
         }
+    }
+
+    /// A call begins: its timeout counts from now on, whatever the daemon sends meanwhile.
+    pub(super) fn begin_call(&mut self) {
+        self.began = Instant::now();
+    }
+
+    /// What is left of the call's time; `None` = there is no timeout.
+    ///
+    /// # Errors
+    /// [`Kind::Connection`] if it has passed.
+    fn left(&self) -> Result<Option<Duration>> {
+        let Some(timeout) = self.timeout else { return Ok(None) };
+        let left = timeout.saturating_sub(self.began.elapsed());
+        if !left.is_zero() {
+            return Ok(Some(left));
+        }
+        let what = format!("the daemon has not answered within {} ms", timeout.as_millis());
+        Err(Error::new(Kind::Connection, what, "check the daemon, or raise the timeout"))
     }
 
     /// Removes the timeout.
@@ -113,6 +136,7 @@ impl Transport {
             if bytes.is_empty() {
                 break;
             }
+            self.left()?;
             if self.lane.is_none() {
                 if self.wait(PollFlags::IN | PollFlags::OUT)?.contains(PollFlags::IN) {
                     self.read(conversation)?;
@@ -130,6 +154,8 @@ impl Transport {
 
     /// Waits for the next bytes of the daemon. After an error, everything that it sent before the end has been received.
     pub(super) fn receive(&mut self, conversation: &mut Conversation<()>) -> Result<()> {
+        // The daemon may send replies to no request without end.
+        self.left()?;
         if self.lane.is_none() {
             return self.busy_poll_then_wait(conversation);
         }
@@ -181,9 +207,8 @@ impl Transport {
 
     /// Waits until the socket has one of `events`, and returns them.
     fn wait(&self, events: PollFlags) -> Result<PollFlags> {
-        let since = Instant::now();
         loop {
-            let [ready, _] = self.sleep(events, since)?;
+            let [ready, _] = self.sleep(events)?;
             if !ready.is_empty() {
                 // The next read finds an end or an error of the stream.
                 let ended = ready.intersects(PollFlags::HUP | PollFlags::ERR);
@@ -212,7 +237,7 @@ impl Transport {
         loop {
             self.lane.iter().for_each(|lane| lane.announce(awaited));
             // Checks for words that arrived before the daemon could know that this side sleeps.
-            let woken = if self.is_ready(awaited)? { Ok(Woken::Lane) } else { self.sleep_for_lane(since) };
+            let woken = if self.is_ready(awaited)? { Ok(Woken::Lane) } else { self.sleep_for_lane() };
             self.lane.iter().for_each(Lane::settle);
             if self.is_ready(awaited)? {
                 return Ok(Woken::Lane);
@@ -229,8 +254,8 @@ impl Transport {
     }
 
     /// Sleeps until the bell rings or the socket is readable.
-    fn sleep_for_lane(&self, since: Instant) -> Result<Woken> {
-        let [socket, bell] = self.sleep(PollFlags::IN, since)?;
+    fn sleep_for_lane(&self) -> Result<Woken> {
+        let [socket, bell] = self.sleep(PollFlags::IN)?;
         if !socket.is_empty() {
             return Ok(Woken::Socket);
         }
@@ -241,18 +266,14 @@ impl Transport {
     }
 
     /// Sleeps until the socket has one of `events`, or the bell of the lane rings; a signal may end it too. Returns the events
-    /// of both. The daemon has been silent since `since`.
-    fn sleep(&self, events: PollFlags, since: Instant) -> Result<[PollFlags; 2]> {
-        let left = self.timeout.map(|timeout| timeout.saturating_sub(since.elapsed()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
+    /// of both.
+    fn sleep(&self, events: PollFlags) -> Result<[PollFlags; 2]> {
+        let left = self.left()?.and_then(|left| Timespec::try_from(left).ok());
         let bell = self.lane.as_ref().map_or(&self.stream, Lane::bell);
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(bell, PollFlags::IN)];
         match poll(&mut fds[..1 + usize::from(self.has_lane())], left.as_ref()) {
-            Ok(0) => {
-                let what =
-                    format!("the daemon has been silent for {} ms", self.timeout.unwrap_or_default().as_millis());
-                Err(Error::new(Kind::Connection, what, "check the daemon, or raise the timeout"))
-            }
+            // The time has passed, but for a rest that the clock rounds away.
+            Ok(0) => self.left().map(|_| [PollFlags::empty(); 2]),
             Ok(_) => Ok(fds.map(|fd| fd.revents())),
             Err(Errno::INTR) => Ok([PollFlags::empty(); 2]),
             Err(error) => Err(closed().caused_by(io::Error::from(error))),

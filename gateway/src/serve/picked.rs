@@ -307,13 +307,39 @@ impl Lease for CoreLease {
     }
 }
 
-/// The headers in which a caller says how its request should be routed.
+/// The headers in which a caller says how its request should be routed, each as often as it came.
 fn hint_headers(question: &Question) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    for name in Hints::HEADERS {
-        if let Some(Ok(value)) = question.headers.bytes(name.as_str()).map(HeaderValue::from_bytes) {
-            headers.insert(name, value);
+    for header in &question.headers.headers {
+        let name = Hints::HEADERS.into_iter().find(|name| name.as_str() == header.key);
+        if let (Some(name), Ok(value)) = (name, HeaderValue::from_bytes(header.bytes())) {
+            headers.append(name, value);
         }
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epp::messages;
+
+    #[test]
+    fn a_trace_context_that_comes_twice_is_ignored() {
+        const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace = |times: usize| {
+            let header = messages::HeaderValue { key: "traceparent".into(), value: GOOD.into(), ..Default::default() };
+            let question = Question {
+                method: "POST".into(),
+                target: "/v1/completions".into(),
+                path: ApiPath::Completions,
+                headers: messages::HeaderMap { headers: vec![header; times] },
+                body: Default::default(),
+                subset: None,
+                deadline: Instant::now(),
+            };
+            Hints::read(&hint_headers(&question), &BTreeMap::new()).expect("hints").trace.is_some()
+        };
+        assert_eq!([trace(0), trace(1), trace(2)], [false, true, false]);
+    }
 }

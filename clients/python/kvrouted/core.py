@@ -223,8 +223,9 @@ class Core:
 
     def stray(self, correlation_id: int, reply: frames.Reply | ProtocolError) -> bytes:
         """Handles a reply that no caller waits for. Answers with the frames to send because of it."""
-        self._booking.pop(correlation_id, None)
-        if self._in_flight.pop(correlation_id, None) is not None:
+        is_unread_booking = correlation_id in self._booking and isinstance(reply, ProtocolError)
+        self.claimed(correlation_id, reply)
+        if is_unread_booking or self._in_flight.pop(correlation_id, None) is not None:
             return self._owed_frames()
         if isinstance(reply, RouteReply):
             # The caller has given up, so nothing else would free the booking.

@@ -90,6 +90,12 @@ class Replies(unittest.TestCase):
         core.claimed(at, reply)
         self.assertEqual([name for _, name in freed(core.ahead(0.0))], ["one"])
 
+    def test_the_booking_of_an_unreadable_reply_that_nobody_waits_for_is_freed_by_name(self):
+        core = connected()
+        core.route(50, RouteRequest(model="m", tokens=[1], book="one"), 1.0)
+        core.feed(frames._HEADER.pack(8, fb.Kind.RouteReply, 0, 1, 50) + bytes(8))
+        self.assertEqual([name for _, name in freed(core.stray(*core.next_reply()))], ["one"])
+
     def test_a_reply_that_is_read_too_late_counts_as_late_and_its_booking_is_freed_by_name(self):
         core = connected()
         core.route(50, RouteRequest(model="m", tokens=[1], book="one"), 1.0)

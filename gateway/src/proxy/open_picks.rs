@@ -1,13 +1,13 @@
 //! Picks whose end has not come. No I/O, and time is an argument.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use kvrouted::ids::Worker;
 
 use super::choose::{Booking, Observer};
 use crate::engines::InflightGuard;
-use crate::limits::PICK_EARLY_END_MAX;
+use crate::limits::{PICK_EARLY_END_MAX, REQUEST_ID_BYTES_MAX};
 
 /// A pick that another proxy runs.
 pub(super) struct OpenPick {
@@ -31,12 +31,14 @@ pub(super) struct OpenPicks {
     picks: HashMap<String, OpenPick>,
     /// Ends that found no pick, and until when they are remembered.
     early_ends: HashMap<String, Instant>,
+    /// Their ids as they came.
+    early_order: VecDeque<String>,
     picks_max: usize,
 }
 
 impl OpenPicks {
     pub(super) fn new(picks_max: usize) -> Self {
-        Self { picks: HashMap::new(), early_ends: HashMap::new(), picks_max }
+        Self { picks: HashMap::new(), early_ends: HashMap::new(), early_order: VecDeque::new(), picks_max }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -51,11 +53,19 @@ impl OpenPicks {
         }
     }
 
-    /// Takes a pick out.
+    /// Takes a pick out. Of many ends that found none, the oldest are forgotten: a proxy may tell the ends of requests that
+    /// it never asked about.
     pub(super) fn end(&mut self, id: &str, now: Instant) -> Option<OpenPick> {
         let pick = self.picks.remove(id);
-        if pick.is_none() && self.early_ends.len() < self.picks_max {
+        // No pick has a longer id.
+        if pick.is_none() && id.len() <= REQUEST_ID_BYTES_MAX {
+            if self.early_order.len() >= self.picks_max
+                && let Some(oldest) = self.early_order.pop_front()
+            {
+                self.early_ends.remove(&oldest);
+            }
             self.early_ends.insert(id.to_owned(), now + PICK_EARLY_END_MAX);
+            self.early_order.push_back(id.to_owned());
         }
         pick
     }
@@ -67,7 +77,10 @@ impl OpenPicks {
     /// Frees the picks whose time is over, and counts them.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         let before = self.picks.len();
-        self.early_ends.retain(|_, until| *until > now);
+        let is_over = |until: Option<&Instant>| until.is_none_or(|until| *until <= now);
+        while let Some(oldest) = self.early_order.pop_front_if(|id| is_over(self.early_ends.get(id))) {
+            self.early_ends.remove(&oldest);
+        }
         self.picks.retain(|_, pick| pick.expires > now);
         before - self.picks.len()
     }
@@ -128,8 +141,17 @@ mod tests {
         picks.end("d", start);
         picks.insert("d".into(), pick(10));
         assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (4, 0));
+        // Many ends of requests that were never picked hide none that comes after them.
+        for other in 0..10 {
+            picks.end(&format!("other {other}"), start);
+        }
+        picks.end("f", start);
+        picks.insert("f".into(), pick(10));
+        assert_eq!((freed.load(Ordering::Relaxed), picks.len()), (5, 0));
+        assert!(picks.early_order.len() <= 2 && picks.early_ends.len() <= 2);
         picks.end("e", start);
         picks.expire(start + PICK_EARLY_END_MAX);
+        assert!(picks.early_order.is_empty() && picks.early_ends.is_empty());
         picks.insert("e".into(), pick(10));
         assert_eq!(picks.len(), 1);
     }

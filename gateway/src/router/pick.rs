@@ -179,21 +179,19 @@ impl Router {
         let Some(best) = reply.candidates.first() else { return Err(refusal::nobody(reply)) };
         let guard = |booking| BookingGuard::new(Arc::clone(&self.reports), booking, best.worker);
         let mut booking = answer.booking().map(guard);
+        // Before anything is refused: what is dropped is freed.
+        let scheme_blocks = space.scheme.map(|scheme| scheme.block_size);
+        let prefill = self.prefill(ask, reply, answer.prefill_booking(), scheme_blocks);
         let known = reply.candidates.iter().filter(|candidate| eligible.has(candidate.worker.id));
         let candidates: Vec<Worker> = known.clone().map(|candidate| candidate.worker).collect();
         let Some(first) = candidates.first().copied() else { return Err(refusal::nobody(reply)) };
         if let Some(booking) = &mut booking {
             booking.served(first);
         }
-        let block_size = |worker: Worker| match space.scheme {
-            Some(scheme) => Some(scheme.block_size),
-            None => eligible.block_size(worker.id),
-        };
+        let block_size = |worker: Worker| scheme_blocks.or_else(|| eligible.block_size(worker.id));
         let predict = |candidate| prediction::of(candidate, reply, ask.prompt, block_size(candidate.worker));
         let predictions: Vec<_> = known.filter_map(predict).collect();
         let is_first = |prediction: &&crate::parity::Prediction| prediction.worker == (first.id.0, first.rank.0);
-        let block_size = space.scheme.map(|scheme| scheme.block_size);
-        let prefill = self.prefill(ask, reply, answer.prefill_booking(), block_size);
         let (decided_by, figure) = match ask.prompt.tokens {
             Some(_) => (DecidedBy::Daemon, RouterFigure::Daemon),
             None => (DecidedBy::LoadOnly, RouterFigure::LoadOnly),

@@ -200,8 +200,9 @@ impl CoreChooser {
         }
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % able.len();
         able.rotate_left(turn);
-        let listed = placed(&able, &table);
-        let endpoints = listed.iter().take(self.rules.list_length).map(|(_, address)| *address).collect();
+        let mut listed = placed(&able, &table);
+        listed.truncate(self.rules.list_length);
+        let endpoints = listed.iter().map(|(_, address)| *address).collect();
         let lease = CoreLease {
             core: Arc::clone(&self.core),
             path: question.path,
@@ -236,6 +237,12 @@ fn placed(candidates: &[Worker], table: &EndpointTable) -> Vec<(Worker, SocketAd
     candidates.iter().filter_map(|worker| Some((*worker, table.place(*worker)?.address))).collect()
 }
 
+/// The part of a list that Envoy tried before the worker that served. A worker from outside the list says nothing about those
+/// in it: Envoy chooses by itself where it does not have their endpoints.
+fn passed_over(listed: &[(Worker, SocketAddr)], served: Worker) -> &[(Worker, SocketAddr)] {
+    &listed[..listed.iter().position(|(worker, _)| *worker == served).unwrap_or(0)]
+}
+
 impl CoreLease {
     /// The worker at the endpoint that served. Among the ranks of one port it is the one that was chosen.
     fn worker_at(&self, address: &SocketAddr) -> Option<Worker> {
@@ -267,7 +274,7 @@ impl Lease for CoreLease {
             booking.served(served);
         }
         let Some(model) = &self.model else { return };
-        for (worker, address) in self.listed.iter().take_while(|(worker, _)| *worker != served) {
+        for (worker, address) in passed_over(&self.listed, served) {
             tracing::info!(%address, "Envoy did not get an answer from an endpoint and went to the next one");
             self.core.router().report_failure(*worker, &model.base, "Envoy went to the next endpoint of the list");
         }
@@ -323,6 +330,16 @@ fn hint_headers(question: &Question) -> HeaderMap {
 mod tests {
     use super::*;
     use crate::epp::messages;
+
+    #[test]
+    fn only_workers_before_the_one_that_served_were_passed_over() {
+        let address = SocketAddr::from(([10, 0, 0, 1], 8000));
+        let listed = [1, 2, 3].map(|id| (Worker::new(id, 0), address));
+        let before =
+            |id| passed_over(&listed, Worker::new(id, 0)).iter().map(|(worker, _)| worker.id.0).collect::<Vec<_>>();
+        assert_eq!((before(1), before(3)), (vec![], vec![1, 2]));
+        assert_eq!(before(4), [0; 0], "it is not in the list");
+    }
 
     #[test]
     fn a_trace_context_that_comes_twice_is_ignored() {

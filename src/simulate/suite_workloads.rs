@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use flate2::bufread::GzDecoder;
+use flate2::bufread::MultiGzDecoder;
 
 use super::run::Settings;
 use super::workload::agent_sessions::{self, Starts};
@@ -181,7 +181,8 @@ fn find(folder: &Path, name: &str) -> Result<Option<(String, Lines)>, String> {
     Ok(None)
 }
 
-/// Opens a file of lines; `-` is standard input. What begins as gzip does is decompressed, whatever the name says.
+/// Opens a file of lines; `-` is standard input. What begins as gzip does is decompressed, whatever the name says: all
+/// members of it, as files that were compressed apart and then joined have several.
 ///
 /// # Errors
 /// A sentence that names the file that cannot be read, and why.
@@ -193,11 +194,13 @@ pub fn open(path: &Path) -> Result<Lines, String> {
         Box::new(BufReader::with_capacity(1 << 18, File::open(path).map_err(cannot)?))
     };
     let is_gzip = lines.fill_buf().map_err(cannot)?.starts_with(&[0x1f, 0x8b]);
-    Ok(if is_gzip { Box::new(BufReader::new(GzDecoder::new(lines))) } else { lines })
+    Ok(if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(lines))) } else { lines })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -205,6 +208,21 @@ mod tests {
         let cases = cases();
         assert!(cases.iter().all(|case| case.settings(1).is_some_and(|s| s.engines.len() == case.workers)));
         assert!(cases.iter().all(|case| cases.iter().filter(|other| other.name == case.name).count() == 1));
+    }
+
+    #[test]
+    fn files_that_were_compressed_apart_and_joined_are_read_to_the_end() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let member = |text: &str| {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            encoder.write_all(text.as_bytes()).expect("bytes");
+            encoder.finish().expect("a member")
+        };
+        std::fs::write(file.path(), [member("1\n2\n"), member("3\n")].concat()).expect("written");
+        let lines: Vec<String> = open(file.path()).expect("lines").lines().map(|line| line.expect("a line")).collect();
+        assert_eq!(lines, ["1", "2", "3"]);
+        std::fs::write(file.path(), [&member("1\n")[..], b"no gzip"].concat()).expect("written");
+        assert!(open(file.path()).expect("lines").lines().any(|line| line.is_err()), "what is no member is no end");
     }
 
     #[test]

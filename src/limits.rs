@@ -422,6 +422,9 @@ pub const FIRST_TOKENS_SHARE: u64 = 10;
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.
 pub const TTFT_ERROR_MAX: f64 = 0.3;
+/// Largest configurable weight of a delay. Under a larger one a second of delay could cost infinitely much, and times 0
+/// delayed requests that is no number.
+pub const DELAY_WEIGHT_CEILING: f64 = 1e6;
 /// The longest predicted time of one prefill, nanoseconds: an hour. The sum over all bookings is below 2^64.
 pub const PREFILL_WORK_NS_MAX: u64 = 3_600_000_000_000;
 /// Largest file of learnt prefill times. That of twice as many classes and workers as there can be is smaller.

@@ -226,6 +226,9 @@ mod tests {
         let wrong = ["device_credits=1", "credit_decay=-1", "seed=3", "nothing", "mode=approximate"];
         let problems = policy_with(&Policy::default(), "t", &wrong).unwrap_err();
         assert_eq!(problems.list.len(), wrong.len(), "{problems}");
+        for weight in ["delay_weight", "later_delay_weight", "output_delay_weight"] {
+            assert!(policy_with(&Policy::default(), "t", &[format!("{weight}=1e308")]).is_err(), "{weight}");
+        }
         let approximate = Policy { mode: Mode::Approximate, ..Policy::default() };
         assert!(policy_with(&approximate, "t", &["credit_decay=1"]).is_ok(), "the base policy's mode is not checked");
         assert_eq!(problems.list[0].nearest.as_deref(), Some("device_credit"));

@@ -631,6 +631,20 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_weights_of_delays_make_no_cost_that_is_not_a_number() {
+        use crate::limits::{DELAY_WEIGHT_CEILING as MOST, PREFILL_NS_CEILING, PROMPT_TOKENS_MAX};
+        let policy =
+            Policy { delay_weight: MOST, later_delay_weight: MOST, output_delay_weight: MOST, ..Policy::default() };
+        let request = RequestFacts { prompt_tokens: PROMPT_TOKENS_MAX as u64, ..request_facts() };
+        for requests in [0, u64::from(u32::MAX)] {
+            let mut load = Load { requests, ..Load::default() };
+            load.law.token_s = PREFILL_NS_CEILING as f64 * 1e-9;
+            let cost = cost(&policy, &request, &WorkerFacts { load, ..held(0, 0, 0, 0) }, 0).cost;
+            assert!(cost.is_finite(), "{cost}");
+        }
+    }
+
+    #[test]
     fn without_a_prefill_the_mode_of_seconds_counts_blocks() {
         let decodes = Policy { track_prefill_tokens: false, ..Policy::default() };
         let load = Load { decode_blocks: 5, requests: 3, ..Load::default() };

@@ -53,7 +53,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "delay_weight",
             "",
             Value("0.2"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.delay_weight = v },
+            Number { min: 0.0, max: limits::DELAY_WEIGHT_CEILING, set: |c, v| c.weights.delay_weight = v },
             "Mode latency: what a second by which a prefill delays another request of its worker costs, in seconds of the prompt's own\n\
              wait. 0: only the time to the first token counts.",
         ),
@@ -61,7 +61,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "later_delay_weight",
             "",
             Value("1.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.later_delay_weight = v },
+            Number { min: 0.0, max: limits::DELAY_WEIGHT_CEILING, set: |c, v| c.weights.later_delay_weight = v },
             "Mode latency: what a second by which a prefill delays requests that come later costs. The busier all workers are, the more\n\
              such seconds there are. 0: held blocks count in a busy fleet as much as in an idle one.",
         ),
@@ -69,7 +69,7 @@ pub(in crate::config) static POLICY: Section<PolicyConfig> = Section {
             "output_delay_weight",
             "",
             Value("1.0"),
-            Number { min: 0.0, max: f64::MAX, set: |c, v| c.weights.output_delay_weight = v },
+            Number { min: 0.0, max: limits::DELAY_WEIGHT_CEILING, set: |c, v| c.weights.output_delay_weight = v },
             "Mode latency: what a second by which a worker's other prefills delay this request's output costs. 0: outputs do not count.",
         ),
         live(

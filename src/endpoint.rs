@@ -247,6 +247,7 @@ pub fn check_subject_prefix(text: &str) -> Parsed<()> {
 /// What is wrong with the text.
 pub fn server_url(text: &str) -> Parsed<String> {
     refuse_control(text)?;
+    refuse_user(text)?;
     let Some((scheme, rest)) = text.split_once("://") else {
         let nearest = Some(format!("http://{}", shown(text)));
         return Err(EndpointError { message: format!("`{}` is not http://host:port", shown(text)), nearest });
@@ -267,6 +268,7 @@ pub fn server_url(text: &str) -> Parsed<String> {
 /// What is wrong with the text.
 pub fn collector_url(text: &str) -> Parsed<String> {
     refuse_control(text)?;
+    refuse_user(text)?;
     let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
     if scheme != "http" {
         let message = format!("`{}` is not supported, only http is: run a collector beside the daemon", shown(scheme));
@@ -345,7 +347,17 @@ fn refuse_control(text: &str) -> Parsed<()> {
     }
 }
 
+/// Refuses the address of a user, `user:password@host`. The text is not repeated: a log or a status page would keep the
+/// password.
+fn refuse_user(text: &str) -> Parsed<()> {
+    match text.contains('@') {
+        true => Err(EndpointError::new("has a user in it: name only host and port, no login is sent there")),
+        false => Ok(()),
+    }
+}
+
 fn check_tcp(text: &str, address: &str) -> Parsed<()> {
+    refuse_user(address)?;
     let Some((host, port)) = address.rsplit_once(':') else {
         return Err(EndpointError::new(format!("`{}` has no port", shown(text))));
     };
@@ -452,7 +464,7 @@ mod tests {
             ("tcp://1:5557", "host name"),
             ("tcp://127.0.0.1:1;127.0.0.1:2", "host name"),
             ("tcp://eth0;host:1", "host name"),
-            ("tcp://user@host:1", "host name"),
+            ("tcp://user@host:1", "has a user"),
             ("tcp://host/path:1", "host name"),
             ("tcp://hé:1", "host name"),
             (long_label.as_str(), "host name"),
@@ -492,6 +504,18 @@ mod tests {
         for bad in ["tcp://*", "tcp://*:x", "tcp://*:70000", "ipc://*", "tcp://a\0:1", "inproc://x", "*:1"] {
             assert!(BoundEndpoint::parse(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn no_password_in_an_address_is_repeated() {
+        for text in ["http://bob:hunter2@h:1", "https://bob:hunter2@h:1", "bob:hunter2@h:1", "http://bob:hunter2@h"] {
+            for fault in [server_url(text).map(drop), collector_url(text).map(drop)] {
+                let fault = fault.expect_err(text);
+                assert!(!format!("{fault:?}").contains("hunter2"), "{fault:?}");
+            }
+        }
+        let fault = Endpoint::parse("tcp://bob:hunter2@h:1").expect_err("a user");
+        assert!(!format!("{fault:?}").contains("hunter2"), "{fault:?}");
     }
 
     #[test]

@@ -102,6 +102,15 @@ impl TuneArgs {
         self.load.check()?;
         let subject = self.load.read()?;
         let found = self.find(&subject);
+        // The search may have taken long: its result is printed also if a file cannot be written, or no daemon answers.
+        let kept = self.keep(&found);
+        let has_ordered = self.shadow.is_some() && kept.is_ok();
+        self.print(out, &self.json(&subject, &found), || self.text(&subject, &found, has_ordered))?;
+        kept.map(|()| Exit::Done)
+    }
+
+    /// Writes the files that the command line names, and lets the daemon judge by the policy.
+    fn keep(&self, found: &Found) -> Result<(), Failure> {
         if let Some(path) = &self.write {
             std::fs::write(path, found.fragment(&self.load.slo()))
                 .map_err(|error| Failure::new(Exit::System, format!("{}: {error}", path.display())))?;
@@ -113,7 +122,7 @@ impl TuneArgs {
         if let Some(share) = self.shadow {
             self.order(&PolicyOrder::Shadow { settings: &settings_of(&found.kept), share })?;
         }
-        self.print(out, &self.json(&subject, &found), || self.text(&subject, &found))
+        Ok(())
     }
 
     fn print(&self, out: &mut impl Write, json: &Value, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
@@ -151,7 +160,7 @@ impl TuneArgs {
         Found { searched, held_out, curves, agreement, load, unit: load_unit(&second), kept }
     }
 
-    fn text(&self, subject: &SimulatedLoad, found: &Found) -> String {
+    fn text(&self, subject: &SimulatedLoad, found: &Found, has_ordered: bool) -> String {
         let Slo { ttft_s, ttft_token_s, tpot_s } = self.load.slo();
         let mut parts = subject.head(found.agreement);
         parts.push(format!(
@@ -171,17 +180,17 @@ impl TuneArgs {
             difference_table(NAMES, &found.held_out)
         ));
         parts.push(curve_table(found.unit, NAMES, &found.curves));
-        parts.push(match (found.is_recorded_kept(), self.shadow) {
-            (true, None) => "\nNo policy was better on both halves: keep the recorded one.".into(),
-            (true, Some(_)) => {
+        parts.push(match (found.is_recorded_kept(), has_ordered) {
+            (true, false) => "\nNo policy was better on both halves: keep the recorded one.".into(),
+            (true, true) => {
                 "\nNo policy was better on both halves: the daemon's shadow policy is now the recorded one.".into()
             }
-            (false, Some(_)) => {
+            (false, true) => {
                 "\nThe daemon now judges by the best policy as its shadow policy. See `kvrouted status`, then \
                  `kvrouted tune --promote`."
                     .into()
             }
-            (false, None) => format!("\nFor the configuration:\n{}", found.fragment(&self.load.slo())),
+            (false, false) => format!("\nFor the configuration:\n{}", found.fragment(&self.load.slo())),
         });
         parts.join("\n")
     }
@@ -325,5 +334,13 @@ mod tests {
         assert!(written.starts_with("# kvrouted tune: 6 policies tried; in simulation"), "{written}");
         assert!(text.contains(&written) && !written.contains("random"), "{written}");
         assert!(std::fs::read_to_string(&picture).expect("a picture").contains("goodput"));
+        // What was found is printed although it cannot be written, and no daemon judges by it.
+        let line =
+            line.replace(&*fragment.to_string_lossy(), "/nonexistent/tuned.toml") + " --shadow --socket /nonexistent/s";
+        let (args, mut out) = (Line::try_parse_from(line.split_whitespace()).expect("arguments").args, Vec::new());
+        let failure = args.run(&mut out).expect_err("a file that cannot be written");
+        assert!(failure.exit == Exit::System && failure.message.contains("/nonexistent/tuned.toml"), "{failure:?}");
+        let text = String::from_utf8(out).expect("text");
+        assert!(text.contains(&written) && !text.contains("The daemon now"), "{text}");
     }
 }

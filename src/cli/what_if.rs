@@ -51,14 +51,14 @@ impl WhatIfArgs {
         let subject = self.load.read()?;
         let policy = changed(&subject.policy, &self.set)?;
         let found = self.compare(&subject, &policy);
-        if let Some(file) = &self.load.report {
-            let title = format!("What if {}", self.set.join(", "));
-            write_report(file, (&title, found.unit), NAMES, &found.pair, &found.curves)?;
-        }
+        let title = format!("What if {}", self.set.join(", "));
+        let report = |file| write_report(file, (&title, found.unit), NAMES, &found.pair, &found.curves);
+        // What was found is printed also if the file cannot be written.
+        let reported = self.load.report.as_deref().map_or(Ok(()), report);
         let text = if self.load.json { self.json(&subject, &found).to_string() } else { self.text(&subject, &found) };
         writeln!(out, "{text}")?;
         out.flush()?;
-        Ok(Exit::Done)
+        reported.map(|()| Exit::Done)
     }
 
     fn compare(&self, subject: &SimulatedLoad, policy: &Policy) -> Found {
@@ -152,6 +152,10 @@ mod tests {
         assert!(figure("after") < figure("before") && figure("high") < 0.0, "{found}");
         assert_eq!((found["requests"].as_u64(), found["curve"].as_array().map(Vec::len)), (Some(150), Some(7)));
         assert!(found["agreement"].is_null() && found["fleet"].is_null());
+        let (line, mut out) = (with_trace("--set mode=lmetric --report /nonexistent/x.svg"), Vec::new());
+        let args = Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).expect("arguments").args;
+        assert_eq!(args.run(&mut out).expect_err("no such folder").exit, Exit::Output);
+        assert!(String::from_utf8(out).expect("text").contains("TTFT mean"), "what was found is printed");
         let text = run(&with_trace("--set mode=lmetric")).expect("a result");
         assert!(
             text.contains("TTFT mean") && text.contains("95 % interval") && text.contains("times the recorded rate")

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
@@ -106,8 +106,8 @@ impl DoctorArgs {
     }
 }
 
-/// Timeout of the metrics page and of a gateway's findings, seconds.
-const SCRAPE_S_MAX: u64 = 5;
+/// Longest time to read the metrics page or a gateway's findings, seconds.
+const SCRAPE_S_MAX: u64 = 10;
 /// Bytes of the metrics page that are read.
 const SCRAPE_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of a gateway's findings that are read.
@@ -184,13 +184,30 @@ fn scrape(address: SocketAddr) -> io::Result<String> {
 
 /// Reads the first bytes of a page: headers and body.
 pub(super) fn get(address: SocketAddr, path: &str, bytes_max: u64) -> io::Result<String> {
-    let timeout = Duration::from_secs(SCRAPE_S_MAX);
-    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
+    get_by(address, path, bytes_max, Instant::now() + Duration::from_secs(SCRAPE_S_MAX))
+}
+
+/// As [`get`], until a deadline: a peer that sends a byte now and then would never let a read time out.
+fn get_by(address: SocketAddr, path: &str, bytes_max: u64, deadline: Instant) -> io::Result<String> {
+    // A timeout of 0 would be none.
+    let left = || match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
+        left => Ok(left),
+    };
+    let mut stream = TcpStream::connect_timeout(&address, left()?)?;
+    stream.set_write_timeout(Some(left()?))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
-    let mut page = Vec::new();
-    stream.take(bytes_max).read_to_end(&mut page)?;
+    let (mut page, mut piece) = (Vec::new(), [0; 64 << 10]);
+    while (page.len() as u64) < bytes_max {
+        stream.set_read_timeout(Some(left()?))?;
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(bytes) => page.extend_from_slice(&piece[..bytes]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    page.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
@@ -399,6 +416,21 @@ mod tests {
         assert_eq!(check_metrics(at, |_| Ok("kvrouted_routes_total 1".into())), None);
         assert_eq!(name(check_metrics(at, |_| Ok("nginx".into()))), "metrics_unreachable");
         assert_eq!(name(check_metrics(at, |_| Err(io::ErrorKind::ConnectionRefused.into()))), "metrics_unreachable");
+    }
+
+    #[test]
+    fn a_peer_that_never_ends_its_page_holds_nothing_up() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            while peer.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let error = get_by(address, "/metrics", 1 << 20, deadline).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
     }
 
     #[test]

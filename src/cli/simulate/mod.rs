@@ -189,6 +189,9 @@ impl SimulateArgs {
                 return Err(usage(format!("{name} must be from 0 to 60000")));
             }
         }
+        if self.live == Some(0) {
+            return Err(usage("--live must be at least 1"));
+        }
         for policy in &self.policies {
             SimulatedPolicy::parse(policy).map_err(usage)?;
         }

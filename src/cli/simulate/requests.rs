@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Format, SimulateArgs, usage};
+use super::{Format, GENERATED_REQUESTS_MAX, SimulateArgs, usage};
 use crate::cli::exit::Failure;
 use crate::cli::simulated_load::{JOURNAL_REQUESTS_MAX, read_journal};
 use crate::simulate::experiment::is_closed;
@@ -107,7 +107,14 @@ impl SimulateArgs {
             Some(count) => generator.with_requests(count as usize),
             None => generator,
         };
-        let live = self.live.and_then(|live| generator.with_live_sessions(live));
-        Ok(Requests::Generated(Box::new(live.unwrap_or(generator))))
+        let (requests, bounds) = (generator.requests(), 1..=GENERATED_REQUESTS_MAX);
+        if !bounds.contains(&(requests as u64)) {
+            return Err(usage(format!("--generate: requests={requests}: must be from 1 to {GENERATED_REQUESTS_MAX}")));
+        }
+        let generator = self.live.and_then(|live| generator.with_live_sessions(live)).unwrap_or(generator);
+        if generator.live_sessions() == Some(0) {
+            return Err(usage("--generate: live_sessions=0: must be at least 1, or none"));
+        }
+        Ok(Requests::Generated(Box::new(generator)))
     }
 }

@@ -32,6 +32,9 @@ impl SimulateArgs {
             }
             is_asked && has_trace
         });
+        if chosen.is_empty() {
+            return Err(usage(format!("{note}no workload is left: name the folder of the traces with --traces")));
+        }
         let shape = if form == SuiteForm::Full { Shape::FULL } else { Shape::QUICK };
         let cells = match &self.out {
             Some(folder) => {

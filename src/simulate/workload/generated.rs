@@ -44,6 +44,26 @@ impl Generator {
         }
     }
 
+    /// Requests of a workload.
+    #[must_use]
+    pub const fn requests(&self) -> usize {
+        match self {
+            Self::Chat(chat) => chat.requests,
+            Self::Documents(retrieval) => retrieval.requests,
+            Self::Agents(agents) => agents.requests,
+            Self::FewShot(few_shot) => few_shot.requests,
+        }
+    }
+
+    /// Sessions that are live at a time; `None` = they begin at times of their own.
+    #[must_use]
+    pub const fn live_sessions(&self) -> Option<usize> {
+        match self {
+            Self::Agents(agents) => agents.live_sessions,
+            Self::Chat(_) | Self::Documents(_) | Self::FewShot(_) => None,
+        }
+    }
+
     /// The same with this many requests.
     #[must_use]
     pub fn with_requests(mut self, count: usize) -> Self {

@@ -45,10 +45,18 @@ struct Files {
     run: String,
     /// Counts the files of this run.
     next: u64,
-    /// The file being written, with its bytes so far.
-    open: Option<(File, u64)>,
+    open: Option<OpenFile>,
     /// Dropped last, so that the lock outlives the open file.
     directory: OwnedDirectory,
+}
+
+/// The file being written.
+#[derive(Debug)]
+struct OpenFile {
+    file: File,
+    name: String,
+    /// Bytes so far.
+    bytes: u64,
 }
 
 impl Files {
@@ -71,14 +79,14 @@ impl Files {
 
     /// Whether `more` bytes would bring the open file to its size limit.
     fn is_full(&self, more: usize) -> bool {
-        self.open.as_ref().is_some_and(|(_, bytes)| bytes + more as u64 >= self.plan.file_bytes_max)
+        self.open.as_ref().is_some_and(|open| open.bytes + more as u64 >= self.plan.file_bytes_max)
     }
 
     /// Begins the next file; answers with how many old ones were removed.
     fn begin(&mut self) -> io::Result<usize> {
         let name = format!("{}-{:06}{SUFFIX}", self.run, self.next);
         self.next += 1;
-        self.open = Some((self.directory.create_new(&name)?, 0));
+        self.open = Some(OpenFile { file: self.directory.create_new(&name)?, name, bytes: 0 });
         self.remove_oldest()
     }
 
@@ -89,20 +97,23 @@ impl Files {
     }
 
     /// Writes to the open file. After a failure the file is closed as it is: the records before the failure can be
-    /// read.
+    /// read. A file whose first write fails is removed: while a disk is full, files without records must not take the
+    /// place of older ones.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let Some((file, written)) = &mut self.open else { return Ok(()) };
-        let outcome = file.write_all(bytes);
-        *written += bytes.len() as u64;
-        if outcome.is_err() {
-            self.open = None;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let outcome = open.file.write_all(bytes);
+        if outcome.is_ok() {
+            open.bytes += bytes.len() as u64;
+        } else if let Some(OpenFile { name, bytes: 0, .. }) = self.open.take() {
+            // If this fails too, the error of the write says enough.
+            let _ = owned_directory::remove(&[self.plan.dir.join(name)]);
         }
         outcome
     }
 
     /// Closes the open file after it has reached the disk.
     fn end(&mut self) -> io::Result<()> {
-        self.open.take().map_or(Ok(()), |(file, _)| file.sync_all())
+        self.open.take().map_or(Ok(()), |open| open.file.sync_all())
     }
 }
 
@@ -399,6 +410,37 @@ mod tests {
             ]
         );
         assert!(dir.join("journal-notes.txt").exists());
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        list(dir).unwrap().into_iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_full_disk_costs_one_of_the_older_files_and_leaves_none_without_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("j");
+        let mut files = Files::open(FilesPlan { files_max: 3, ..plan(&dir) }, 1, 1).unwrap();
+        for _ in 0..3 {
+            files.begin().unwrap();
+            files.write(b"records").unwrap();
+            files.end().unwrap();
+        }
+        let older = names(&dir);
+        for _ in 0..5 {
+            files.begin().unwrap();
+            files.open.as_mut().unwrap().file = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            files.write(b"records").unwrap_err();
+            assert!(!files.is_open());
+        }
+        assert_eq!(names(&dir), older[1..], "the newest files are still there");
+        // A file that has records keeps them.
+        files.begin().unwrap();
+        files.write(b"records").unwrap();
+        files.open.as_mut().unwrap().file = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        files.write(b"more").unwrap_err();
+        assert_eq!(names(&dir).len(), 3);
     }
 
     #[test]

@@ -90,8 +90,15 @@ impl Files {
         self.remove_oldest()
     }
 
+    /// Removes what is more than may be kept. Files of earlier runs go first, also those that a clock which has gone back
+    /// since gave a later name.
     fn remove_oldest(&self) -> io::Result<usize> {
-        let all = list(&self.plan.dir)?;
+        let mut all = list(&self.plan.dir)?;
+        let is_own = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(self.run.as_bytes()))
+        };
+        // A stable sort: within each part they stay in order.
+        all.sort_by_key(is_own);
         let surplus = all.len().saturating_sub(self.plan.files_max.max(1));
         owned_directory::remove(&all[..surplus])
     }
@@ -441,6 +448,23 @@ mod tests {
         files.open.as_mut().unwrap().file = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         files.write(b"more").unwrap_err();
         assert_eq!(names(&dir).len(), 3);
+    }
+
+    #[test]
+    fn a_clock_that_has_gone_back_costs_no_file_of_this_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("j");
+        let mut before = Files::open(plan(&dir), 9, 0xff).unwrap();
+        assert_eq!((before.begin().unwrap(), before.begin().unwrap()), (0, 0));
+        drop(before);
+        let mut files = Files::open(plan(&dir), 1, 1).unwrap();
+        for _ in 0..3 {
+            assert_eq!(files.begin().unwrap(), 1);
+            files.write(b"records").unwrap();
+            files.end().unwrap();
+        }
+        let own = |at: u32| format!("journal-0000000000001-0000000000000001-{at:06}.kvrj");
+        assert_eq!(names(&dir), [own(1), own(2)]);
     }
 
     #[test]

@@ -200,9 +200,12 @@ fn done(outcome: Result<(), Error>) -> Result<Exit, Failure> {
 /// The code to exit with.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
     Cli::try_parse_from(args).map_err(|error| {
-        // A closed terminal leaves no way to report this.
-        let _ = error.print();
-        if error.use_stderr() { Exit::Usage } else { Exit::Done }
+        let printed = error.print().and_then(|()| std::io::stdout().flush());
+        if error.use_stderr() {
+            // A closed terminal leaves no way to report the mistake.
+            return Exit::Usage;
+        }
+        conclude(printed.map(|()| Exit::Done).map_err(Failure::from))
     })
 }
 

@@ -119,6 +119,15 @@ fn usage_errors_exit_64_and_help_exits_0() {
 }
 
 #[test]
+fn what_was_asked_for_and_cannot_be_written_is_a_failure() {
+    for args in [&["--help"][..], &["--version"], &["serve", "--help"], &["completions", "bash"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
+        let output = kvrouted(args).stdout(full).output().expect("kvrouted");
+        assert_eq!(output.status.code(), Some(74), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_negative_number_is_told_the_bounds() {
     for (flag, field, bounds) in [
         ("--block-size", "space[0].block_size", "0 to 65536"),

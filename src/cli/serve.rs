@@ -122,7 +122,11 @@ pub(super) fn check(config: &Config, stdout: &mut dyn std::io::Write) -> Result<
         return Err(Failure::new(Exit::Usage, message));
     }
     let (spaces, workers) = (counted(config.spaces.len(), "space"), counted(config.workers.len(), "worker"));
-    writeln!(stdout, "ok: {spaces}, {workers}")?;
+    let engines = match config.servers.len() {
+        0 => String::new(),
+        engines => format!(", {} named by url", counted(engines, "engine")),
+    };
+    writeln!(stdout, "ok: {spaces}, {workers}{engines}")?;
     for Override { source, table, field, text } in config.overrides.iter().filter(|set| set.is_variable()) {
         writeln!(stdout, "{source} sets {table}.{field} to {text:?}")?;
     }

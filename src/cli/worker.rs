@@ -57,7 +57,7 @@ pub enum WorkerAction {
         #[arg(value_name = "ID[/RANK]", value_parser = worker)]
         worker: Worker,
         /// draining, weight, taints, loras, name, capacity_blocks, blocks_max, batched_tokens_max, prefill_base_us,
-        /// prefill_token_ns, prefill_cached_token_ns, device
+        /// prefill_token_ns, prefill_cached_token_ns, engine_class, engine_preset, device
         #[arg(required = true, value_name = "FIELD=VALUE,...")]
         fields: Vec<String>,
     },

@@ -172,6 +172,9 @@ fn check_says_ok_or_every_problem_and_binds_nothing() {
     std::fs::write(&file, &text).expect("written");
     let output = run(&["serve", "--config", path, "--check"]);
     assert_eq!((output.status.code(), stdout(&output)), (Some(0), "ok: 1 space, 2 workers\n"));
+    std::fs::write(&file, format!("{text}[[worker]]\nid = 3\nurl = \"http://10.0.0.8:30000\"\n")).expect("written");
+    let output = run(&["serve", "--config", path, "--check"]);
+    assert_eq!(stdout(&output), "ok: 1 space, 2 workers, 1 engine named by url\n");
 
     std::fs::write(&file, text.replace("id = 2", "id = 1\nreplya = 2").replace("[serve]", "[serve]\ncores = -1"))
         .expect("written");

@@ -178,7 +178,7 @@ impl Daemon {
         let (predictions, predictor) = predictor_thread::start(config, &fleet, (clock_began, resources))?;
         let deciding = resources.cores + usize::from(http.is_some()); // The HTTP port decides and counts as one serving thread more.
         let (configured, of_threads) = ((config, resources.memory.division()), (deciding, clock_began));
-        let (of_fleet, of_bookings) = ((&fleet, reload::policies(config, 1)), (&loads, &kept.identity));
+        let (of_fleet, of_bookings) = ((&fleet, reload::policies_at_start(config)), (&loads, &kept.identity));
         let tables = RequestTables::new(configured, of_threads, of_fleet, indexes, &predictions, of_bookings);
         let (bookings, writer) = kept.resume(config, &tables, &snapshots.stats, (watchlist, &resources.turns))?;
         let lanes = Arc::new(lanes(config, resources.descriptors, &tables.users));
@@ -642,7 +642,7 @@ mod tests {
         let Startup { fleet, loads, indexes, views, .. } =
             startup::prepare(&config, &resources.memory, &Identity::random(), 0).unwrap();
         let predictions = PredictionAccess::default();
-        let of_fleet = (&fleet, reload::policies(&config, 1));
+        let of_fleet = (&fleet, reload::policies_at_start(&config));
         let division = resources.memory.division();
         let tables = RequestTables::new(
             (&config, division),

@@ -35,11 +35,16 @@ pub(super) fn named(config: &Config) -> NamedWorkers {
     NamedWorkers { workers: config.workers.clone(), servers: config.servers.clone() }
 }
 
-/// The policies that a configuration names. This daemon's own order of workers follows from the configured seed, or from
-/// a number that is drawn once and stays when the file is read again.
-pub(super) fn policies(config: &Config, version: u64) -> PolicyTable {
+/// The policies with which a daemon begins.
+pub(super) fn policies_at_start(config: &Config) -> PolicyTable {
+    policies(config, config.policy.seed, 1)
+}
+
+/// The policies that a configuration names. This daemon's own order of workers follows from the seed with which it was
+/// started, or from a number that is drawn once and stays when the file is read again.
+fn policies(config: &Config, seed: u64, version: u64) -> PolicyTable {
     static DRAWN_ID: LazyLock<u64> = LazyLock::new(|| rand::rng().random());
-    let router_id = if config.policy.seed == 0 { *DRAWN_ID } else { config.policy.seed };
+    let router_id = if seed == 0 { *DRAWN_ID } else { seed };
     let own = |policy: &Policy| Policy { router_id, ..*policy };
     let spaces: Vec<Policy> = config.policy.spaces.iter().map(own).collect();
     PolicyTable::new(version, &own(&config.policy.weights), &spaces)
@@ -89,9 +94,9 @@ impl Reloaded<'_> {
 
     /// Replaces the policies if they differ. They get the next version, which every reply names. A decision in progress
     /// keeps the policies that it began with.
-    fn replace_policies(&self, next: &Config) {
+    fn replace_policies(&self, next: &Config, seed: u64) {
         let before = self.policies.load();
-        let table = policies(next, before.version() + 1);
+        let table = policies(next, seed, before.version() + 1);
         if !table.equals_but_for_version(&before) {
             tracing::info!(version = table.version(), "the policies are replaced");
             self.counters.bump(DaemonCounter::PoliciesReplaced);
@@ -186,7 +191,7 @@ pub(super) async fn run(hangup: &mut Signal, read: ReadConfig, running: &Config,
                 grace_ms.set(next.discovery.grace_ms);
                 reloaded.replace_admissions(&admissions);
                 reloaded.replace_remote_access(access);
-                reloaded.replace_policies(&next);
+                reloaded.replace_policies(&next, running.policy.seed);
                 reloaded.replace_shadow(&next, &mut shadow);
                 reloaded.peers.set_configured(next.routers.peer_endpoints());
                 desired.set_source(Source::Config, named(&next));

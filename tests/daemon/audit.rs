@@ -73,6 +73,11 @@ fn a_reload_is_one_line_with_all_that_it_changed() {
     next_line(&daemon, &mut seen, &["who=signal=SIGHUP what=\"reload\"", &object, before, after]);
     daemon.reconfigure("[policy]\ntemperature = 0.5\n");
     next_line(&daemon, &mut seen, &["before=\"\" after=\"\""]);
+    // The seed needs a restart: the order of workers that follows from it stays, too.
+    daemon.reconfigure("[policy]\ntemperature = 0.5\nseed = 5\n");
+    next_line(&daemon, &mut seen, &["before=\"\" after=\"\""]);
+    assert_eq!(daemon.counter("policies_replaced"), 1);
+    assert!(daemon.process.log().contains("policy.seed"), "{}", daemon.process.log());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Policies on one fleet and one workload.
 
 use std::borrow::Cow;
+use std::io::Write;
 use std::path::Path;
 
 use indicatif::ProgressBar;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use super::fleet::described;
 use super::requests::Requests;
 use super::{SimulateArgs, progress, usage, write_report};
-use crate::cli::exit::Failure;
+use crate::cli::exit::{Exit, Failure};
 use crate::simulate::bounds::{self, HINDSIGHT, POOLED};
 use crate::simulate::capacity::Search;
 use crate::simulate::experiment::{self, OURS, in_parallel, is_closed, loaded, loads_at, own_rps, peers, silent};
@@ -61,8 +62,8 @@ impl<'a> Comparison<'a> {
         Ok(Self { args, requests, first, settings, remarks, policies, bar })
     }
 
-    /// Runs everything and writes the result.
-    pub(super) fn run(&self) -> Result<String, Failure> {
+    /// Runs everything and writes the result to `out`.
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<Exit, Failure> {
         let (args, slo) = (self.args, Slo::default());
         let reference = match args.load {
             Some(_) => Some(self.best_peer(&slo)?),
@@ -85,18 +86,26 @@ impl<'a> Comparison<'a> {
         if let Some(tries) = args.bounds.filter(|tries| *tries > 0) {
             rows.extend(self.hindsight(load, tries as usize, &slo));
         }
-        if let Some(file) = &args.report {
-            self.report(file, load, &rows, &slo)?;
-        }
+        // The runs may have taken long: their result is printed also if the report cannot be written.
+        let reported = args.report.as_ref().map_or(Ok(()), |file| self.report(file, load, &rows, &slo));
         self.bar.finish_and_clear();
-        if args.json {
-            let seeds: Vec<u64> = (1..=args.seeds).collect();
-            return Ok(report::json(&rows, &self.json_settings(load, reference.as_ref()), &seeds).to_string() + "\n");
-        }
+        let text = match args.json {
+            true => {
+                let seeds: Vec<u64> = (1..=args.seeds).collect();
+                report::json(&rows, &self.json_settings(load, reference.as_ref()), &seeds).to_string()
+            }
+            false => self.text(load, &rows),
+        };
+        writeln!(out, "{text}")?;
+        out.flush()?;
+        reported.map(|()| Exit::Done)
+    }
+
+    fn text(&self, load: f64, rows: &[Row]) -> String {
         let (requests, engines) = (self.first.requests(), described(&self.settings.engines));
         let head = format!("{requests} requests, {engines}, {}{load:.3} {}\n", self.routers(), self.load_unit());
         let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
-        Ok(remarks + &head + &report::table(&rows) + "\n")
+        remarks + &head + &report::table(rows)
     }
 
     /// What a load counts.

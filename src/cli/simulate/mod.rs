@@ -170,7 +170,7 @@ impl SimulateArgs {
         let text = match self.suite {
             _ if self.example_fleet => example_fleet(),
             Some(form) => self.run_suite(form)?,
-            None => Comparison::of(self)?.run()?,
+            None => return Comparison::of(self)?.run(out),
         };
         out.write_all(text.as_bytes())?;
         out.flush()?;

@@ -97,6 +97,16 @@ fn what_cannot_be_used_is_refused_in_a_sentence() {
     }
 }
 
+#[test]
+fn a_report_that_cannot_be_written_does_not_lose_the_table() {
+    let file = trace("report", false);
+    let line = format!("--trace {} --format csv --workers 1 --policy lpwl --report /nonexistent/r.svg", file.display());
+    let mut out = Vec::new();
+    let failure = args(&line).run(&mut out).expect_err("no such folder");
+    assert!(failure.exit == Exit::Output && failure.message.contains("cannot write"), "{}", failure.message);
+    assert!(String::from_utf8_lossy(&out).contains("lpwl"));
+}
+
 /// The block of a fleet in the documents.
 fn documented_fleet() -> String {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/tuning.md");

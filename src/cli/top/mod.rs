@@ -90,7 +90,8 @@ impl TopArgs {
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(text.as_bytes())?;
             stdout.flush()?;
-            return Ok(Exit::Done);
+            // What it shows is then of the first look.
+            return looks.problem.map_or(Ok(Exit::Done), |problem| Err(Failure::new(Exit::Unavailable, problem)));
         }
         // It gives the terminal back, also after a panic.
         let mut terminal = ratatui::try_init()?;

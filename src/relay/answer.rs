@@ -95,21 +95,20 @@ impl Answering {
 
     /// Answers requests until the relay ends or the event loop fails.
     pub(super) fn run(&mut self) {
+        let mut wait_ms = RELAY_WAIT_MS;
         // Relaxed: nothing else depends on it.
         while !self.ends.load(Ordering::Relaxed) {
-            let wait_ms = if self.askers.is_empty() { RELAY_WAIT_MS } else { RELAY_PAUSE_MS };
             if !self.questions(wait_ms) {
                 return;
             }
             let now_ms = self.now_ms();
             self.snapshots.take_parts(now_ms);
             // While anything can be sent, it does not wait, but it reads requests in between.
-            while self.serve_all(now_ms) && !self.ends.load(Ordering::Relaxed) {
-                if !self.questions(0) {
-                    return;
-                }
-                self.snapshots.take_parts(now_ms);
-            }
+            wait_ms = match (self.serve_all(now_ms), self.askers.is_empty()) {
+                (true, _) => 0,
+                (false, true) => RELAY_WAIT_MS,
+                (false, false) => RELAY_PAUSE_MS,
+            };
         }
     }
 

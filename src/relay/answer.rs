@@ -9,8 +9,9 @@
 //! | an older batch | a snapshot, the batches after its watermark, the end marker |
 //!
 //! If batches leave the buffer before they are sent, the answer continues with the oldest batch that is there. The
-//! requester sees the gap and asks again. If a snapshot is needed and there is none, the end marker is not sent either:
-//! an incomplete answer must not look complete.
+//! requester sees the gap and asks again. If a newer snapshot replaces the one that is being sent, because nothing follows
+//! that one any more, the answer continues with the first part of the newer one, with which the requester begins anew. If a
+//! snapshot is needed and there is none, the end marker is not sent either: an incomplete answer must not look complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -184,7 +185,7 @@ impl Answering {
             let message = match self.step(asker, now_ms) {
                 Step::Send(message) => message,
                 Step::NeedsSnapshot => {
-                    self.need_snapshot(now_ms);
+                    self.snapshots.need(&self.kept, now_ms);
                     return (true, number > 0);
                 }
                 Step::GiveUp => {
@@ -221,13 +222,6 @@ impl Answering {
         let kept = self.kept.lock();
         let snapshot = self.snapshots.usable(&kept, asker.answer.is_in_snapshot(), now_ms);
         asker.answer.step(&kept.buffer, snapshot)
-    }
-
-    /// Requests a snapshot, unless there is one that can be used or that is being sent.
-    fn need_snapshot(&mut self, now_ms: u64) {
-        if !self.askers.iter().any(|asker| asker.answer.is_in_snapshot()) {
-            self.snapshots.need(&self.kept, now_ms);
-        }
     }
 
     fn send(&mut self, peer: PeerId, message: &Message) -> Sent {
@@ -277,7 +271,8 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Asked { from: u64 },
-    Snapshot { part: usize },
+    // `id` is that of the snapshot whose parts before `part` were sent; 0 before the first.
+    Snapshot { id: u64, part: usize },
     Batches { next: u64 },
     Over,
 }
@@ -300,11 +295,14 @@ impl Answer {
     pub fn step(&mut self, buffer: &ReplayBuffer, snapshot: Option<&TakenSnapshot>) -> Step {
         if let State::Asked { from } = self.state {
             let is_kept = from >= buffer.first().0 || from >= buffer.next().0;
-            self.state = if is_kept { State::Batches { next: from } } else { State::Snapshot { part: 0 } };
+            self.state = if is_kept { State::Batches { next: from } } else { State::Snapshot { id: 0, part: 0 } };
         }
-        if let State::Snapshot { part } = self.state {
+        if let State::Snapshot { id, part } = &mut self.state {
             let Some(snapshot) = snapshot else { return Step::NeedsSnapshot };
-            match (snapshot.part(part), snapshot.progress(), snapshot.watermark()) {
+            if *id != snapshot.id() {
+                (*id, *part) = (snapshot.id(), 0);
+            }
+            match (snapshot.part(*part), snapshot.progress(), snapshot.watermark()) {
                 (Some(payload), ..) => return Step::Send(Message::Part(Arc::clone(payload))),
                 (None, Progress::Whole, Some(watermark)) => self.state = State::Batches { next: watermark.0 + 1 },
                 (None, Progress::Failed(_), _) => return Step::GiveUp,
@@ -327,15 +325,15 @@ impl Answer {
     pub const fn sent(&mut self, message: &Message) {
         match (message, &mut self.state) {
             (Message::Batch(seq, _), State::Batches { next }) => *next = seq.0 + 1,
-            (Message::Part(_), State::Snapshot { part }) => *part += 1,
+            (Message::Part(_), State::Snapshot { part, .. }) => *part += 1,
             _ => self.state = State::Over,
         }
     }
 
-    /// Whether some parts of a snapshot were sent and not all. Another snapshot cannot replace it then.
+    /// Whether some parts of a snapshot were sent and not all.
     #[must_use]
     pub const fn is_in_snapshot(&self) -> bool {
-        matches!(self.state, State::Snapshot { part: 1.. })
+        matches!(self.state, State::Snapshot { part: 1.., .. })
     }
 }
 
@@ -407,6 +405,25 @@ mod tests {
         assert_eq!(all(3, &kept, Some(&snapshot)), (whole, Step::Over));
         let late = ["p", "p", "p", "b9", "end"].map(String::from).to_vec();
         assert_eq!(all(3, &buffer(9, 10), Some(&snapshot)), (late, Step::Over), "the requester sees the gap");
+    }
+
+    #[test]
+    fn an_answer_never_mixes_the_parts_of_two_snapshots() {
+        let kept = buffer(9, 11);
+        let [mut older, mut newer] = [1, 2].map(|id| TakenSnapshot::new(id, NAME));
+        for (snapshot, seq) in [(&mut older, 5), (&mut newer, 9)] {
+            snapshot.take(&begin(Some(Republished { seq: EventSeq(seq), payload_hash: 9, generation: 1 })));
+            snapshot.take(&DumpPart::Chunk(DumpChunk::default()));
+            snapshot.take(&DumpPart::End(References::default()));
+        }
+        let mut answer = Answer::new(EventSeq(3));
+        for (snapshot, part) in [(&older, 0), (&older, 1), (&newer, 0), (&newer, 1), (&newer, 2)] {
+            let message = Message::Part(Arc::clone(snapshot.part(part).expect("whole")));
+            assert_eq!(answer.step(&kept, Some(snapshot)), Step::Send(message.clone()));
+            answer.sent(&message);
+        }
+        let batch = Message::Batch(EventSeq(10), vec![10].into());
+        assert_eq!(answer.step(&kept, Some(&newer)), Step::Send(batch), "three parts of the newer one were sent");
     }
 
     #[test]

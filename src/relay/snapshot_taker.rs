@@ -86,7 +86,8 @@ impl SnapshotTaker {
         self.current.is_some()
     }
 
-    /// Requests a snapshot, unless there is one that can be used. Do not call it while parts of one are used.
+    /// Requests a snapshot, unless there is one that can be used. It replaces one that cannot be used, also for uses that have
+    /// begun with that one.
     pub(super) fn need(&mut self, kept: &Mutex<Kept>, now_ms: u64) {
         let kept = kept.lock();
         if self.current.as_ref().is_some_and(|current| is_of_use(current, &kept)) {

@@ -14,6 +14,7 @@ mod open;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -137,11 +138,14 @@ fn start_metrics(port: MetricsPort, caller: &Arc<Caller>) -> Result<MetricsThrea
 async fn serve(
     caller: &Arc<Caller>,
     socket: &BoundSocket,
-    mut signals: Signals,
+    signals: Signals,
     metrics: Option<&MetricsThread>,
 ) -> Result<()> {
     let listener = socket.listen_async()?;
-    let (mut carried, mut reload) = (JoinSet::new(), None);
+    let Signals { mut terminate, mut interrupt, hangup } = signals;
+    // Beside all else: a file system that does not respond holds up neither clients nor the end.
+    let mut reloads = pin!(caller.reload_at(hangup));
+    let mut carried = JoinSet::new();
     let mut watch = tokio::time::interval(Duration::from_millis(THREADS_WATCH_EVERY_MS));
     let mut report = tokio::time::interval(Duration::from_secs(CONNECT_REPORT_EVERY_S));
     let mut refusals = RefusalLog::default();
@@ -159,9 +163,9 @@ async fn serve(
                 }
             },
             Some(ended) = carried.join_next(), if !carried.is_empty() => caller.note_end(ended),
-            Some(()) = signals.hangup.recv() => caller.reload(&mut reload).await,
-            _ = signals.terminate.recv() => return Ok(()),
-            _ = signals.interrupt.recv() => return Ok(()),
+            () = &mut reloads => {}
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
             _ = report.tick() => caller.report(),
             _ = watch.tick() => {
                 refusals.note();
@@ -264,6 +268,15 @@ impl Caller {
             self.counters.bump(ConnectCounter::Broken);
             tracing::error!(%error, "carrying a connection panicked; it is closed, the others go on");
         }
+    }
+
+    /// Reads token and authorities again at each SIGHUP, for ever.
+    async fn reload_at(&self, mut hangup: Signal) {
+        let mut late = None;
+        while let Some(()) = hangup.recv().await {
+            self.reload(&mut late).await;
+        }
+        std::future::pending().await
     }
 
     /// Reads token and authorities again, on another thread: their file system may not respond. `late` is a reading that

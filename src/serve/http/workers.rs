@@ -241,7 +241,7 @@ impl App {
         for worker in &fleet.workers {
             by_id.entry(worker.worker.id.0).or_default().push(worker);
         }
-        let there = by_id.iter().filter_map(|(id, ranks)| row(&fleet, *id, ranks, records.get(*id)));
+        let there = by_id.iter().filter_map(|(id, ranks)| row(&fleet, ranks, records.get(*id)));
         let waiting = records.iter().filter(|record| !by_id.contains_key(&record.worker_id));
         let mut rows: Vec<Row> = there.chain(waiting.cloned().map(row_outside_fleet)).collect();
         rows.retain(|row| filter.takes(&row.record.model_name, &row.record.routing_group));
@@ -281,8 +281,8 @@ fn row_outside_fleet(mut record: RegisteredWorker) -> Row {
 }
 
 /// The row of a worker of the fleet, with the fields that an HTTP client registered.
-fn row(fleet: &FleetTable, id: u64, ranks: &[&WorkerRecord], said: Option<&RegisteredWorker>) -> Option<Row> {
-    let known = known_to(fleet, id)?;
+fn row(fleet: &FleetTable, ranks: &[&WorkerRecord], said: Option<&RegisteredWorker>) -> Option<Row> {
+    let known = known_of(fleet, ranks)?;
     let mut record = said.cloned().unwrap_or_else(|| known.clone());
     record.lifecycle = known.lifecycle;
     record.fields.block_size = record.fields.block_size.or(known.fields.block_size);
@@ -292,7 +292,8 @@ fn row(fleet: &FleetTable, id: u64, ranks: &[&WorkerRecord], said: Option<&Regis
         let mut all = listeners.values();
         all.any(|listener| listener.status == *status)
     });
-    Some(Row { instance_id: id, source: "zmq", status: status.unwrap_or("paused"), endpoints, listeners, record })
+    let (instance_id, status) = (known.worker_id, status.unwrap_or("paused"));
+    Some(Row { instance_id, source: "zmq", status, endpoints, listeners, record })
 }
 
 fn listener(rank: &WorkerRecord) -> Option<(u32, Listener)> {
@@ -310,6 +311,11 @@ fn listener(rank: &WorkerRecord) -> Option<(u32, Listener)> {
 /// A worker with the fields that the fleet shows. It may be chosen if one of its ranks may.
 fn known_to(fleet: &FleetTable, id: u64) -> Option<RegisteredWorker> {
     let ranks: Vec<&WorkerRecord> = fleet.workers.iter().filter(|record| record.worker.id.0 == id).collect();
+    known_of(fleet, &ranks)
+}
+
+/// The same, by the records of all ranks of the worker; `None` = there are none.
+fn known_of(fleet: &FleetTable, ranks: &[&WorkerRecord]) -> Option<RegisteredWorker> {
     let first = *ranks.iter().min_by_key(|record| record.worker.rank.0)?;
     let space = fleet.space(first.space)?;
     let mut fields = WorkerFields {
@@ -325,13 +331,13 @@ fn known_to(fleet: &FleetTable, id: u64) -> Option<RegisteredWorker> {
     };
     let endpoint = |record: &&WorkerRecord| Some((record.worker.rank.0, record.events.as_ref()?.endpoint.to_string()));
     let endpoints: BTreeMap<u32, String> = ranks.iter().filter_map(endpoint).collect();
-    if let ([only], Some(endpoint)) = (ranks.as_slice(), endpoints.values().next()) {
+    if let ([only], Some(endpoint)) = (ranks, endpoints.values().next()) {
         fields.kv_events_endpoint = Some(endpoint.clone());
         fields.replay_endpoint =
             only.events.as_ref().and_then(|events| events.replay.as_ref().map(ToString::to_string));
     }
     fields.kv_events_endpoints = Some(endpoints).filter(|endpoints| !endpoints.is_empty());
-    let mut record = RegisteredWorker::new(id, fields);
+    let mut record = RegisteredWorker::new(first.worker.id.0, fields);
     let is = |state: WorkerState| ranks.iter().any(|record| record.state == state);
     record.lifecycle = if ranks.iter().any(|record| record.state.is_schedulable()) {
         Lifecycle::Schedulable

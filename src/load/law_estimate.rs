@@ -1,6 +1,8 @@
 //! The estimate of one prefill law: recursive least squares over its three constants, each as a multiple of its prior, on
 //! relative errors, with forgetting. Also what a restart keeps of it. Pure.
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 use crate::engine_law::PrefillLaw;
@@ -48,6 +50,17 @@ pub struct LearntClass {
     pub samples: u64,
     /// When the last of them came, milliseconds of Unix time.
     pub learnt_unix_ms: u64,
+}
+
+/// The items that were learnt last, `items_max` of them at most.
+pub(super) fn learnt_last<T>(
+    items: impl Iterator<Item = T>,
+    learnt_unix_ms: impl Fn(&T) -> u64,
+    items_max: usize,
+) -> impl Iterator<Item = T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_by_key(|item| Reverse(learnt_unix_ms(item)));
+    items.into_iter().take(items_max)
 }
 
 /// Why a saved law is not used.

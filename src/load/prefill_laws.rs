@@ -22,10 +22,10 @@
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
-use super::law_estimate::{CONSTANT_FACTOR_MAX, Estimate, LawRefusal, LearntClass};
+use super::law_estimate::{CONSTANT_FACTOR_MAX, Estimate, LawRefusal, LearntClass, learnt_last};
 use crate::engine_law::PrefillLaw;
 use crate::ids::{Worker, WorkerIndex};
-use crate::limits::{PREFILL_CLASSES_MAX, PREFILL_SAMPLES_MIN};
+use crate::limits::{PREFILL_CLASSES_MAX, PREFILL_SAMPLES_MIN, WORKERS_MAX};
 
 /// A worker is at most this many times as slow or as fast as its class.
 pub(super) const SLOWNESS_MAX: f64 = 4.0;
@@ -233,7 +233,7 @@ impl PrefillLaws {
     }
 
     /// What is learnt so far, for the next run. Classes and workers of an earlier run that have not joined are part of it
-    /// while they are younger than `keep_ms`.
+    /// while they are younger than `keep_ms`; of these, the last learnt ones, as many as can join.
     pub(super) fn save(&mut self, now_ns: u64, now_unix_ms: u64, keep_ms: u64) -> LearntLaws {
         // The same at every call, so that what has not changed is saved with the same time.
         let zero_unix_ms = *self.zero_unix_ms.get_or_insert(now_unix_ms.saturating_sub(now_ns / 1_000_000));
@@ -241,14 +241,16 @@ impl PrefillLaws {
         let own = self.classes.iter().filter(|class| class.told.samples_all() > 0).map(|class| {
             class.estimate.save(&class.told.name, class.told.samples_all(), class.learnt.unix_ms(zero_unix_ms))
         });
-        let absent = self.saved.classes.values().filter(|class| is_young(class.learnt_unix_ms)).cloned();
-        let classes: Vec<LearntClass> = own.chain(absent).collect();
+        let absent = self.saved.classes.values().filter(|class| is_young(class.learnt_unix_ms));
+        let absent = learnt_last(absent, |class| class.learnt_unix_ms, PREFILL_CLASSES_MAX);
+        let classes: Vec<LearntClass> = own.chain(absent.cloned()).collect();
         let members = self.members.iter().flatten().filter(|member| member.log_slowness != 0.0).map(|member| {
             let learnt_unix_ms = member.learnt.unix_ms(zero_unix_ms);
             let slowness = libm::exp(member.log_slowness);
             (member.worker, self.classes[member.class].told.name.as_str(), slowness, learnt_unix_ms)
         });
         let absent = self.saved.workers.iter().filter(|(_, (saved, _))| is_young(saved.learnt_unix_ms));
+        let absent = learnt_last(absent, |(_, (saved, _))| saved.learnt_unix_ms, WORKERS_MAX);
         let absent =
             absent.map(|(worker, (saved, class))| (*worker, class.as_str(), saved.slowness, saved.learnt_unix_ms));
         let places: HashMap<String, usize> =
@@ -257,8 +259,7 @@ impl PrefillLaws {
             let (id, rank, class) = (worker.id.0, worker.rank.0, *places.get(class)?);
             Some(LearntWorker { id, rank, class, slowness, learnt_unix_ms })
         });
-        let workers = workers.collect();
-        LearntLaws { classes, workers }
+        LearntLaws { classes, workers: workers.collect() }
     }
 
     /// Puts a worker into a class. The first worker of a class gives its prior. A class beyond

@@ -95,7 +95,8 @@ pub fn read_laws(directory: &Directory) -> Result<Option<LearntLaws>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::{LearntClass, LearntWorker};
+    use crate::ids::{Worker, WorkerIndex};
+    use crate::load::{BookingOutcome, BookingRef, Demand, LearntClass, LearntWorker, Loads, LoadsConfig};
 
     fn laws() -> LearntLaws {
         let class = |name: &str| LearntClass {
@@ -189,5 +190,31 @@ mod tests {
         assert_eq!(directory.files().unwrap().len(), 0, "it is no worker's");
         assert_eq!((directory.remove(None).unwrap(), directory.laws_file().exists()), (0, true));
         assert!(directory.remove_laws().unwrap() && !directory.remove_laws().unwrap());
+    }
+
+    #[test]
+    fn what_a_run_saves_is_read_by_the_next_one_however_many_classes_and_workers_came_and_went() {
+        let class = |at: usize| LearntClass { name: format!("before {at}"), ..laws().classes[0].clone() };
+        let worker = |at: u64| LearntWorker { id: at, rank: 9, class: 0, slowness: 2.0, learnt_unix_ms: at };
+        let full = LearntLaws {
+            classes: (0..2 * PREFILL_CLASSES_MAX).map(class).collect(),
+            workers: (0..2 * WORKERS_MAX as u64).map(worker).collect(),
+        };
+        assert!(decode_laws(&encode_laws(&full).unwrap()).is_ok());
+        let loads = Loads::new(PREFILL_CLASSES_MAX, LoadsConfig::default());
+        assert!(loads.restore_laws(&full, 1 << 41).is_empty());
+        let session = loads.open_session(None, 7).unwrap();
+        for at in 0..PREFILL_CLASSES_MAX as u32 {
+            let (index, name) = (WorkerIndex(at), format!("now {at}"));
+            loads.set_prefill_class(index, Worker::new(u64::from(at), 0), &name, None);
+            let demand = Demand { prefill_tokens: 1000, ..Demand::default() };
+            let booked = loads.book(session, &name, 0, index, demand, 1).unwrap();
+            let booking = BookingRef::Handle(booked.handle);
+            assert_eq!(loads.prefill_complete(session, booking, 0, 300_000_000), BookingOutcome::Applied);
+        }
+        let saved = loads.learnt_laws(1 << 30, 1 << 41, u64::MAX);
+        let read = decode_laws(&encode_laws(&saved).unwrap()).unwrap();
+        assert_eq!((read.classes.len(), read.workers.len()), (2 * PREFILL_CLASSES_MAX, WORKERS_MAX));
+        assert!(saved.classes.iter().take(PREFILL_CLASSES_MAX).all(|class| class.name.starts_with("now")));
     }
 }

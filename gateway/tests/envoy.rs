@@ -72,6 +72,11 @@ async fn requests_follow_the_list(mut bench: Bench) {
         let is_right = |heard: &Heard| matches!(heard, Heard::Answered(start) if start.served == Some(served));
         assert!(heard.iter().any(is_right), "{name} served: {heard:?}");
     }
+    // A caller that names its request itself, whatever it says of its address.
+    for forwarded in ["10.0.0.1", "127.0.0.1, 10.0.0.1"] {
+        bench.post(&[("x-request-id", "of-another"), ("x-forwarded-for", forwarded)], json("a")).await;
+        assert_ne!(bench.upstream("a").last().headers["x-request-id"], "of-another", "{forwarded}");
+    }
     // A caller that names an endpoint itself, once and twice.
     let spoofed = bench.upstream("c").address.to_string();
     for times in [1, 2] {

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from . import frames
 from .core import Core, Options, OtherRun
-from .errors import ConnectionLost, DeadlineExceeded, ProtocolError, RemoteError, Unreachable
+from .errors import ConnectionLost, DeadlineExceeded, KvroutedError, ProtocolError, RemoteError, Unreachable
 from .messages import (
     WORKERS_MAX,
     Booking,
@@ -120,7 +120,8 @@ class AsyncClient:
     async def watch(self, *, space_id: int | None = None) -> AsyncIterator[FleetView]:
         """The workers of a space, or of all, at once and after each change. Changes that follow closely are one.
 
-        On this client's connection. Raises Unreachable when that ends: watch again.
+        On this client's connection. Raises Unreachable when that ends: watch again. A client has one watch: another one
+        takes its place, and the former ends with an error.
         """
         deadline = self._deadline(None)
         await self._connected(deadline)
@@ -131,6 +132,10 @@ class AsyncClient:
             self._write(frames.encode_watch(correlation_id, space_id, 0))
             # A fleet may never change, so only the first reply has a deadline.
             reply = await asyncio.wait_for(told.get(), max(deadline - time.monotonic(), 0))
+            if isinstance(reply, FleetView):
+                for former in self._watching.values():
+                    if former is not told:
+                        former.put_nowait(KvroutedError("another watch of this client has taken the place of this one"))
             while isinstance(reply, FleetView):
                 yield reply
                 reply = await told.get()

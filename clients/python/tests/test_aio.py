@@ -8,6 +8,7 @@ from kvrouted import (
     BookingOutcome,
     DeadlineExceeded,
     DecidedBy,
+    KvroutedError,
     Options,
     Prompt,
     RemoteError,
@@ -68,6 +69,18 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(refused.exception.kind, "booking_exists")
         again = await client.route(ask(tokens=prompt(1), book="twice", attempt=1))
         await client.free(again.booking)
+
+    async def test_a_watch_ends_with_an_error_when_another_takes_its_place(self):
+        client = await self.client()
+        first, second = client.watch(), client.watch()
+        self.assertEqual(len((await anext(first)).workers), 2)
+        self.assertEqual(len((await anext(second)).workers), 2)
+        with self.assertRaisesRegex(KvroutedError, "another watch"):
+            await asyncio.wait_for(anext(first), PATIENCE_S)
+        coming = asyncio.ensure_future(anext(second))
+        await asyncio.to_thread(self.daemon.administer, "worker", "set", "2", "weight=4")
+        self.assertEqual((await asyncio.wait_for(coming, PATIENCE_S)).workers[1].weight, 4.0)
+        await asyncio.to_thread(self.daemon.administer, "worker", "set", "2", "weight=8")
 
     async def test_the_fleet_and_potential_loads_arrive_beside_requests(self):
         client = await self.client()

@@ -360,6 +360,9 @@ pub(crate) const LOCAL_CONFIG_BYTES_MAX: u64 = 16 << 20;
 pub(crate) const LOCAL_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 /// How long reading one folder may take.
 pub(crate) const LOCAL_LOAD_MAX: Duration = Duration::from_secs(120);
+/// Values of JSON that are read of one body, those in the arguments of its tool calls included. Each takes some 250 bytes
+/// beside its text, whatever its length: a conversation of 10,000 messages has 40,000.
+pub(crate) const LOCAL_VALUES_MAX: usize = 1 << 17;
 /// Bytes of a prompt's text: the longest prompt of text with 4 bytes for each token.
 pub(crate) const LOCAL_TEXT_BYTES_MAX: usize = 4 * PROMPT_TOKENS_MAX;
 /// The work of one rendering. A unit is an instruction or 64 bytes: the longest prompt, written eight times over.

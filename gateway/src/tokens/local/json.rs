@@ -1,12 +1,14 @@
 //! JSON as Python reads it: members in their order, and numbers that Python and this program write alike.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fmt::Write as _;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
-use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::limits::LOCAL_VALUES_MAX;
 
 /// A value of a request's body.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,15 +66,36 @@ impl Json {
     }
 }
 
-impl<'de> Deserialize<'de> for Json {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(JsonVisitor)
+/// The values that may still be read of one body: a list of them takes many times its text.
+pub(super) struct Values(Cell<usize>);
+
+impl Values {
+    pub(super) const fn of_a_body() -> Self {
+        Self(Cell::new(LOCAL_VALUES_MAX))
+    }
+
+    /// Reads a text of the body.
+    ///
+    /// # Errors
+    /// The text is no JSON, Python writes one of its numbers otherwise, or the body has more values than are read.
+    pub(super) fn read(&self, text: &str) -> serde_json::Result<Json> {
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let json = self.deserialize(&mut deserializer)?;
+        deserializer.end().map(|()| json)
     }
 }
 
-struct JsonVisitor;
+impl<'de> DeserializeSeed<'de> for &Values {
+    type Value = Json;
 
-impl<'de> Visitor<'de> for JsonVisitor {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Json, D::Error> {
+        let left = self.0.get().checked_sub(1).ok_or_else(|| D::Error::custom("too many values"))?;
+        self.0.set(left);
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &Values {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +133,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Json, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = list.next_element()? {
+        while let Some(item) = list.next_element_seed(self)? {
             items.push(item);
         }
         Ok(Json::List(items))
@@ -119,7 +142,8 @@ impl<'de> Visitor<'de> for JsonVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut members: Vec<(String, Json)> = Vec::new();
         let mut places = std::collections::HashMap::new();
-        while let Some((key, value)) = map.next_entry::<String, Json>()? {
+        while let Some(key) = map.next_key::<String>()? {
+            let value = map.next_value_seed(self)?;
             // As in a dict: the last value of a key, at the place of the first one.
             match places.get(&key) {
                 Some(at) => members[*at] = (key, value),
@@ -257,7 +281,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Json {
-        serde_json::from_str(text).expect("JSON")
+        Values::of_a_body().read(text).expect("JSON")
     }
 
     #[test]
@@ -287,12 +311,12 @@ mod tests {
     #[test]
     fn numbers_that_python_writes_otherwise_are_refused() {
         for text in ["1e16", "1e-5", "123456789012345678901234567890", "[-1e300]"] {
-            assert!(serde_json::from_str::<Json>(text).is_err(), "{text}");
+            assert!(Values::of_a_body().read(text).is_err(), "{text}");
         }
         for text in ["0.0", "0.0001", "9999999999999998.0", "18446744073709551615", "-9223372036854775808", "1.5"] {
             assert_eq!(dumps(&read(text).value(), &Layout::default()).as_deref(), Some(text));
         }
         let deep = "[".repeat(200) + &"]".repeat(200);
-        assert!(serde_json::from_str::<Json>(&deep).is_err());
+        assert!(Values::of_a_body().read(&deep).is_err());
     }
 }

@@ -8,7 +8,7 @@
 
 use minijinja::Value;
 
-use super::json::Json;
+use super::json::{Json, Values};
 use super::template::ChatTemplate;
 use crate::api::ApiPath;
 use crate::tokens::body::{Fields, fields};
@@ -85,23 +85,30 @@ pub(in crate::tokens) struct Templates {
 pub(in crate::tokens) fn text_of(path: ApiPath, body: &[u8], templates: &Templates) -> Result<Text, String> {
     let mut fields = fields(body).ok_or("the body is no JSON object")?;
     fields.retain(|_, raw| raw.get() != "null");
+    let body = RawBody { fields, values: Values::of_a_body() };
     let (followed, is_chat): (&[&str], bool) = match path {
         ApiPath::ChatCompletions => (&CHAT, true),
         ApiPath::Completions => (&COMPLETION, false),
         _ => return Err("this path is not tokenised locally".to_owned()),
     };
     let is_known = |field: &str| followed.contains(&field) || NEUTRAL.contains(&field);
-    if let Some(field) = fields.keys().find(|field| !is_known(field)) {
+    if let Some(field) = body.fields.keys().find(|field| !is_known(field)) {
         return Err(format!("the local tokenizer does not follow the field {}", shown(field)));
     }
-    let add_special_tokens = flag(&fields, "add_special_tokens", !is_chat)?;
-    let text = if is_chat { chat(&fields, templates)? } else { completion(&fields)? };
+    let add_special_tokens = flag(&body, "add_special_tokens", !is_chat)?;
+    let text = if is_chat { chat(&body, templates)? } else { completion(&body)? };
     Ok(Text { text, add_special_tokens })
 }
 
+/// A body as it is read.
+struct RawBody<'a> {
+    fields: Fields<'a>,
+    values: Values,
+}
+
 /// Of several prompts the first one.
-fn completion(fields: &Fields<'_>) -> Result<String, String> {
-    match json(fields, "prompt")? {
+fn completion(body: &RawBody<'_>) -> Result<String, String> {
+    match json(body, "prompt")? {
         Some(Json::Text(text)) => Ok(text),
         Some(Json::List(prompts)) => match prompts.into_iter().next() {
             Some(Json::Text(text)) => Ok(text),
@@ -111,33 +118,33 @@ fn completion(fields: &Fields<'_>) -> Result<String, String> {
     }
 }
 
-fn chat(fields: &Fields<'_>, templates: &Templates) -> Result<String, String> {
-    let tools = json(fields, "tools")?.map(|tools| tools_of(&tools)).transpose()?;
-    if tools.is_some() && json(fields, "tool_choice")?.is_some_and(|choice| choice.text() != Some("auto")) {
+fn chat(body: &RawBody<'_>, templates: &Templates) -> Result<String, String> {
+    let tools = json(body, "tools")?.map(|tools| tools_of(&tools)).transpose()?;
+    if tools.is_some() && json(body, "tool_choice")?.is_some_and(|choice| choice.text() != Some("auto")) {
         return Err("tools with this tool_choice are not followed".to_owned());
     }
     let for_tools = templates.tool_use.as_ref().filter(|_| tools.is_some());
     let template = for_tools.or(templates.default.as_ref()).ok_or("the folder has no chat template")?;
-    let generates = flag(fields, "add_generation_prompt", true)?;
-    let continues = flag(fields, "continue_final_message", false)?;
+    let generates = flag(body, "add_generation_prompt", true)?;
+    let continues = flag(body, "continue_final_message", false)?;
     if generates && continues {
         return Err("a message cannot be continued behind a generation prompt".to_owned());
     }
-    let messages = json(fields, "messages")?.ok_or("the body has no messages")?;
+    let messages = json(body, "messages")?.ok_or("the body has no messages")?;
     let messages = messages.list().ok_or("the messages are no list")?;
-    let mut messages =
-        messages.iter().map(|message| message_of(message, template.takes_parts())).collect::<Result<Vec<_>, _>>()?;
+    let message_of = |message: &Json| message_of(message, template.takes_parts(), &body.values);
+    let mut messages = messages.iter().map(message_of).collect::<Result<Vec<_>, _>>()?;
     let continued = continues.then(|| mark(messages.last_mut(), template)).transpose()?;
     let special = templates.special.iter();
     let mut context: Vec<(String, Value)> =
         special.map(|(name, token)| (name.clone(), Value::from(token.as_str()))).collect();
-    context.extend(template_kwargs(fields)?);
+    context.extend(template_kwargs(body)?);
     let messages: Vec<Value> = messages.into_iter().map(Message::into_value).collect();
     // Templates see these four always, if only as None.
     context.extend([
         ("messages".to_owned(), Value::from(messages)),
         ("tools".to_owned(), tools.unwrap_or(Value::from(()))),
-        ("documents".to_owned(), documents_of(fields)?),
+        ("documents".to_owned(), documents_of(body)?),
         ("add_generation_prompt".to_owned(), Value::from(generates)),
     ]);
     let text = template.render(Value::from_pairs(context)).map_err(|why| format!("the chat template failed: {why}"))?;
@@ -147,13 +154,13 @@ fn chat(fields: &Fields<'_>, templates: &Templates) -> Result<String, String> {
     }
 }
 
-fn json(fields: &Fields<'_>, field: &str) -> Result<Option<Json>, String> {
-    let read = |raw: &&serde_json::value::RawValue| serde_json::from_str(raw.get());
-    fields.get(field).map(read).transpose().map_err(|_| format!("{field} cannot be read as the engine reads it"))
+fn json(body: &RawBody<'_>, field: &str) -> Result<Option<Json>, String> {
+    let read = |raw: &&serde_json::value::RawValue| body.values.read(raw.get());
+    body.fields.get(field).map(read).transpose().map_err(|_| format!("{field} cannot be read as the engine reads it"))
 }
 
-fn flag(fields: &Fields<'_>, field: &str, default: bool) -> Result<bool, String> {
-    match json(fields, field)? {
+fn flag(body: &RawBody<'_>, field: &str, default: bool) -> Result<bool, String> {
+    match json(body, field)? {
         None => Ok(default),
         Some(value) => value.bool().ok_or_else(|| format!("{field} is neither true nor false")),
     }
@@ -188,7 +195,7 @@ impl Message {
 }
 
 /// `_parse_chat_message_content` and `_postprocess_messages` for messages of text.
-fn message_of(message: &Json, takes_parts: bool) -> Result<Message, String> {
+fn message_of(message: &Json, takes_parts: bool, values: &Values) -> Result<Message, String> {
     let members = message.map().ok_or("a message is no object")?;
     let role = message.get("role").and_then(Json::text).ok_or("a message has no role")?;
     let of_role: &[&str] = match role {
@@ -214,7 +221,8 @@ fn message_of(message: &Json, takes_parts: bool) -> Result<Message, String> {
     if let Some(calls) = message.get("tool_calls") {
         let calls = calls.list().ok_or("tool_calls is no list")?;
         if !calls.is_empty() {
-            more.push(("tool_calls", Value::from(calls.iter().map(tool_call_of).collect::<Result<Vec<_>, _>>()?)));
+            let calls = calls.iter().map(|call| tool_call_of(call, values)).collect::<Result<Vec<_>, _>>()?;
+            more.push(("tool_calls", Value::from(calls)));
         }
     }
     let reasoning = message.get("reasoning").or_else(|| message.get("reasoning_content"));
@@ -245,7 +253,7 @@ fn texts_of(content: Option<&Json>) -> Result<Vec<String>, String> {
 }
 
 /// A call with its arguments as an object. Its members come in the order of OpenAI's types, as pydantic puts them.
-fn tool_call_of(call: &Json) -> Result<Value, String> {
+fn tool_call_of(call: &Json, values: &Values) -> Result<Value, String> {
     let not_followed = || "tool calls of this form are not followed".to_owned();
     let has_only = |of: &Json, keys: &[&str]| {
         of.map().is_some_and(|members| members.iter().all(|(key, _)| keys.contains(&key.as_str())))
@@ -260,7 +268,7 @@ fn tool_call_of(call: &Json) -> Result<Value, String> {
     }
     let arguments = text(function, "arguments")?;
     // What is no object becomes an empty one. Python's parser takes a little more than JSON (NaN), and other numbers.
-    let arguments = match serde_json::from_str::<Json>(&arguments) {
+    let arguments = match values.read(&arguments) {
         Ok(arguments @ Json::Map(_)) => arguments,
         Ok(_) => Json::Map(Vec::new()),
         Err(_) if arguments.is_empty() => Json::Map(Vec::new()),
@@ -310,8 +318,8 @@ fn tools_of(tools: &Json) -> Result<Value, String> {
 }
 
 /// Documents of texts, as `list[dict[str, str]]` takes them.
-fn documents_of(fields: &Fields<'_>) -> Result<Value, String> {
-    let Some(documents) = json(fields, "documents")? else { return Ok(Value::from(())) };
+fn documents_of(body: &RawBody<'_>) -> Result<Value, String> {
+    let Some(documents) = json(body, "documents")? else { return Ok(Value::from(())) };
     let is_texts =
         |document: &Json| document.map().is_some_and(|all| all.iter().all(|(_, text)| text.text().is_some()));
     let is_followed = documents.list().is_some_and(|documents| documents.iter().all(is_texts));
@@ -319,13 +327,13 @@ fn documents_of(fields: &Fields<'_>) -> Result<Value, String> {
 }
 
 /// What `build_chat_params` passes on beside the messages. `null` and `"auto"` count as unset.
-fn template_kwargs(fields: &Fields<'_>) -> Result<Vec<(String, Value)>, String> {
-    let given = json(fields, "chat_template_kwargs")?.unwrap_or(Json::Map(Vec::new()));
+fn template_kwargs(body: &RawBody<'_>) -> Result<Vec<(String, Value)>, String> {
+    let given = json(body, "chat_template_kwargs")?.unwrap_or(Json::Map(Vec::new()));
     let given = given.map().ok_or("chat_template_kwargs is no object")?;
     if let Some((name, _)) = given.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
         return Err(format!("chat_template_kwargs with {} is not followed", shown(name)));
     }
-    let effort = json(fields, "reasoning_effort")?;
+    let effort = json(body, "reasoning_effort")?;
     let is_set = |value: &Json| *value != Json::Null && value.text() != Some("auto");
     let mut kwargs: Vec<(String, Value)> = Vec::new();
     for (name, value) in given.iter().filter(|(_, value)| is_set(value)) {
@@ -368,6 +376,7 @@ fn cut(text: &str, end: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::LOCAL_VALUES_MAX;
     use proptest::prelude::*;
     use serde_json::{Value as Body, json};
 
@@ -429,6 +438,28 @@ mod tests {
         for body in [json!({"prompt": [1]}), json!({"prompt": []}), json!({}), json!({"prompt": "a", "suffix": "b"})] {
             assert!(of(body.clone()).is_err(), "{body}");
         }
+    }
+
+    /// Memory: each value takes some 250 bytes, and `0,` has two.
+    #[test]
+    fn of_a_body_so_many_values_are_read() {
+        let zeros = |count: usize| format!("[{}0]", "0,".repeat(count - 1));
+        let of = |prompts: &str| {
+            let body = format!("{{\"prompt\": {prompts}}}");
+            text_of(ApiPath::Completions, body.as_bytes(), &Templates::default())
+        };
+        assert_eq!(of(&zeros(LOCAL_VALUES_MAX - 1)), Err("the first prompt is no text".to_owned()));
+        assert!(of(&zeros(LOCAL_VALUES_MAX)).is_err_and(|why| why.contains("cannot be read")));
+        let call =
+            |arguments: &str| json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let called = |times: usize| {
+            let arguments = format!("{{\"a\": {}}}", zeros(LOCAL_VALUES_MAX / 4));
+            let calls = vec![call(&arguments); times];
+            let messages = json!([{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]);
+            chat_by(PLAIN, &json!({"messages": messages}))
+        };
+        assert!(called(3).is_ok());
+        assert!(called(4).is_err(), "those of all arguments count together");
     }
 
     #[test]

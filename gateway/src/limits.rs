@@ -226,6 +226,8 @@ pub(crate) const EPP_OBSERVERS_MAX: usize = EPP_STREAMS_MAX;
 
 /// Connections at once. An Envoy has one for each of its worker threads.
 pub(crate) const EPP_CONNECTIONS_MAX: usize = 1024;
+/// Watches of health at once, on all connections: two of each.
+pub(crate) const EPP_HEALTH_WATCHES_MAX: usize = 2 * EPP_CONNECTIONS_MAX;
 /// How long a TLS handshake may take.
 pub(crate) const EPP_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a silent connection is pinged: the streams of an Envoy that is gone must end, and their bookings with

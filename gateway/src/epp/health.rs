@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::messages::{EXTERNAL_PROCESSOR, HealthCheckResponse};
+use crate::limits::EPP_HEALTH_WATCHES_MAX;
 
 /// Whether the picker takes requests. Clones share one state.
 #[derive(Clone, Debug)]
@@ -67,10 +68,19 @@ impl Health {
     }
 
     /// The status of a name, now and after each change.
-    pub(super) fn watch(&self, name: String) -> impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<> {
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if there are as many watches as may be: nothing else ends one before its caller does.
+    pub(super) fn watch(
+        &self,
+        name: String,
+    ) -> Result<impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<>, Status> {
+        if self.0.receiver_count() >= EPP_HEALTH_WATCHES_MAX {
+            return Err(Status::resource_exhausted("health is watched as often as it can be; check it instead"));
+        }
         let mut receiver = self.0.subscribe();
         receiver.mark_changed();
-        stream::unfold((receiver, name, None), |(mut receiver, name, mut last)| async move {
+        Ok(stream::unfold((receiver, name, None), |(mut receiver, name, mut last)| async move {
             loop {
                 receiver.changed().await.ok()?;
                 let now = status(&name, *receiver.borrow_and_update());
@@ -79,7 +89,7 @@ impl Health {
                     return Some((Ok(HealthCheckResponse { status: now }), (receiver, name, last)));
                 }
             }
-        })
+        }))
     }
 }
 
@@ -95,5 +105,20 @@ fn status(name: &str, state: Readiness) -> i32 {
         "" | "readiness" | EXTERNAL_PROCESSOR if state.is_serving() => HealthCheckResponse::SERVING,
         "" | "readiness" | EXTERNAL_PROCESSOR => HealthCheckResponse::NOT_SERVING,
         _ => HealthCheckResponse::SERVICE_UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_is_watched_so_often_and_again_when_a_watch_ends() {
+        let health = Health::new();
+        let watch = || health.watch(String::new());
+        let mut watches: Vec<_> = (0..EPP_HEALTH_WATCHES_MAX).map(|_| watch().expect("there is room")).collect();
+        assert!(watch().is_err_and(|status| status.code() == tonic::Code::ResourceExhausted));
+        watches.pop();
+        assert!(watch().is_ok());
     }
 }

@@ -139,6 +139,10 @@ impl<C: Chooser> Services<C> {
         request: hyper::Request<Incoming>,
     ) -> Result<hyper::Response<tonic::body::Body>, Infallible> {
         Ok(match request.uri().path() {
+            PROCESS if self.0.counters.streams_open.load(Ordering::Relaxed) >= 2 * self.0.streams_max => {
+                Status::resource_exhausted("twice as many streams are open as may be; those beyond get an error each")
+                    .into_http()
+            }
             PROCESS => {
                 let message_bytes_max = self.0.limits.body_bytes_max.saturating_add(EPP_MESSAGE_OVERHEAD_BYTES_MAX);
                 let unread = Unread::new(&self.0.budget);
@@ -195,7 +199,7 @@ impl ServerStreamingService<HealthCheckRequest> for Watch {
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<HealthCheckRequest>) -> Self::Future {
-        ready(Ok(Response::new(self.0.watch(request.into_inner().service).boxed())))
+        ready(self.0.watch(request.into_inner().service).map(|statuses| Response::new(statuses.boxed())))
     }
 }
 

@@ -292,6 +292,11 @@ impl Connection {
 
     /// Opens a stream of external processing.
     pub(crate) async fn stream(&self) -> Stream {
+        self.try_stream().await.expect("a stream")
+    }
+
+    /// The same, or the code by which the picker refuses it.
+    pub(crate) async fn try_stream(&self) -> Result<Stream, Code> {
         let (send, receive) = mpsc::channel(64);
         let requests = stream::unfold(receive, |mut receive: mpsc::Receiver<ProcessingRequest>| async move {
             Some((receive.recv().await?, receive))
@@ -300,8 +305,8 @@ impl Connection {
         grpc.ready().await.expect("a connection");
         let path = "/envoy.service.ext_proc.v3.ExternalProcessor/Process".parse().expect("a path");
         let codec = ProstCodec::<ProcessingRequest, ProcessingResponse>::default();
-        let answers = grpc.streaming(Request::new(requests), path, codec).await.expect("a stream").into_inner();
-        Stream { send: Some(send), answers }
+        let answers = grpc.streaming(Request::new(requests), path, codec).await.map_err(|status| status.code())?;
+        Ok(Stream { send: Some(send), answers: answers.into_inner() })
     }
 
     pub(crate) async fn health(&self, name: &str) -> Result<i32, Code> {

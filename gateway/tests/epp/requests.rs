@@ -158,6 +158,23 @@ async fn while_memory_is_short_a_new_request_is_503_with_retry_after_and_one_und
 }
 
 #[tokio::test]
+async fn streams_beyond_the_bound_are_503_and_those_far_beyond_it_are_not_opened() {
+    const STREAMS_MAX: usize = 40_000;
+    let picker = Picker::start(two(), LIMITS).await;
+    let connection = picker.connect().await;
+    picker.counters.streams_open.fetch_add(STREAMS_MAX, Ordering::Relaxed);
+    let mut refused = connection.stream().await;
+    refused.send(opening(&CHAT, false)).await;
+    assert_eq!(refused.refusal().await.code, "too_many_requests_at_once");
+    picker.counters.streams_open.fetch_add(STREAMS_MAX, Ordering::Relaxed);
+    assert_eq!(connection.try_stream().await.err(), Some(Code::ResourceExhausted));
+    picker.counters.streams_open.fetch_sub(2 * STREAMS_MAX, Ordering::Relaxed);
+    let mut after = connection.stream().await;
+    after.send(opening(&CHAT, true)).await;
+    assert_eq!(after.chosen().await, "10.0.0.8:8000,10.0.0.9:8001");
+}
+
+#[tokio::test]
 async fn the_picker_has_a_deadline_of_its_own() {
     let limits = ExchangeLimits { decision_timeout: Duration::from_millis(20), ..LIMITS };
     let picker = Picker::start(Plan::Hang, limits).await;

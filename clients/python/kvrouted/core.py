@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,6 +82,17 @@ class OtherRun(Exception):
     """The booking belongs to a daemon run that has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class _FreeByName:
+    """A report that frees what a route may have booked."""
+
+    request_id: str
+    attempt: int
+
+    def __call__(self, correlation_id: int) -> bytes:
+        return frames.encode_free_request(correlation_id, self.request_id, self.attempt)
+
+
 def _name(space: Space) -> tuple[int, str, str, PoolRole]:
     """The names of a space. Its scheme is not among them: a daemon may learn it later."""
     return space.space_id, space.model, space.namespace, space.role
@@ -105,6 +116,9 @@ class Core:
     _booking: dict[int, RouteRequest] = field(default_factory=dict)
     #: Reports to send when the daemon is back.
     _stored: deque[Callable[[int], bytes]] = field(default_factory=lambda: deque(maxlen=STORED_MAX))
+    #: What to free by name. It goes before those reports, and before a route of the same name: after it, it would free
+    #: what that route books.
+    _frees_by_name: OrderedDict[_FreeByName, None] = field(default_factory=OrderedDict)
     #: Reports in flight. They are sent again if the connection ends first.
     _in_flight: dict[int, Callable[[int], bytes]] = field(default_factory=dict)
     #: The requested page of workers: correlation id and cursor.
@@ -146,6 +160,7 @@ class Core:
         if self.hello is not None and self.hello.instance_id != reply.instance_id:
             # Another daemon run has no bookings of the last one.
             self._stored.clear()
+            self._frees_by_name.clear()
             self._in_flight.clear()
         if [_name(space) for space in self._spaces] != [_name(space) for space in reply.spaces]:
             # The known workers belong to spaces with other numbers.
@@ -161,16 +176,24 @@ class Core:
         self._received.clear()
         self._page, self._refreshed_at = None, None
         # Beyond the limit the oldest are dropped.
-        owed, self._stored = self._stored, deque(self._in_flight.values(), STORED_MAX)
-        self._stored.extend(owed)
+        owed, self._stored = self._stored, deque(maxlen=STORED_MAX)
+        for say in (*self._in_flight.values(), *owed):
+            self._store(say)
         self._in_flight.clear()
         for request in self._booking.values():
             self._owe_free_of(request)
         self._booking.clear()
 
     def _owe_free_of(self, request: RouteRequest) -> None:
-        say = partial(frames.encode_free_request, request_id=request.book or "", attempt=request.attempt)
-        self._stored.append(say)
+        self._store(_FreeByName(request.book or "", request.attempt))
+
+    def _store(self, say: Callable[[int], bytes]) -> None:
+        if not isinstance(say, _FreeByName):
+            self._stored.append(say)
+            return
+        self._frees_by_name[say] = None
+        if len(self._frees_by_name) > STORED_MAX:
+            self._frees_by_name.popitem(last=False)
 
     def report(self, booking: Booking, say: Callable[[int], bytes], correlation_id: int) -> bytes:
         """The frame of a report. Raises OtherRun for a booking of another daemon run, which this one does not know."""
@@ -248,8 +271,9 @@ class Core:
     def _owed_frames(self) -> bytes:
         """The frames of stored reports, as many as may be in flight at once."""
         said = []
-        while self._stored and len(self._in_flight) < IN_FLIGHT_MAX:
-            said.append(self._say(self._stored.popleft()))
+        while (self._frees_by_name or self._stored) and len(self._in_flight) < IN_FLIGHT_MAX:
+            by_name = self._frees_by_name
+            said.append(self._say(by_name.popitem(last=False)[0] if by_name else self._stored.popleft()))
         return b"".join(said)
 
     def _ask_page(self, cursor: int) -> bytes:
@@ -302,8 +326,13 @@ class Core:
             # The share leaves time for the daemon to answer that no worker had room, before it counts as silent.
             hashed = replace(hashed, deadline_us=max(int(left_s * QUEUE_SHARE * 1e6), 1))
         frame = frames.encode_route(correlation_id, space.space_id, hashed)
-        if request.book is not None:
-            self._booking[correlation_id] = request
+        if request.book is None:
+            return frame
+        self._booking[correlation_id] = request
+        free = _FreeByName(request.book, request.attempt)
+        if free in self._frees_by_name:
+            del self._frees_by_name[free]
+            return self._say(free) + frame
         return frame
 
     def overlap(self, correlation_id: int, prompt: Prompt) -> bytes:

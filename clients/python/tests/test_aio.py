@@ -2,6 +2,7 @@
 
 import asyncio
 import unittest
+from unittest import mock
 
 from kvrouted import (
     AsyncClient,
@@ -148,6 +149,26 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
                 await client.route(ask(tokens=prompt(1)), timeout_s=0.05)
         await patient
         self.assertIsNotNone((await client.route(ask(tokens=prompt(1)))).best)
+
+    async def test_many_routes_whose_connection_breaks_are_booked_once(self):
+        # Of fewer than these routes, so that some are tried again while what they may have booked is still to be freed.
+        few = mock.patch("kvrouted.core.IN_FLIGHT_MAX", 1)
+        few.start()
+        self.addCleanup(few.stop)
+        client = await self.client()
+        await client.connect()
+        with self.daemon.silent():
+            routes = [ask(tokens=[at], book=f"broken-{at}") for at in range(300)]
+            tried = [asyncio.ensure_future(client.route(route)) for route in routes]
+            while len(client._waiting) < len(routes):
+                await asyncio.sleep(0.005)
+            client._writer.transport.abort()
+        replies = await asyncio.gather(*tried)
+        self.assertEqual({reply.decided_by for reply in replies}, {DecidedBy.DAEMON})
+        self.assertEqual(await busy(client), len(routes))
+        freed = await asyncio.gather(*(client.free(reply.booking) for reply in replies))
+        self.assertEqual(set(freed), {BookingOutcome.APPLIED})
+        self.assertEqual(await busy(client), 0)
 
     async def test_nothing_piles_up_for_a_daemon_that_hangs(self):
         client = await self.client(backoff_s=(0.0, 0.0))

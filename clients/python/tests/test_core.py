@@ -191,6 +191,24 @@ class Bookings(unittest.TestCase):
         self.assertEqual(freed(core.ahead(0.0))[0][1], 10 + 2 * IN_FLIGHT_MAX)
 
 
+    def test_what_a_lost_route_booked_is_freed_before_the_route_is_tried_again(self):
+        core = connected()
+        core.take_id()
+        routes = [RouteRequest(model="m", tokens=[1], book=f"r{at}") for at in range(IN_FLIGHT_MAX + 2)]
+        for request in routes:
+            core.route(core.take_id(), request, 1.0)
+        for _ in range(2):
+            core.closed()
+            core.opened(hello(1))
+            last = core.route(core.take_id(), routes[-1], 1.0)
+            ahead = freed(core.ahead(0.0))
+            header = frames.parse_header(last)
+            self.assertEqual(freed(last[: 16 + header.body_bytes])[0][1], routes[-1].book)
+            self.assertNotIn(routes[-1].book, [name for _, name in ahead])
+            later = core.feed(free_reply(ahead[0][0])) or freed(core.stray(*core.next_reply()))
+            self.assertNotIn(routes[-1].book, [name for _, name in later])
+
+
 class Queues(unittest.TestCase):
     def deadline_us(self, features: set[str], **fields) -> int:
         core = Core(Options())

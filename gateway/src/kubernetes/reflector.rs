@@ -174,15 +174,16 @@ impl<T: Resource> Reflector<T> {
             _ => KubernetesFigure::Failed,
         };
         self.counts().count(figure);
-        let verb = if self.version.is_some() { "watch" } else { "list" };
+        let was_listed = self.version.is_some();
+        let verb = if was_listed { "watch" } else { "list" };
         // An account that may list but not watch still hears of changes, by lists.
         if matches!(error, RequestError::Expired | RequestError::Nonsense(_) | RequestError::Forbidden(_)) {
             self.version = None;
         }
-        // Two things are no problem yet: a version that is too old, after which a list comes, and a watch that broke,
-        // after which another comes.
+        // Two things are no problem yet: a version that is too old for a watch, after which a list comes, and a watch that
+        // broke, after which another comes.
         let is_usual = match error {
-            RequestError::Expired => true,
+            RequestError::Expired => was_listed,
             RequestError::Lost(_) => self.has_begun,
             _ => false,
         };
@@ -422,6 +423,16 @@ mod tests {
         assert_eq!(slices.path("&limit=1"), path);
         let (pods, _) = reflector::<Pod>(("labelSelector", "a=b&watch=true#".to_owned()));
         assert_eq!(pods.path(""), "/api/v1/namespaces/serving/pods?labelSelector=a%3Db%26watch%3Dtrue%23");
+    }
+
+    #[test]
+    fn a_version_that_is_too_old_is_a_problem_only_of_a_list() {
+        let (mut pods, seen) = reflector::<Pod>(("labelSelector", "a=b".to_owned()));
+        pods.version = Some("1".to_owned());
+        pods.failed(&RequestError::Expired);
+        assert_eq!((&pods.version, &seen.borrow().problem), (&None, &None), "a list follows");
+        pods.failed(&RequestError::Expired);
+        assert!(seen.borrow().problem.as_ref().is_some_and(|problem| problem.what.contains("list pods")));
     }
 
     #[test]

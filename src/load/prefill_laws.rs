@@ -249,12 +249,12 @@ impl PrefillLaws {
             let slowness = libm::exp(member.log_slowness);
             (member.worker, self.classes[member.class].told.name.as_str(), slowness, learnt_unix_ms)
         });
-        let absent = self.saved.workers.iter().filter(|(_, (saved, _))| is_young(saved.learnt_unix_ms));
-        let absent = learnt_last(absent, |(_, (saved, _))| saved.learnt_unix_ms, WORKERS_MAX);
-        let absent =
-            absent.map(|(worker, (saved, class))| (*worker, class.as_str(), saved.slowness, saved.learnt_unix_ms));
         let places: HashMap<String, usize> =
             classes.iter().zip(0..).map(|(class, at)| (class.name.clone(), at)).collect();
+        let absent = self.saved.workers.iter();
+        let absent = absent.filter(|(_, (of, class))| is_young(of.learnt_unix_ms) && places.contains_key(class));
+        let absent = learnt_last(absent, |(_, (of, _))| of.learnt_unix_ms, WORKERS_MAX);
+        let absent = absent.map(|(worker, (of, class))| (*worker, class.as_str(), of.slowness, of.learnt_unix_ms));
         let workers = members.chain(absent).filter_map(|(worker, class, slowness, learnt_unix_ms)| {
             let (id, rank, class) = (worker.id.0, worker.rank.0, *places.get(class)?);
             Some(LearntWorker { id, rank, class, slowness, learnt_unix_ms })

@@ -194,7 +194,11 @@ mod tests {
 
     #[test]
     fn what_a_run_saves_is_read_by_the_next_one_however_many_classes_and_workers_came_and_went() {
-        let class = |at: usize| LearntClass { name: format!("before {at}"), ..laws().classes[0].clone() };
+        // That of the workers was learnt last.
+        let class = |at: usize| {
+            let learnt_unix_ms = (1 << 40) - at as u64;
+            LearntClass { name: format!("before {at}"), learnt_unix_ms, ..laws().classes[0].clone() }
+        };
         let worker = |at: u64| LearntWorker { id: at, rank: 9, class: 0, slowness: 2.0, learnt_unix_ms: at };
         let full = LearntLaws {
             classes: (0..2 * PREFILL_CLASSES_MAX).map(class).collect(),

@@ -328,7 +328,7 @@ pub const RELAY_ANSWER_QUANTUM_MESSAGES_MAX: usize = 64;
 pub const RELAY_ANSWER_MESSAGES_MAX: usize = 512;
 /// How long the receiver of an answer may read nothing before the answer is given up, milliseconds.
 pub const RELAY_ANSWER_STALL_MS_MAX: u64 = 10_000;
-/// Bytes a second that an answer moves at least after that time. A slower one makes way if all places are taken.
+/// Bytes a second of the slowest answer that keeps its place while others wait, once it has moved for that long.
 pub const RELAY_ANSWER_BYTES_PER_S_MIN: u64 = 256 << 10;
 /// Bytes of one snapshot of a relay. A worker with more has none.
 pub const RELAY_SNAPSHOT_BYTES_MAX: usize = 2 << 30;
@@ -422,8 +422,8 @@ pub const FIRST_TOKENS_SHARE: u64 = 10;
 pub const TTFT_PREDICTIONS_MIN: u64 = 200;
 /// The mean relative error of predicted times to the first token beyond which it is a finding.
 pub const TTFT_ERROR_MAX: f64 = 0.3;
-/// Largest configurable weight of a delay. Under a larger one a second of delay could cost infinitely much, and times 0
-/// delayed requests that is no number.
+/// Largest configurable weight of a delay. With a far larger one, a second of delay could have an infinite cost, and infinity
+/// times 0 delayed requests is not a number.
 pub const DELAY_WEIGHT_CEILING: f64 = 1e6;
 /// The longest predicted time of one prefill, nanoseconds: an hour. The sum over all bookings is below 2^64.
 pub const PREFILL_WORK_NS_MAX: u64 = 3_600_000_000_000;

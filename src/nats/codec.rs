@@ -158,7 +158,7 @@ impl Decoder {
 
     /// What a line says; `None` = it begins a message, or says nothing.
     fn item(&mut self, line: &[u8]) -> Result<Option<Item>, Violation> {
-        // Any bytes may stand in a subject, and none that is no text is one of ours.
+        // A subject may have any bytes. Ours are text, which stays as it is.
         let line = &*String::from_utf8_lossy(line);
         let (verb, rest) = line.split_once([' ', '\t']).unwrap_or((line, ""));
         Ok(match verb {
@@ -181,7 +181,7 @@ impl Decoder {
     fn message(&self, arguments: &str, has_headers: bool) -> Result<State, Violation> {
         let wrong = Violation("the line of a message is malformed");
         let number = |text: &str| text.parse::<u64>().map_err(|_| wrong);
-        // Servers know no other white space in a line: the rest may stand in a subject.
+        // Servers separate words only by these. Other white space may be part of a subject.
         let mut words: Vec<&str> = arguments.split([' ', '\t']).filter(|word| !word.is_empty()).take(6).collect();
         let bytes = number(words.pop().ok_or(wrong)?)?;
         let headers = if has_headers { number(words.pop().ok_or(wrong)?)? } else { 0 };

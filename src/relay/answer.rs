@@ -40,7 +40,7 @@ struct Asker {
     pace: Pace,
 }
 
-/// How fast a requester takes its answers, since its first one had a first message.
+/// How fast a requester takes its answers, counted from the first message that one of them had.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     since_ms: Option<u64>,
@@ -53,7 +53,7 @@ impl Pace {
         self.bytes += bytes as u64;
     }
 
-    /// The bytes that it is behind the slowest pace which keeps a place.
+    /// By how many bytes it is behind the slowest pace that keeps a place.
     fn behind_bytes(&self, now_ms: u64) -> u64 {
         let moving_ms = self.since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
         let due_ms = moving_ms.saturating_sub(RELAY_ANSWER_STALL_MS_MAX);
@@ -132,7 +132,7 @@ impl Answering {
                 continue;
             };
             self.counters.bump(RelayCounter::Questions);
-            // A new request of the same requester replaces its answer. It does not make up for time.
+            // A new request of the same requester replaces its answer. Its pace goes on: asking again gains no time.
             let before = self.askers.iter().position(|asker| asker.peer == peer);
             let pace = before.map_or_else(Pace::default, |at| self.askers.remove(at).pace);
             if self.askers.len() >= RELAY_ANSWERS_MAX && !self.make_way(now_ms) {
@@ -271,8 +271,8 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Asked { from: u64 },
-    // `id` is that of the snapshot whose parts before `part` were sent; 0 before the first.
-    Snapshot { id: u64, part: usize },
+    // `id` is that of the snapshot whose parts before `part` were sent; `None` before the first.
+    Snapshot { id: Option<u64>, part: usize },
     Batches { next: u64 },
     Over,
 }
@@ -295,12 +295,12 @@ impl Answer {
     pub fn step(&mut self, buffer: &ReplayBuffer, snapshot: Option<&TakenSnapshot>) -> Step {
         if let State::Asked { from } = self.state {
             let is_kept = from >= buffer.first().0 || from >= buffer.next().0;
-            self.state = if is_kept { State::Batches { next: from } } else { State::Snapshot { id: 0, part: 0 } };
+            self.state = if is_kept { State::Batches { next: from } } else { State::Snapshot { id: None, part: 0 } };
         }
         if let State::Snapshot { id, part } = &mut self.state {
             let Some(snapshot) = snapshot else { return Step::NeedsSnapshot };
-            if *id != snapshot.id() {
-                (*id, *part) = (snapshot.id(), 0);
+            if *id != Some(snapshot.id()) {
+                (*id, *part) = (Some(snapshot.id()), 0);
             }
             match (snapshot.part(*part), snapshot.progress(), snapshot.watermark()) {
                 (Some(payload), ..) => return Step::Send(Message::Part(Arc::clone(payload))),

@@ -138,7 +138,7 @@ impl Forwarding {
         let mut has_more = false;
         // Relaxed: nothing else depends on it.
         while !self.ends.load(Ordering::Relaxed) {
-            // A server that never stops to speak keeps neither the end nor the clock waiting.
+            // A server that is never silent keeps neither the end nor the clock waiting.
             let wait = Duration::from_millis(if has_more { 0 } else { NATS_RELAY_WAIT_MS });
             match self.poll.poll(&mut self.events, Some(wait)) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {

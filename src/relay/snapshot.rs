@@ -50,14 +50,14 @@ struct PartHead {
 }
 
 impl TakenSnapshot {
-    /// A snapshot without parts yet. `id` is not 0, and distinguishes it from others of the same relay.
+    /// A snapshot without parts yet. `id` distinguishes it from others of the same relay.
     #[must_use]
     pub fn new(id: u64, name: RelayName) -> Self {
         let (parts, progress) = (Vec::new(), Progress::Taking);
         Self { id, name, head: None, encoder: Encoder::new(), parts, bytes: 0, chunks: 0, progress }
     }
 
-    /// What distinguishes it from others of the same relay; never 0.
+    /// What distinguishes it from others of the same relay.
     #[must_use]
     pub const fn id(&self) -> u64 {
         self.id

@@ -86,8 +86,8 @@ impl SnapshotTaker {
         self.current.is_some()
     }
 
-    /// Requests a snapshot, unless there is one that can be used. It replaces one that cannot be used, also for uses that have
-    /// begun with that one.
+    /// Requests a snapshot, unless there is one that can be used. It replaces one that cannot be used, even for answers
+    /// that have begun to send that one.
     pub(super) fn need(&mut self, kept: &Mutex<Kept>, now_ms: u64) {
         let kept = kept.lock();
         if self.current.as_ref().is_some_and(|current| is_of_use(current, &kept)) {

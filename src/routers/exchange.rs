@@ -218,7 +218,8 @@ impl<C: Carrier> Exchange<C> {
     }
 
     /// Answers the first message of a router that has connected, also one that is refused: it learns at once whose
-    /// connection it is, and what they do not have in common. Who has proven nothing gets nothing that proves anything.
+    /// connection it is, and what they do not have in common. A stranger gets no signed message:
+    /// see [`unsigned`].
     fn greet(&mut self, asker: Asker, is_proven: bool) {
         let own = self.publisher.sender();
         let message = if is_proven { opening(own, &self.keys) } else { unsigned(own.origin) };

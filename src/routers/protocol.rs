@@ -204,8 +204,8 @@ pub fn seal((major, minor): (u16, u16), origin: OriginId, body: &[u8], keys: &Ke
     bytes
 }
 
-/// The answer to a stranger: whose connection it is, and that the secrets differ. No key makes a MAC of zeros. A process that
-/// had a proper message could pass for this router at another one.
+/// The answer to a stranger: it says whose connection this is, under a MAC of zeros, which says that the secrets differ. With a
+/// signed message a stranger could pass for this router at another one.
 #[must_use]
 pub fn unsigned(origin: OriginId) -> Vec<u8> {
     let mut bytes = signed_head((MAJOR, MINOR), origin);

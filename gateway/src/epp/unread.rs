@@ -106,8 +106,7 @@ fn no_room() -> Status {
     Status::resource_exhausted("the endpoint picker holds too many bytes of other requests; try again")
 }
 
-/// The codec of Envoy's messages, which says how long each was that it has read, and refuses one that would take many times
-/// its length.
+/// The codec of Envoy's messages. It says how long each message was, and refuses one that would take many times its length.
 pub(super) struct CountedCodec<T, U> {
     unread: Unread,
     types: PhantomData<(T, U)>,

@@ -179,7 +179,7 @@ impl Router {
         let Some(best) = reply.candidates.first() else { return Err(refusal::nobody(reply)) };
         let guard = |booking| BookingGuard::new(Arc::clone(&self.reports), booking, best.worker);
         let mut booking = answer.booking().map(guard);
-        // Before anything is refused: what is dropped is freed.
+        // Taken before a refusal can return, because a booking is freed when its guard is dropped.
         let scheme_blocks = space.scheme.map(|scheme| scheme.block_size);
         let prefill = self.prefill(ask, reply, answer.prefill_booking(), scheme_blocks);
         let known = reply.candidates.iter().filter(|candidate| eligible.has(candidate.worker.id));

@@ -90,7 +90,7 @@ impl TopArgs {
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(text.as_bytes())?;
             stdout.flush()?;
-            // What it shows is then of the first look.
+            // If the second look failed, the text shows the first one.
             return looks.problem.map_or(Ok(Exit::Done), |problem| Err(Failure::new(Exit::Unavailable, problem)));
         }
         // It gives the terminal back, also after a panic.

@@ -118,7 +118,7 @@ impl Client {
     /// # Errors
     /// [`Kind::Connection`].
     pub fn flush(&mut self) -> Result<()> {
-        // Each call begins so.
+        // Every call begins with a flush.
         self.transport.begin_call();
         self.transport.send(&mut self.conversation)
     }

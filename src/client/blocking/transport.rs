@@ -272,7 +272,7 @@ impl Transport {
         let bell = self.lane.as_ref().map_or(&self.stream, Lane::bell);
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(bell, PollFlags::IN)];
         match poll(&mut fds[..1 + usize::from(self.has_lane())], left.as_ref()) {
-            // The time has passed, but for a rest that the clock rounds away.
+            // The time has passed. If the clock still leaves a rest, the caller sleeps again.
             Ok(0) => self.left().map(|_| [PollFlags::empty(); 2]),
             Ok(_) => Ok(fds.map(|fd| fd.revents())),
             Err(Errno::INTR) => Ok([PollFlags::empty(); 2]),
